@@ -1,0 +1,1 @@
+"""The C++ engine (nanobind, no torch headers)."""

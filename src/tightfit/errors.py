@@ -1,0 +1,91 @@
+"""Errors a user may meet: what happened, the numbers, the cause, what to try next."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadInput",
+    "BudgetExceeded",
+    "CaptureError",
+    "InfeasibleBudget",
+    "InvalidGraph",
+    "InvalidPlan",
+    "MissingExtra",
+    "NothingToTrain",
+    "PlanMismatch",
+    "SecondForward",
+    "TightfitError",
+]
+
+
+class TightfitError(Exception):
+    """The base of every error that tightfit raises on purpose."""
+
+
+class BadInput(TightfitError, ValueError):
+    """An argument, file or option that cannot be used as it is."""
+
+
+class InvalidGraph(BadInput):
+    """A graph that breaks a rule of the format: a cycle, an unknown id, a wrong size."""
+
+
+class InvalidPlan(BadInput):
+    """A plan that the verifier refuses: it reads a freed value, exceeds its budget, ..."""
+
+
+class PlanMismatch(BadInput):
+    """A plan or an input that belongs to another graph, model or shape."""
+
+
+class MissingExtra(TightfitError, ImportError):
+    """An optional dependency that is not installed; the message has the pip command."""
+
+
+class CaptureError(TightfitError):
+    """A model that cannot be turned into a graph; names the module, the reason, a way out."""
+
+
+class NothingToTrain(CaptureError):
+    """No parameter or input of the model needs a gradient."""
+
+
+class InfeasibleBudget(TightfitError):
+    """No plan fits the budget, or none was found.
+
+    Parameters
+    ----------
+    message : str
+        What was asked, what is the least, where, and what to try.
+    budget_bytes : int
+        The budget that was asked for.
+    minimum_bytes : int or None
+        The smallest budget for which a plan is known, if any.
+    proven : bool
+        True if it is proven that no plan exists for this order of operators.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        budget_bytes: int,
+        minimum_bytes: int | None = None,
+        proven: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.minimum_bytes = minimum_bytes
+        self.proven = proven
+
+
+class BudgetExceeded(TightfitError):
+    """A measured step held more bytes than the budget."""
+
+    def __init__(self, message: str, *, budget_bytes: int, measured_bytes: int) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.measured_bytes = measured_bytes
+
+
+class SecondForward(TightfitError, RuntimeError):
+    """A planned forward was called while an earlier one still awaits its backward."""

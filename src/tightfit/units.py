@@ -1,0 +1,87 @@
+"""Byte sizes at the border: text such as ``"8GiB"`` to ``int`` bytes and back."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from tightfit.errors import BadInput
+
+__all__ = ["format_bytes", "format_seconds", "parse_bytes"]
+
+_UNITS: dict[str, int] = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
+_LARGEST_BYTES = 2**60
+
+
+def parse_bytes(size: int | str, *, what: str = "budget") -> int:
+    """Return a size in bytes.
+
+    Parameters
+    ----------
+    size : int or str
+        Bytes as an ``int``, or text with a unit: B, KB, MB, GB, TB (powers of 1000) or
+        KiB, MiB, GiB, TiB (powers of 1024).
+    what : str
+        What the size is for; named in the error.
+
+    Raises
+    ------
+    BadInput
+        If the size is negative or not positive, has no unit as text, or has an unknown one.
+    """
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise BadInput(
+            f"the {what} must be bytes as an int or text such as '8GiB', "
+            f"not {type(size).__name__} {size!r}"
+        )
+    value = size if isinstance(size, int) else _parse_text(size, what)
+    if value <= 0:
+        raise BadInput(f"the {what} must be positive, got {size!r}")
+    if value > _LARGEST_BYTES:
+        raise BadInput(f"the {what} of {size!r} is larger than any machine's memory")
+    return value
+
+
+def _parse_text(text: str, what: str) -> int:
+    match = _SIZE.fullmatch(text)
+    example = "write for example '8GiB', '600MiB' or '2.5GB'"
+    if match is None:
+        raise BadInput(f"cannot read the {what} {text!r}: {example}")
+    number, unit = match.groups()
+    if not unit:
+        raise BadInput(f"the {what} {text!r} has no unit: {example}, or pass bytes as an int")
+    if unit == "%":
+        raise BadInput(f"the {what} {text!r} is a percentage, not a size: {example}")
+    if unit not in _UNITS:
+        known = ", ".join(_UNITS)
+        raise BadInput(f"the {what} {text!r} has the unknown unit {unit!r} (known: {known})")
+    return int(Decimal(number) * _UNITS[unit])
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Return bytes as text with a binary unit and up to two decimals, such as ``"1.50 GiB"``."""
+    magnitude = abs(size_bytes)
+    for unit in ("GiB", "MiB", "KiB"):
+        if magnitude >= _UNITS[unit]:
+            return f"{size_bytes / _UNITS[unit]:.2f} {unit}"
+    return f"{size_bytes} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return seconds as text with a fitting unit, such as ``"12.3 ms"``."""
+    if abs(seconds) >= 1 or seconds == 0:
+        return f"{seconds:.2f} s"
+    if abs(seconds) >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.1f} us"
