@@ -1,0 +1,154 @@
+"""Turn an ordered list of computes into a complete plan.
+
+Whatever method chose the computes, the frees, hand-overs and segment crossings follow from them:
+each instance of a value is freed right after its last reader before its op is computed again.
+No other placement of frees holds fewer bytes at any instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightfit.graph.fingerprint import fingerprint
+from tightfit.graph.ir import Graph, ValueId
+from tightfit.plan.plan import Compute, Enter, Free, Gradients, HandOver, Instruction, Plan
+
+__all__ = ["assemble", "keep_everything"]
+
+
+def keep_everything(graph: Graph) -> list[Compute]:
+    """Return the computes of a step that recomputes nothing and uses default alternatives."""
+    needed: set[ValueId] = set()
+    computes: list[Compute] = []
+    for op in reversed(graph.ops):
+        default = op.alternatives[0]
+        if op.required or needed.intersection(default.writes):
+            needed.update(default.reads)
+            cheapest = min(range(len(default.variants)), key=lambda v: default.variants[v].cost_s)
+            computes.append(Compute(op.id, 0, cheapest))
+    computes.reverse()
+    return computes
+
+
+def assemble(
+    graph: Graph,
+    computes: Sequence[Compute],
+    *,
+    budget_bytes: int,
+    gradients: Gradients = "fresh",
+    group_bytes: int = 1 << 20,
+) -> Plan:
+    """Return the plan that runs `computes` in order and frees as early as it can.
+
+    A crossing into the next segment follows the last first-time compute of the segment before;
+    recomputations after it belong to the new segment. Finished gradients are handed over in
+    groups of about `group_bytes` (fresh gradients; accumulated ones one by one, at once).
+
+    Parameters
+    ----------
+    graph : Graph
+        The step.
+    computes : sequence of Compute
+        First-time computations in a valid order, recomputations wherever they are needed.
+    budget_bytes : int
+        The budget the plan is made for, recorded in it.
+    gradients : str
+        ``"fresh"`` or ``"accumulated"``.
+    group_bytes : int
+        Size of a group of fresh gradients that is handed over together.
+    """
+    crossings = _crossings(graph, computes)
+    frees = _last_uses(graph, computes, crossings)
+    group_limit = group_bytes if gradients == "fresh" else 1
+    instructions: list[Instruction] = []
+    waiting: list[ValueId] = []
+    for index, compute in enumerate(computes):
+        instructions.extend(Enter(segment) for segment in crossings.get(index, ()))
+        instructions.append(compute)
+        instructions.extend(Free(value) for value in frees[index] if not _handed(graph, value))
+        waiting.extend(value for value in frees[index] if _handed(graph, value))
+        if sum(graph.values[v].size_bytes for v in waiting) >= group_limit:
+            instructions.append(HandOver(tuple(waiting)))
+            waiting = []
+    instructions.extend(Enter(segment) for segment in crossings.get(len(computes), ()))
+    if waiting:
+        instructions.append(HandOver(tuple(waiting)))
+    return Plan(
+        graph=fingerprint(graph),
+        budget_bytes=budget_bytes,
+        gradients=gradients,
+        instructions=tuple(instructions),
+    )
+
+
+def _handed(graph: Graph, value: ValueId) -> bool:
+    return graph.values[value].fate == "handed_over"
+
+
+def _crossings(graph: Graph, computes: Sequence[Compute]) -> dict[int, list[int]]:
+    """Position in `computes` before which each segment is entered."""
+    last_first = [-1] * len(graph.segments)
+    seen: set[int] = set()
+    for index, compute in enumerate(computes):
+        if compute.op not in seen:
+            seen.add(compute.op)
+            segment = graph.ops[compute.op].segment
+            last_first[segment] = index
+    crossings: dict[int, list[int]] = {0: [0]}
+    end = -1
+    for segment in range(1, len(graph.segments)):
+        end = max(end, last_first[segment - 1])
+        crossings.setdefault(end + 1, []).append(segment)
+    return crossings
+
+
+def _last_uses(
+    graph: Graph, computes: Sequence[Compute], crossings: dict[int, list[int]]
+) -> list[list[ValueId]]:
+    """For each compute, the values whose current instance is used there for the last time.
+
+    A value the caller keeps is never listed; one that is written back is kept to the end of its
+    segment by construction and not listed either; a handed-over one is listed where it is final.
+    """
+    frees: list[list[ValueId]] = [[] for _ in computes]
+    pending: set[ValueId] = set()  # values whose later instance is read, walking backwards
+    final: set[ValueId] = set()
+    for index in range(len(computes) - 1, -1, -1):
+        compute = computes[index]
+        alternative = graph.ops[compute.op].alternatives[compute.alternative]
+        for value in alternative.writes:
+            if value not in pending:
+                _list_once(graph, frees[index], final, value)
+            pending.discard(value)
+        for value in alternative.reads:
+            if graph.values[value].is_constant or value in pending:
+                continue
+            pending.add(value)
+            if value != alternative.overwrites:
+                _list_once(graph, frees[index], final, value)
+    _free_unread_tangents(graph, frees, pending, crossings)
+    return frees
+
+
+def _list_once(
+    graph: Graph, frees: list[ValueId], final: set[ValueId], value: ValueId
+) -> None:
+    fate = graph.values[value].fate
+    if fate == "none" or (fate == "handed_over" and value not in final):
+        frees.append(value)
+        final.add(value)
+
+
+def _free_unread_tangents(
+    graph: Graph,
+    frees: list[list[ValueId]],
+    pending: set[ValueId],
+    crossings: dict[int, list[int]],
+) -> None:
+    """Free tangents nobody reads right after the first compute of their segment."""
+    position = {segment: index for index, group in crossings.items() for segment in group}
+    for value in graph.values:
+        if value.role == "tangent" and value.id not in pending and value.segment is not None:
+            index = position[value.segment]
+            if index < len(frees):
+                frees[index].append(value.id)

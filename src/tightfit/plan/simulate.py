@@ -1,0 +1,183 @@
+"""Replay a plan byte by byte: the memory curve, the peak and who holds it, the cost.
+
+This is the readable reference for what a plan means in memory; the C++ engine and the lowered
+programs must agree with it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tightfit.graph.ir import Graph, OpId, ValueId
+from tightfit.plan.plan import Compute, Enter, Free, Gradients, HandOver, Instruction, Plan
+
+__all__ = ["Simulation", "baseline_cost_s", "simulate"]
+
+
+class Simulation(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to memory and time when a plan runs.
+
+    Parameters
+    ----------
+    peak_bytes : int
+        The most bytes alive at any instant, constants and workspace included.
+    peak_index : int
+        The instruction during which the peak is reached (-1 for an empty plan).
+    during_bytes, after_bytes : tuple of int
+        Bytes alive at the worst instant of each instruction and right after it.
+    holders : tuple of (int, int)
+        Values alive at the peak with their bytes, largest first.
+    peak_workspace_bytes : int
+        Bytes at the peak that are no value: workspace, temporary second instances, what user
+        code holds, random-number states.
+    cost_s, baseline_cost_s : float
+        Seconds of the plan, and with nothing recomputed and default alternatives.
+    recomputed : tuple of (int, int)
+        (op, how many times it is computed again), for every op computed more than once.
+    """
+
+    peak_bytes: int
+    peak_index: int
+    during_bytes: tuple[int, ...]
+    after_bytes: tuple[int, ...]
+    holders: tuple[tuple[ValueId, int], ...]
+    peak_workspace_bytes: int
+    cost_s: float
+    baseline_cost_s: float
+    recomputed: tuple[tuple[OpId, int], ...]
+
+    @property
+    def overhead(self) -> float:
+        """(cost / baseline cost) - 1."""
+        if self.baseline_cost_s == 0:
+            return 0.0
+        return self.cost_s / self.baseline_cost_s - 1.0
+
+
+def baseline_cost_s(graph: Graph) -> float:
+    """Return the cost in seconds with nothing recomputed and default alternatives."""
+    return sum(
+        min(variant.cost_s for variant in op.alternatives[0].variants)
+        for op in graph.ops
+        if op.required
+    )
+
+
+class _Memory:
+    """The bytes alive while a plan is replayed."""
+
+    def __init__(self, graph: Graph, gradients: Gradients, plan: Plan) -> None:
+        self.graph = graph
+        self.gradients = gradients
+        self.live: dict[ValueId, int] = {}
+        self.live_bytes = graph.constant_bytes
+        self.states: dict[OpId, int] = {}
+        self.last_compute = {
+            step.op: index
+            for index, step in enumerate(plan.instructions)
+            if isinstance(step, Compute)
+        }
+        self.counts: dict[OpId, int] = {}
+        self.cost_s = 0.0
+
+    def add(self, value: ValueId) -> None:
+        size = self.graph.values[value].size_bytes
+        self.live[value] = size
+        self.live_bytes += size
+
+    def drop(self, value: ValueId) -> None:
+        self.live_bytes -= self.live.pop(value, 0)
+
+    def step(self, index: int, instruction: Instruction) -> int:
+        """Apply one instruction; return the bytes alive at its worst instant."""
+        match instruction:
+            case Compute():
+                return self._compute(index, instruction)
+            case Free(value):
+                during = self.live_bytes
+                self.drop(value)
+                return during
+            case HandOver(values):
+                during = self.live_bytes
+                if self.gradients == "accumulated":
+                    for value in values:
+                        self.drop(value)
+                return during
+            case Enter(segment):
+                return self._enter(segment)
+
+    def _compute(self, index: int, instruction: Compute) -> int:
+        op = self.graph.ops[instruction.op]
+        alternative = op.alternatives[instruction.alternative]
+        variant = alternative.variants[instruction.variant]
+        first = self.counts.get(op.id, 0) == 0
+        self.counts[op.id] = self.counts.get(op.id, 0) + 1
+        self.cost_s += variant.cost_s
+        if first and op.random_state_bytes and self.last_compute[op.id] > index:
+            self.states[op.id] = op.random_state_bytes
+            self.live_bytes += op.random_state_bytes
+        temporary = 0
+        writes = alternative.writes
+        if alternative.overwrites is not None:
+            self.drop(alternative.overwrites)
+            self.add(writes[0])
+            writes = writes[1:]
+        for value in writes:
+            if value in self.live:
+                temporary += self.graph.values[value].size_bytes
+            else:
+                self.add(value)
+        during = self.live_bytes + temporary + variant.workspace_bytes
+        if op.id in self.states and self.last_compute[op.id] == index:
+            self.live_bytes -= self.states.pop(op.id)
+        return during
+
+    def _enter(self, segment: int) -> int:
+        self.write_back()
+        during = self.live_bytes + self.graph.segments[segment].outside_bytes
+        for value in self.graph.values:
+            if value.role == "tangent" and value.segment == segment:
+                self.add(value.id)
+        return max(during, self.live_bytes)
+
+    def write_back(self) -> None:
+        """Drop the values that replace buffers: the segment that made them has ended."""
+        for value in [v for v in self.live if self.graph.values[v].fate == "written_back"]:
+            self.drop(value)
+
+
+def simulate(graph: Graph, plan: Plan) -> Simulation:
+    """Replay a plan over a graph.
+
+    The plan must be valid (see `tightfit.plan.verify`); a value may be freed only while alive.
+
+    Returns
+    -------
+    Simulation
+        The memory curve in bytes, its peak with holders, and the cost in seconds.
+    """
+    memory = _Memory(graph, plan.gradients, plan)
+    during_bytes: list[int] = []
+    after_bytes: list[int] = []
+    peak, peak_index = graph.constant_bytes, -1
+    holders: dict[ValueId, int] = {}
+    for index, instruction in enumerate(plan.instructions):
+        before = dict(memory.live) if isinstance(instruction, Free | HandOver) else None
+        during = memory.step(index, instruction)
+        if during > peak:
+            peak, peak_index = during, index
+            holders = dict(memory.live) if before is None else before
+        during_bytes.append(during)
+        after_bytes.append(memory.live_bytes)
+    held = sum(holders.values())
+    return Simulation(
+        peak_bytes=peak,
+        peak_index=peak_index,
+        during_bytes=tuple(during_bytes),
+        after_bytes=tuple(after_bytes),
+        holders=tuple(sorted(holders.items(), key=lambda item: (-item[1], item[0]))),
+        peak_workspace_bytes=peak - held - graph.constant_bytes,
+        cost_s=memory.cost_s,
+        baseline_cost_s=baseline_cost_s(graph),
+        recomputed=tuple((op, n - 1) for op, n in sorted(memory.counts.items()) if n > 1),
+    )
