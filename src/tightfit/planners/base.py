@@ -1,0 +1,200 @@
+"""What every planner is: a function of (graph, budget, limits, progress) with declared abilities."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from tightfit.errors import BadInput, MissingExtra
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Compute, Gradients, Outcome, Status
+from tightfit.plan.assemble import assemble
+from tightfit.plan.simulate import simulate
+from tightfit.plan.verify import verify
+from tightfit.progress import Progress
+
+__all__ = ["Capabilities", "Limits", "Planner", "Registration", "Task", "finish", "no_plan"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """When a planner stops.
+
+    Parameters
+    ----------
+    seconds : float
+        Wall time; an iteration limit makes a run reproducible where a time limit does not.
+    gap : float
+        Stop once overhead - bound is at most this (a fraction).
+    iterations : int or None
+        Search iterations; with it the result depends on the seed only, not on the machine.
+    seed : int
+        Seed of every random choice.
+    workers : int
+        Threads or processes a planner may use.
+    """
+
+    seconds: float = 30.0
+    gap: float = 1e-4
+    iterations: int | None = None
+    seed: int = 0
+    workers: int = 2
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One planning problem.
+
+    Parameters
+    ----------
+    graph : Graph
+        The step, validated.
+    budget_bytes : int
+        Constants included.
+    gradients : str
+        ``"fresh"`` or ``"accumulated"``.
+    """
+
+    graph: Graph
+    budget_bytes: int
+    gradients: Gradients = "fresh"
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a planner can do; a mismatch with a task is a clear error, never a silent skip.
+
+    Parameters
+    ----------
+    linear_only : bool
+        It plans chains only.
+    alternatives : bool
+        It chooses among operator alternatives; otherwise it uses the defaults.
+    exact : bool
+        Given time it proves optimality in its own search space.
+    respects_budget : bool
+        False for methods that produce a plan without looking at the budget (Chen sqrt(n)); it is
+        then checked against the budget afterwards.
+    proves_infeasible : bool
+        It can prove that no plan exists (for the given order of first computations).
+    extra : str or None
+        The optional dependency it needs, as in ``pip install tightfit[extra]``.
+    reference : str
+        Paper, section.
+    """
+
+    linear_only: bool = False
+    alternatives: bool = False
+    exact: bool = False
+    respects_budget: bool = True
+    proves_infeasible: bool = False
+    extra: str | None = None
+    reference: str = ""
+
+
+class Planner(Protocol):
+    """A function from a task to an outcome whose plan is verified."""
+
+    def __call__(self, task: Task, limits: Limits, progress: Progress) -> Outcome:
+        """Return the best verified plan found within the limits, with a proven bound.
+
+        ``KeyboardInterrupt`` during the call ends the search; the best plan so far is returned.
+        """
+        ...
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """A planner's name, where its function is (``"module:function"``) and what it can do."""
+
+    name: str
+    function: str
+    summary: str
+    capabilities: Capabilities
+
+    def load(self) -> Callable[[Task, Limits, Progress], Outcome]:
+        """Import the planner's function.
+
+        Raises
+        ------
+        MissingExtra
+            If an optional dependency is not installed.
+        """
+        module, _, attribute = self.function.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            extra = self.capabilities.extra
+            if extra is None or (error.name or "").startswith("tightfit"):
+                raise
+            raise MissingExtra(
+                f"planner {self.name!r} needs {error.name}: pip install tightfit[{extra}]"
+            ) from error
+
+
+def finish(
+    task: Task,
+    computes: list[Compute],
+    *,
+    bound: float,
+    bound_source: str,
+    started: float,
+    gap: float = 1e-4,
+    note: str = "",
+) -> Outcome:
+    """Assemble, verify and price a planner's computes.
+
+    Parameters
+    ----------
+    task : Task
+        The problem.
+    computes : list of Compute
+        The schedule found.
+    bound : float
+        A proven lower bound on the overhead (a fraction).
+    started : float
+        `time.perf_counter` at the start of planning.
+
+    Raises
+    ------
+    InvalidPlan
+        If the verifier refuses the plan: a bug of the planner.
+    """
+    plan = assemble(
+        task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients
+    )
+    verify(plan, task.graph)
+    result = simulate(task.graph, plan)
+    status: Status = "optimal" if result.overhead - bound <= gap else "feasible"
+    return Outcome(
+        plan=plan,
+        overhead=result.overhead,
+        bound=bound,
+        bound_source=bound_source,
+        status=status,
+        seconds=time.perf_counter() - started,
+        peak_bytes=result.peak_bytes,
+        note=note,
+    )
+
+
+def no_plan(
+    *, started: float, proven: bool, bound: float = 0.0, bound_source: str = "trivial", note: str = ""
+) -> Outcome:
+    """Return the outcome of a search that ended without a plan."""
+    return Outcome(
+        plan=None,
+        overhead=math.inf,
+        bound=math.inf if proven else bound,
+        bound_source=bound_source,
+        status="infeasible" if proven else "unknown",
+        seconds=time.perf_counter() - started,
+        note=note,
+    )
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `BadInput` with the message unless the condition holds."""
+    if not condition:
+        raise BadInput(message)
