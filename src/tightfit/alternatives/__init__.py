@@ -1,1 +1,1 @@
-"""alternatives"""
+"""Ways to compute operators: the registry and one file for each operator family."""

@@ -1,1 +1,1 @@
-"""capture"""
+"""From a module and example inputs to a graph, without running anything."""

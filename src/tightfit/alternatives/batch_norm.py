@@ -1,0 +1,83 @@
+"""BatchNorm computed again: without touching the running statistics.
+
+The first run updates running statistics, so it cannot simply run twice. Both ways below give
+bitwise the same output (whole_chain.md, section 3).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tightfit.alternatives.base import Extension, OpView
+from tightfit.capture.lift import Call
+from tightfit.graph.ir import Alternative
+
+__all__ = ["batch_norm_again", "normalise_with_statistics"]
+
+aten = torch.ops.aten
+
+
+def normalise_with_statistics(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    inverse_deviation: torch.Tensor,
+) -> torch.Tensor:
+    """Return ``(x - mean) * inverse_deviation * weight + bias`` per channel (dimension 1).
+
+    The evaluation kernel with variance 1, epsilon 0 and the inverse deviation folded into the
+    weight: the same multiplications in the same order as in training.
+    """
+    scale = inverse_deviation if weight is None else weight * inverse_deviation
+    one = torch.ones_like(mean)
+    return aten._native_batch_norm_legit_no_training.default(x, scale, bias, mean, one, 0.0, 0.0)[0]
+
+
+def batch_norm_again(view: OpView) -> Extension | None:
+    """Offer the two recomputations of a training BatchNorm.
+
+    One reads only its inputs and makes output and batch statistics again; the other reads the
+    statistics of the first run, which are tiny, and is several times cheaper.
+    """
+    x, weight, bias, _, _, training, momentum, epsilon = view.call.args
+    if not training:
+        return None
+    outputs = view.call.outputs
+    alternatives = [
+        Alternative(
+            name="batch_norm.again",
+            reads=view.values_of(x, weight, bias),
+            writes=tuple(v for v in outputs[:3] if v is not None),
+            use="again",
+        )
+    ]
+    calls = [
+        Call(
+            aten._native_batch_norm_legit.no_stats,
+            (x, weight, bias, True, momentum, epsilon),
+            {},
+            outputs[:3],
+            is_tuple=True,
+        )
+    ]
+    mean, deviation = view.output_node(1), view.output_node(2)
+    if mean is not None and deviation is not None and outputs[0] is not None:
+        alternatives.append(
+            Alternative(
+                name="batch_norm.from_statistics",
+                reads=view.values_of(x, weight, bias, mean, deviation),
+                writes=(outputs[0],),
+                use="again",
+            )
+        )
+        calls.append(
+            Call(
+                normalise_with_statistics,
+                (x, weight, bias, mean, deviation),
+                {},
+                (outputs[0],),
+                is_tuple=False,
+            )
+        )
+    return Extension(tuple(alternatives), tuple(calls), default_use="first", unpins=True)

@@ -1,0 +1,118 @@
+"""Every private torch name tightfit uses, in one place; tested on each supported release."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    IntermediateBaseAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._functorch._aot_autograd.functional_utils import gen_alias_from_base
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "BufferAOTInput",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GradAOTOutput",
+    "InputMutationAOTOutput",
+    "IntermediateBaseAOTOutput",
+    "OutputType",
+    "ParamAOTInput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "TangentAOTInput",
+    "UnsupportedFakeTensorException",
+    "aot_export_joint_with_descriptors",
+    "detect_fake_mode",
+    "keep_composites_whole",
+    "pytree",
+    "regenerate_alias",
+    "sequence_number",
+    "storage_key",
+]
+
+aten = torch.ops.aten
+
+# Operators that torch decomposes above autograd while tracing although eager runs one kernel.
+# Kept whole, the traced step computes the same bits as eager and saves what eager saves.
+_KEPT_WHOLE = tuple(
+    getattr(aten, name)
+    for name in (
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+        "upsample_linear1d",
+        "upsample_bilinear2d",
+        "upsample_trilinear3d",
+        "upsample_bicubic2d",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+        "multi_margin_loss",
+        "multilabel_margin_loss_forward",
+    )
+    if hasattr(aten, name)
+)
+
+
+@contextlib.contextmanager
+def keep_composites_whole() -> Iterator[None]:
+    """While tracing, dispatch the listed operators to their kernels instead of decompositions."""
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    saved: list[tuple[Any, dict[Any, Any]]] = []
+    for packet in _KEPT_WHOLE:
+        for name in packet.overloads():
+            overload = getattr(packet, name)
+            saved.append((overload, dict(overload.py_kernels)))
+            for key in keys:
+                overload.py_kernels.pop(key, None)
+            overload._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for overload, kernels in saved:
+            overload.py_kernels.clear()
+            overload.py_kernels.update(kernels)
+            overload._dispatch_cache.clear()
+
+
+def sequence_number() -> int:
+    """Return the number autograd gives to the next node; traced nodes carry it."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a key that two (fake) tensors share exactly if they share a storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def regenerate_alias(
+    base: torch.Tensor, output: torch.Tensor, requires_grad: bool
+) -> torch.Tensor:
+    """Return the view of `base` with the geometry of `output`, as autograd sees views."""
+    return gen_alias_from_base(base, output, requires_grad, None, replay_views=False)

@@ -1,0 +1,115 @@
+"""What an operator of a traced step does besides computing: views, randomness, tuple outputs."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture import _torch as private
+
+__all__ = [
+    "base_of",
+    "classify",
+    "flat_outputs",
+    "is_getitem",
+    "is_op",
+    "is_random",
+    "is_view",
+    "storage_bytes",
+    "writes_in_place",
+]
+
+aten = torch.ops.aten
+
+_VIEW = "tightfit_view"
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether a node picks one output of a tuple."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def classify(graph: fx.Graph) -> None:
+    """Decide once, from the fake tensors of the trace, which nodes only view their first input.
+
+    The schema does not tell it of `_unsafe_view`, and once a copy has been dropped the fake
+    tensors no longer tell it either; so it is noted on the nodes before anything is rewritten.
+    """
+    for node in graph.nodes:
+        if node.op == "call_function" and not is_getitem(node):
+            node.meta[_VIEW] = _shares_storage(node)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node only gives another geometry to the storage of its first tensor argument.
+
+    A getitem of a multi-output view is a view too.
+    """
+    if node.op != "call_function":
+        return False
+    if is_getitem(node):
+        return is_view(node.args[0])  # type: ignore[arg-type]
+    return node.meta.get(_VIEW, False)
+
+
+def _shares_storage(node: fx.Node) -> bool:
+    outputs = [t for t in flat_outputs(node) if isinstance(t, torch.Tensor)]
+    if not outputs or writes_in_place(node) or not node.all_input_nodes:
+        return False
+    inputs = {
+        private.storage_key(t)
+        for t in flat_outputs(node.all_input_nodes[0])
+        if isinstance(t, torch.Tensor)
+    }
+    return all(private.storage_key(t) in inputs for t in outputs)
+
+
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether an operator writes its result over its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def is_op(node: fx.Node) -> bool:
+    """Whether a node computes something: neither a view nor a getitem."""
+    return node.op == "call_function" and not is_getitem(node) and not is_view(node)
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """Return the node whose storage a node shares: an op, a getitem of one, a placeholder."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def flat_outputs(node: fx.Node) -> tuple[Any, ...]:
+    """Return the fake outputs of a node as a tuple."""
+    value = node.meta.get("val")
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def storage_bytes(tensor: Any) -> int:
+    """Return the bytes of the storage of a (fake) tensor; 0 for anything else."""
+    return tensor.untyped_storage().nbytes() if isinstance(tensor, torch.Tensor) else 0
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers.
+
+    Attention is tagged as random even without dropout; its argument decides.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    if "scaled_dot_product" in target.name():
+        names = [argument.name for argument in target._schema.arguments]
+        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        return bool(given.get("dropout_p", 0.0))
+    if target.overloadpacket is aten.native_dropout:
+        return bool(node.args[2]) and bool(node.args[1])
+    return True

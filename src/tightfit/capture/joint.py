@@ -1,0 +1,289 @@
+"""Trace one training step of a callable into a joint forward+backward ATen graph.
+
+Route B of the study: `aot_export_joint_with_descriptors`, undecomposed, under fake tensors, so
+that nothing is computed and nothing is allocated. The result is functional: mutations have become
+outputs, and what each placeholder and output means is known from its descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tightfit.capture import _torch as private
+from tightfit.capture.modules import ModuleTrail
+from tightfit.errors import CaptureError
+
+__all__ = ["JointGraph", "OutputInfo", "Source", "TracedCall", "trace"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the tensor of a placeholder comes from.
+
+    Parameters
+    ----------
+    kind : str
+        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"tangent"``.
+    name : str
+        Qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"`` otherwise.
+    index : int
+        Position among the flattened inputs, or (tangents) among the raw outputs; -1 otherwise.
+    """
+
+    kind: str
+    name: str
+    index: int = -1
+
+
+@dataclass(frozen=True)
+class OutputInfo:
+    """How one flattened output of the traced call is made from the raw outputs.
+
+    Parameters
+    ----------
+    kind : str
+        ``"plain"``: a raw output as it is. ``"input"``: one of the inputs itself.
+        ``"alias_of_input"``, ``"alias_of_output"``: a view, made anew outside the program.
+        ``"constant"``: no tensor; `value` is returned.
+    base : int
+        For aliases: position of the input among the placeholders, or of the raw output.
+    requires_grad : bool
+        Whether it takes part in differentiation.
+    """
+
+    kind: str
+    base: int = -1
+    requires_grad: bool = False
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """What is traced: a callable, the modules whose parameters it uses, example inputs."""
+
+    function: Callable[..., Any]
+    modules: dict[str, nn.Module]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    detached_outputs: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """A traced step.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        Placeholders (in the order of `sources`), operators, one output node.
+    sources : list of Source
+        One for each placeholder.
+    write_backs : list of (node, int)
+        New content and the placeholder position of each mutated buffer or input.
+    raw_outputs : list of node or constant
+        Tensor outputs and, after them, bases that several outputs view.
+    outputs : list of OutputInfo
+        How each flattened output follows from the raw ones.
+    gradients : list of (node, int)
+        Gradient and the placeholder position of what it is the gradient of.
+    output_spec : TreeSpec
+        How the flattened outputs nest.
+    trail : ModuleTrail
+        Which module was running at which autograd sequence number.
+    """
+
+    module: fx.GraphModule
+    sources: list[Source]
+    write_backs: list[tuple[fx.Node, int]]
+    raw_outputs: list[Any]
+    outputs: list[OutputInfo]
+    gradients: list[tuple[fx.Node, int]]
+    output_spec: Any
+    trail: ModuleTrail
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """The input nodes, in the order of `sources`."""
+        return [n for n in self.module.graph.nodes if n.op == "placeholder"]
+
+
+class _Callee(nn.Module):
+    """Gives a callable and its modules the face of one module, as the tracer wants it."""
+
+    def __init__(self, call: TracedCall) -> None:
+        super().__init__()
+        self._function = call.function
+        self._detached = call.detached_outputs
+        for name, module in call.modules.items():
+            self.add_module(name, module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._function(*args, **kwargs)
+        leaves, spec = private.pytree.tree_flatten(output)
+        leaves = [
+            leaf.detach() if i in self._detached and isinstance(leaf, torch.Tensor) else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+        return private.pytree.tree_unflatten(leaves, spec)
+
+
+def trace(call: TracedCall) -> JointGraph:
+    """Trace the step of a call on fake tensors.
+
+    Parameters
+    ----------
+    call : TracedCall
+        The callable with its modules and example inputs (real or fake tensors).
+
+    Raises
+    ------
+    CaptureError
+        If the call branches on data, has outputs of unknown shape, uses tensors that are no
+        parameter, buffer or input, or does anything else the tracer cannot follow; names the
+        module that was running.
+    """
+    trail = ModuleTrail(call.modules)
+    with _explained(trail), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        callee = _Callee(call)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(private.keep_composites_whole())
+            stack.enter_context(trail)
+            joint = private.aot_export_joint_with_descriptors(
+                stack, callee, call.args, call.kwargs
+            )
+    return _read(joint, trail)
+
+
+def _read(joint: Any, trail: ModuleTrail) -> JointGraph:
+    module: fx.GraphModule = joint.graph_module
+    metadata = joint._aot_state.fw_metadata
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    output_node = next(iter(reversed(module.graph.nodes)))
+    flat = list(private.pytree.arg_tree_leaves(*output_node.args))
+    descriptors = list(output_node.meta["desc"])
+    position = {n.meta["desc"]: i for i, n in enumerate(placeholders)}
+    write_backs: list[tuple[fx.Node, int]] = []
+    raw: list[Any] = []
+    gradients: list[tuple[fx.Node, int]] = []
+    for node, descriptor in zip(flat, descriptors, strict=True):
+        match descriptor:
+            case private.InputMutationAOTOutput():
+                write_backs.append((node, position[descriptor.mutated_input]))
+            case private.PlainAOTOutput() | private.IntermediateBaseAOTOutput():
+                raw.append(node)
+            case private.GradAOTOutput():
+                if node is not None:
+                    gradients.append((node, position[descriptor.grad_of]))
+            case None:
+                pass
+            case _:
+                raise CaptureError(
+                    f"the traced step has an output of an unknown kind ({descriptor}); please "
+                    "report this with the model"
+                )
+    return JointGraph(
+        module=module,
+        sources=_sources(placeholders, descriptors),
+        write_backs=write_backs,
+        raw_outputs=raw,
+        outputs=_output_infos(metadata, raw),
+        gradients=gradients,
+        output_spec=joint.out_spec,
+        trail=trail,
+    )
+
+
+def _sources(placeholders: Sequence[fx.Node], output_descriptors: Sequence[Any]) -> list[Source]:
+    raw_kinds = (private.PlainAOTOutput, private.IntermediateBaseAOTOutput)
+    raw = [d for d in output_descriptors if isinstance(d, raw_kinds)]
+    sources = []
+    for node in placeholders:
+        descriptor = node.meta["desc"]
+        match descriptor:
+            case private.ParamAOTInput():
+                sources.append(Source("parameter", descriptor.target))
+            case private.BufferAOTInput():
+                sources.append(Source("buffer", descriptor.target))
+            case private.PlainAOTInput():
+                sources.append(Source("input", f"input {descriptor.idx}", descriptor.idx))
+            case private.TangentAOTInput():
+                index = raw.index(descriptor.output) if descriptor.output in raw else -1
+                if index < 0:
+                    raise CaptureError(
+                        "the step differentiates through a mutated input "
+                        f"({descriptor.output}); clone the input before changing it in place"
+                    )
+                sources.append(Source("tangent", f"tangent {index}", index))
+            case _:
+                raise CaptureError(
+                    f"the traced step has an input of an unknown kind ({descriptor}): tensor "
+                    "subclasses and inputs that share memory are not supported yet; pass plain, "
+                    "separate tensors"
+                )
+    return sources
+
+
+def _output_infos(metadata: Any, raw: Sequence[Any]) -> list[OutputInfo]:
+    kinds = private.OutputType
+    count = len(metadata.output_info)
+    infos = []
+    for index, info in enumerate(metadata.output_info):
+        if not isinstance(raw[index], fx.Node):
+            infos.append(OutputInfo("constant", value=raw[index]))
+        elif info.output_type == kinds.is_input:
+            infos.append(OutputInfo("input", info.base_idx, info.requires_grad))
+        elif info.output_type == kinds.alias_of_input:
+            infos.append(OutputInfo("alias_of_input", info.base_idx, info.requires_grad))
+        elif info.output_type in (
+            kinds.alias_of_intermediate,
+            kinds.alias_of_intermediate_save_as_output,
+        ):
+            infos.append(OutputInfo("alias_of_output", info.base_idx + count, info.requires_grad))
+        elif info.output_type == kinds.alias_of_intermediate_base_is_user_output:
+            infos.append(OutputInfo("alias_of_output", info.base_idx, info.requires_grad))
+        else:
+            infos.append(OutputInfo("plain", index, info.requires_grad))
+    return infos
+
+
+@contextlib.contextmanager
+def _explained(trail: ModuleTrail) -> Iterator[None]:
+    """Turn what the tracer raises into errors that name the module and a way out."""
+    try:
+        yield
+    except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
+        raise CaptureError(
+            f"{trail.where()} needs the values of a tensor to decide what to run ({error.func}): "
+            "a graph cannot hold that. Way out: express the branch with torch.where, or move it "
+            "out of the fitted module"
+        ) from error
+    except private.UnsupportedFakeTensorException as error:
+        raise CaptureError(f"{trail.where()} cannot be traced: {error}") from error
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(_reason(trail, error)) from error
+
+
+def _reason(trail: ModuleTrail, error: Exception) -> str:
+    text = str(error).strip().split("\n\n")[0]
+    if "convert all Tensors to FakeTensors" in text:
+        return (
+            f"{trail.where()} uses a tensor that is neither a parameter, a buffer nor an input "
+            f"({text[text.find('Found in') :][:160]}). Way out: self.register_buffer(name, "
+            "tensor, persistent=False), or pass it as an input"
+        )
+    if "local_scalar_dense" in text or "data-dependent" in text.lower():
+        return (
+            f"{trail.where()} reads the value of a tensor in Python ({text[:200]}). Way out: keep "
+            "it a tensor (torch.where instead of if), or move it out of the fitted module"
+        )
+    return f"{trail.where()} cannot be traced: {type(error).__name__}: {text[:600]}"

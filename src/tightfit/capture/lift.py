@@ -1,0 +1,321 @@
+"""From a normalised joint graph to the graph of values and ops that planners see.
+
+One storage is one value; one operator execution is one op; views are no ops and are made again
+wherever they are read. What the planner needs to know beyond that (what the caller keeps, what is
+copied back into buffers, what may not run twice) is said in fates and pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from tightfit.capture.effects import (
+    base_of,
+    flat_outputs,
+    is_getitem,
+    is_op,
+    is_random,
+    storage_bytes,
+    writes_in_place,
+)
+from tightfit.capture.joint import JointGraph
+from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segment, Value, ValueId
+from tightfit.graph.validate import validate_graph
+
+__all__ = ["Call", "Captured", "lift"]
+
+FORWARD, BACKWARD = 0, 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """How one alternative of an op is run.
+
+    Parameters
+    ----------
+    function : callable
+        An ATen overload or any function of tensors.
+    args, kwargs
+        Arguments; an `fx.Node` in them stands for the value (or view) of that node.
+    outputs : tuple of (int or None)
+        The value each output becomes; None: it is dropped.
+    is_tuple : bool
+        Whether the function returns a tuple.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[ValueId | None, ...]
+    is_tuple: bool
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """Yield every node among the arguments."""
+        found: list[fx.Node] = []
+        fx.map_arg((self.args, self.kwargs), found.append)
+        yield from found
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured step: the planner's graph and how to run each part of it.
+
+    Parameters
+    ----------
+    graph : Graph
+        Without costs.
+    joint : JointGraph
+        The normalised trace.
+    calls : tuple of tuple of Call
+        For each op, one call for each alternative.
+    nodes : tuple of fx.Node
+        The node each op came from.
+    value_of : dict of fx.Node to int
+        The value a base node (placeholder, op or getitem of an op) holds.
+    """
+
+    graph: Graph
+    joint: JointGraph
+    calls: tuple[tuple[Call, ...], ...]
+    nodes: tuple[fx.Node, ...]
+    value_of: dict[fx.Node, ValueId]
+
+
+def lift(joint: JointGraph, device: Device, name: str, tied: list[list[int]]) -> Captured:
+    """Return the planner's graph of a normalised joint graph.
+
+    Parameters
+    ----------
+    joint : JointGraph
+        Normalised.
+    device : Device
+        Sizes are rounded up to its granularity.
+    name : str
+        A name for the graph.
+    tied : list of list of int
+        Placeholder positions that share a storage; they become one value.
+    """
+    return _Lifter(joint, device, tied).run(name)
+
+
+class _Lifter:
+    def __init__(self, joint: JointGraph, device: Device, tied: list[list[int]]) -> None:
+        self.joint = joint
+        self.device = device
+        self.tied = {i: group[0] for group in tied for i in group}
+        self.values: list[Value] = []
+        self.value_of: dict[fx.Node, ValueId] = {}
+        self.ops: list[Op] = []
+        self.calls: list[tuple[Call, ...]] = []
+        self.nodes: list[fx.Node] = []
+        self.constants: dict[str, int] = {"parameters": 0, "buffers": 0, "inputs": 0}
+        self.op_at: dict[int, int] = {}
+        self.gradient_bases = {base_of(n) for n, _ in joint.gradients}
+        self.returned = {base_of(n) for n in joint.raw_outputs if isinstance(n, fx.Node)}
+        self.written = {base_of(n): i for n, i in joint.write_backs}
+
+    def run(self, name: str) -> Captured:
+        self._add_constants()
+        forward = self._forward_nodes()
+        ordered = [n for n in self.joint.module.graph.nodes if is_op(n)]
+        for node in [n for n in ordered if n in forward]:
+            self._add_op(node, FORWARD)
+        for node in [n for n in ordered if n not in forward]:
+            self._add_op(node, BACKWARD)
+        graph = Graph(
+            name=name,
+            device=self.device,
+            values=tuple(self.values),
+            ops=tuple(self.ops),
+            segments=(
+                Segment(id=FORWARD, phase="forward"),
+                Segment(id=BACKWARD, phase="backward"),
+            ),
+            constants_bytes=self.constants,
+        )
+        return Captured(
+            graph=validate_graph(graph),
+            joint=self.joint,
+            calls=tuple(self.calls),
+            nodes=tuple(self.nodes),
+            value_of=self.value_of,
+        )
+
+    def _round(self, size_bytes: int) -> int:
+        granularity = self.device.granularity_bytes
+        return -(-size_bytes // granularity) * granularity
+
+    def _add_value(self, node_name: str, size: int, role: Role, fate: Fate, **rest: Any) -> int:
+        number = len(self.values)
+        self.values.append(
+            Value(
+                id=number,
+                name=node_name,
+                size_bytes=self._round(size),
+                role=role,
+                fate=fate,
+                **rest,
+            )
+        )
+        return number
+
+    def _add_constants(self) -> None:
+        placeholders = self.joint.placeholders
+        kinds = {"parameter": "parameters", "buffer": "buffers", "input": "inputs"}
+        for position, (node, source) in enumerate(
+            zip(placeholders, self.joint.sources, strict=True)
+        ):
+            first = self.tied.get(position, position)
+            if first != position:
+                self.value_of[node] = self.value_of[placeholders[first]]
+                continue
+            size = storage_bytes(node.meta.get("val"))
+            if source.kind == "tangent":
+                number = self._add_value(source.name, size, "tangent", "none", segment=BACKWARD)
+            else:
+                role: Any = source.kind
+                number = self._add_value(source.name, size, role, "none")
+                self.constants[kinds[source.kind]] += self._round(size)
+            self.value_of[node] = number
+
+    def _forward_nodes(self) -> set[fx.Node]:
+        """The nodes the caller's outputs and the updated buffers depend on."""
+        roots = [n for n in self.joint.raw_outputs if isinstance(n, fx.Node)]
+        roots += [n for n, _ in self.joint.write_backs]
+        graph = self.joint.module.graph
+        roots += [n for n in graph.nodes if n.meta.get("tightfit_forward")]
+        roots += [n for n in graph.nodes if is_op(n) and is_random(n) and self._is_forward(n)]
+        found: set[fx.Node] = set()
+        while roots:
+            node = roots.pop()
+            if node not in found:
+                found.add(node)
+                roots.extend(node.all_input_nodes)
+        return found
+
+    @staticmethod
+    def _is_forward(node: fx.Node) -> bool:
+        return node.meta.get("partitioner_tag") != "is_backward"
+
+    def _add_op(self, node: fx.Node, segment: int) -> None:
+        number = len(self.ops)
+        sequence = node.meta.get("seq_nr")
+        partner = self.op_at.get(sequence) if segment == BACKWARD and sequence else None
+        if segment == FORWARD and sequence is not None:
+            self.op_at[sequence] = number
+        outputs = self._add_outputs(node)
+        writes = tuple(v for v in outputs if v is not None)
+        overwritten = base_of(node.all_input_nodes[0]) if writes_in_place(node) else None
+        call = Call(node.target, node.args, dict(node.kwargs), outputs, _is_tuple(node))  # type: ignore
+        reads = dict.fromkeys(
+            self.value_of[base_of(n)] for n in call.nodes() if base_of(n) in self.value_of
+        )
+        alternative = Alternative(
+            reads=tuple(reads),
+            writes=writes,
+            overwrites=self.value_of[overwritten] if overwritten is not None else None,
+        )
+        self.ops.append(
+            Op(
+                id=number,
+                target=_target_name(node),
+                module=self.joint.trail.module_at(sequence),
+                segment=segment,
+                partner=partner,
+                alternatives=(alternative,),
+                pinned=self._pin(node, alternative),
+                random_state_bytes=random_state_bytes(node) if is_random(node) else 0,
+                flops=_flops(node),
+            )
+        )
+        self.calls.append((call,))
+        self.nodes.append(node)
+
+    def _add_outputs(self, node: fx.Node) -> tuple[ValueId | None, ...]:
+        pick = {u.args[1]: u for u in node.users if is_getitem(u)} if _is_tuple(node) else {}
+        outputs: list[ValueId | None] = []
+        for index, tensor in enumerate(flat_outputs(node)):
+            base = pick.get(index, node if not _is_tuple(node) else None)
+            if tensor is None:
+                outputs.append(None)
+                continue
+            suffix = f".{index}" if _is_tuple(node) else ""
+            number = self._add_value(node.name + suffix, storage_bytes(tensor), *self._fate(base))
+            if base is not None and base in self.written:
+                self._mark_write_back(number, self.written[base])
+            for user in node.users:
+                if is_getitem(user) and _is_tuple(node) and user.args[1] == index:
+                    self.value_of[user] = number
+            if not _is_tuple(node):
+                self.value_of[node] = number
+            outputs.append(number)
+        return tuple(outputs)
+
+    def _fate(self, base: fx.Node | None) -> tuple[Role, Fate]:
+        if base in self.gradient_bases:
+            return "gradient", "handed_over"
+        if base in self.returned:
+            return "computed", "returned"
+        return "computed", "none"
+
+    def _mark_write_back(self, number: int, position: int) -> None:
+        target = self.value_of[self.joint.placeholders[position]]
+        old = self.values[number]
+        self.values[number] = Value(
+            id=old.id,
+            name=old.name,
+            size_bytes=old.size_bytes,
+            fate="written_back",
+            replaces=target,
+        )
+
+    def _pin(self, node: fx.Node, alternative: Alternative) -> str | None:
+        if any(self.values[v].fate == "handed_over" for v in alternative.writes):
+            return "makes a gradient that is handed over"
+        replaced = {
+            self.value_of[self.joint.placeholders[i]] for i in self.written.values()
+        }
+        for value in alternative.reads:
+            if value in replaced:
+                return f"reads {self.values[value].name}, which the step updates"
+        if alternative.overwrites is not None:
+            return "writes over one of its arguments"
+        return None
+
+
+def _is_tuple(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), tuple | list)
+
+
+def _target_name(node: fx.Node) -> str:
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target.name().replace("::", ".")
+    return getattr(target, "__name__", str(target)).lstrip("_")
+
+
+def random_state_bytes(node: fx.Node) -> int:
+    """Return the bytes of the generator state kept to draw the same numbers again."""
+    device = next(
+        (t.device for t in flat_outputs(node) if isinstance(t, torch.Tensor)),
+        torch.device("cpu"),
+    )
+    return torch.get_rng_state().nbytes if device.type == "cpu" else 0
+
+
+def _flops(node: fx.Node) -> int:
+    packet = getattr(node.target, "overloadpacket", None)
+    count = flop_registry.get(packet)
+    if count is None:
+        return 0
+    fake = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    try:
+        return int(count(*fake[0], **fake[1], out_val=node.meta["val"]))
+    except (TypeError, IndexError, AttributeError, AssertionError):
+        return 0
