@@ -52,6 +52,7 @@ __all__ = [
     "regenerate_alias",
     "sequence_number",
     "storage_key",
+    "without_autocast",
 ]
 
 aten = torch.ops.aten
@@ -116,3 +117,8 @@ def regenerate_alias(
 ) -> torch.Tensor:
     """Return the view of `base` with the geometry of `output`, as autograd sees views."""
     return gen_alias_from_base(base, output, requires_grad, None, replay_views=False)
+
+
+def without_autocast() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which no operator is cast: a traced step has its casts inside."""
+    return torch._C._DisableAutocast()

@@ -1,0 +1,266 @@
+"""Run a lowered plan behind autograd, as ordinary PyTorch training.
+
+A step is a chain of autograd nodes, one for each group of gradients the plan hands over. The last
+one made is the visible output; when backward reaches it, the backward generator starts, and each
+node passes on the gradients that are finished by then, so that they are accumulated, hooked and
+freed while the rest of backward goes on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture import _torch as private
+from tightfit.capture.joint import JointGraph
+from tightfit.capture.lift import Captured
+from tightfit.errors import PlanMismatch, TightfitError
+from tightfit.execution.lower import Program
+
+__all__ = ["Run", "Runner"]
+
+
+class Runner:
+    """Calls a program: placeholders in, outputs with gradients attached out.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    program : Program
+        Its lowered plan.
+    """
+
+    def __init__(self, captured: Captured, program: Program) -> None:
+        joint = captured.joint
+        self.captured = captured
+        self.program = program
+        self.joint = joint
+        self.placeholders = joint.placeholders
+        self.tangents = [
+            (source.index, node.meta["val"])
+            for node, source in zip(self.placeholders, joint.sources, strict=True)
+            if source.kind == "tangent"
+        ]
+        self.plain = [
+            i for i in range(len(joint.raw_outputs)) if _through_autograd(joint, i)
+        ]
+        self.differentiable = {index for index, _ in self.tangents}
+        self.wants_gradient = {
+            info.base for info in joint.outputs if info.kind == "plain" and info.requires_grad
+        } | self.differentiable
+
+    def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
+        """Run the forward program on the placeholder tensors; return the flattened outputs."""
+        groups = self.program.groups or ((),)
+        token: torch.Tensor = torch.empty(0, requires_grad=True)
+        run.inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        run.runner = self
+        raw: Any = ()
+        for index in range(len(groups) - 1, -1, -1):
+            owners = [inputs[position] for position in groups[index]]
+            raw = _Node.apply(run, index, token, *owners)
+            token = raw
+        raw = raw if isinstance(raw, tuple) else (raw,)
+        by_position = dict(zip(self.plain, raw, strict=True)) | run.aliases
+        run.aliases = {}
+        return [self._output(info, inputs, by_position, i) for i, info in enumerate(self.joint.outputs)]
+
+    def _output(self, info: Any, inputs: list[Any], raw: dict[int, Any], index: int) -> Any:
+        match info.kind:
+            case "constant":
+                return info.value
+            case "input":
+                return inputs[info.base]
+            case "alias_of_input":
+                return private.regenerate_alias(inputs[info.base], raw[index], info.requires_grad)
+            case "alias_of_output":
+                return private.regenerate_alias(raw[info.base], raw[index], info.requires_grad)
+            case _:
+                return raw[info.base]
+
+
+class Run:
+    """One forward that awaits its backward.
+
+    Parameters
+    ----------
+    on_start, on_finish : callable
+        Told when backward begins and when its last gradient has been handed over.
+    """
+
+    def __init__(
+        self,
+        on_start: Callable[[Run], None] = lambda run: None,
+        on_finish: Callable[[Run], None] = lambda run: None,
+    ) -> None:
+        self.runner: Runner | None = None
+        self.inputs: list[Any] = []
+        self.aliases: dict[int, Any] = {}
+        self.saved: list[Any] | None = None
+        self.versions: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self.generator: Any = None
+        self.state = "new"
+        self.on_start = on_start
+        self.on_finish = on_finish
+        self.without_gradient: tuple[int, ...] = ()
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        """Run the forward program; keep what backward needs."""
+        runner = self.runner
+        assert runner is not None
+        watched = list(self.inputs)
+        inputs, self.inputs = self.inputs, []
+        with private.without_autocast():
+            raw, self.saved = runner.program.forward(inputs)
+        watched += [raw[i] for i in runner.plain]
+        self.versions = [
+            (weakref.ref(t), t._version) for t in watched if isinstance(t, torch.Tensor)
+        ]
+        self.state = "forward done"
+        plain = set(runner.plain)
+        self.aliases = {i: x for i, x in enumerate(raw) if i not in plain}
+        return tuple(raw[i] for i in runner.plain)
+
+    def start(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Begin the backward program with the gradients of the outputs."""
+        runner = self.runner
+        assert runner is not None
+        self._check_startable()
+        by_position = dict(zip(runner.plain, gradients, strict=True))
+        self._check_unplanned(by_position)
+        tangents = [_tangent(by_position.pop(i), meta) for i, meta in runner.tangents]
+        saved, self.saved = self.saved, None
+        self.state = "backward"
+        self.on_start(self)
+        self.generator = runner.program.backward(saved or [], tangents)
+
+    def _check_startable(self) -> None:
+        if self.state != "forward done":
+            raise TightfitError(
+                "backward ran through a tightfit step a second time, but its activations are "
+                "freed by the first (retain_graph=True keeps nothing of a planned step). Call "
+                "the model again, or sum the losses and call backward once"
+            )
+        if torch.is_grad_enabled():
+            raise TightfitError(
+                "tightfit cannot differentiate through its backward (create_graph=True): leave "
+                "the part that needs double backward out of the fitted module, or tightfit.unfit"
+                "(model) first"
+            )
+        for reference, version in self.versions:
+            tensor = reference()
+            if tensor is not None and tensor._version != version:
+                raise TightfitError(
+                    "a tensor that the backward of a tightfit step needs (shape "
+                    f"{tuple(tensor.shape)}) was changed in place between forward and backward: "
+                    "gradients would be wrong. Change parameters after backward, and clone "
+                    "outputs before changing them"
+                )
+
+    def _check_unplanned(self, by_position: dict[int, torch.Tensor | None]) -> None:
+        assert self.runner is not None
+        differentiable = self.runner.differentiable
+        self.without_gradient = tuple(i for i in differentiable if by_position.get(i) is None)
+        late = [i for i, g in by_position.items() if g is not None and i not in differentiable]
+        if late:
+            self.state = "refused"
+            self.unplanned = late
+            self.on_start(self)
+            raise PlanMismatch(
+                f"output {late[0]} received a gradient, though it received none in the first "
+                "step and the plan has no room for it. The plan is dropped; run the step again "
+                "and a plan with this gradient is made"
+            )
+
+    def next_gradients(self, index: int) -> list[torch.Tensor]:
+        """Return the next group of finished gradients."""
+        assert self.runner is not None
+        try:
+            with private.without_autocast():
+                gradients = next(self.generator, [])
+        except BaseException:
+            self._end("failed")
+            raise
+        if index + 1 >= len(self.runner.program.groups):
+            self._end("done")
+        return gradients
+
+    def _end(self, state: str) -> None:
+        self.state = state
+        if self.generator is not None:
+            self.generator.close()
+        self.generator = None
+        self.versions = []
+        self.on_finish(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward may still come or is under way."""
+        return self.state in ("forward done", "backward")
+
+
+class _Node(torch.autograd.Function):
+    boxed_grads_call = True
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, index: int, token: torch.Tensor, *owners: Any) -> Any:
+        ctx.run = run
+        ctx.index = index
+        ctx.owners = len(owners)
+        ctx.set_materialize_grads(False)
+        if index > 0:
+            return torch.empty(0)
+        outputs = run.forward()
+        assert run.runner is not None
+        wanted = run.runner.wants_gradient
+        fixed = [
+            t
+            for i, t in zip(run.runner.plain, outputs, strict=True)
+            if i not in wanted and isinstance(t, torch.Tensor)
+        ]
+        ctx.mark_non_differentiable(*fixed)
+        return outputs if len(outputs) != 1 else outputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        incoming = gradients[0] if gradients and isinstance(gradients[0], list) else list(gradients)
+        run: Run = ctx.run
+        if ctx.index == 0:
+            run.start(incoming)
+        incoming.clear()
+        finished = run.next_gradients(ctx.index)
+        result = tuple(finished)
+        finished.clear()
+        return (None, None, torch.empty(0), *result)
+
+
+def _through_autograd(joint: JointGraph, index: int) -> bool:
+    """Whether a raw output leaves as an output of the autograd node.
+
+    Views of inputs or of other outputs are made anew outside, so that autograd knows them.
+    """
+    if not isinstance(joint.raw_outputs[index], fx.Node):
+        return False
+    if index >= len(joint.outputs):
+        return True
+    return joint.outputs[index].kind == "plain"
+
+
+def _tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of an output as the program expects it: dense, same strides."""
+    if gradient is None:
+        return _empty(meta).zero_()
+    if gradient.stride() != meta.stride():
+        return _empty(meta).copy_(gradient)
+    return gradient
+
+
+def _empty(meta: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
+
+
