@@ -46,8 +46,10 @@ Exactness: TypeAlias = Literal["bitwise", "rounding", "lossy"]
 CONSTANT_ROLES: frozenset[str] = frozenset({"parameter", "buffer", "input", "state"})
 
 
-class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A frozen record whose JSON form refuses unknown fields."""
+class _Frozen(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """A frozen record whose JSON form leaves out defaults and refuses unknown fields."""
 
 
 class Value(_Frozen, frozen=True):
