@@ -40,7 +40,7 @@ def parse_bytes(size: int | str, *, what: str = "budget") -> int:
     BadInput
         If the size is negative or not positive, has no unit as text, or has an unknown one.
     """
-    if isinstance(size, bool) or not isinstance(size, int | str):
+    if isinstance(size, bool) or not isinstance(size, int | str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadInput(
             f"the {what} must be bytes as an int or text such as '8GiB', "
             f"not {type(size).__name__} {size!r}"

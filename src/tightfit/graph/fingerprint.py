@@ -20,10 +20,7 @@ def fingerprint(graph: Graph) -> str:
     structure = (
         graph.format,
         graph.device.granularity_bytes,
-        [
-            (v.size_bytes, v.role, v.fate, v.replaces, v.segment)
-            for v in graph.values
-        ],
+        [(v.size_bytes, v.role, v.fate, v.replaces, v.segment) for v in graph.values],
         [
             (
                 op.target,

@@ -46,11 +46,13 @@ Exactness: TypeAlias = Literal["bitwise", "rounding", "lossy"]
 CONSTANT_ROLES: frozenset[str] = frozenset({"parameter", "buffer", "input", "state"})
 
 
-class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A frozen record whose JSON form refuses unknown fields."""
+class _Frozen(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """A frozen record whose JSON form leaves out defaults and refuses unknown fields."""
 
 
-class Value(_Frozen):
+class Value(_Frozen, frozen=True):
     """One storage.
 
     Parameters
@@ -90,14 +92,14 @@ class Value(_Frozen):
         return self.role in CONSTANT_ROLES
 
 
-class Variant(_Frozen):
+class Variant(_Frozen, frozen=True):
     """One point of an alternative's workspace-time trade-off: same reads, same bits."""
 
     cost_s: float = 0.0
     workspace_bytes: int = 0
 
 
-class Alternative(_Frozen):
+class Alternative(_Frozen, frozen=True):
     """One way to compute an op.
 
     Parameters
@@ -128,7 +130,7 @@ class Alternative(_Frozen):
     exactness: Exactness = "bitwise"
 
 
-class Op(_Frozen):
+class Op(_Frozen, frozen=True):
     """One execution of an operator.
 
     Parameters
@@ -168,7 +170,7 @@ class Op(_Frozen):
     flops: int = 0
 
 
-class Segment(_Frozen):
+class Segment(_Frozen, frozen=True):
     """A stretch of a step that runs without returning to user code.
 
     Parameters
@@ -190,7 +192,7 @@ class Segment(_Frozen):
     outside_bytes: int = 0
 
 
-class Choice(_Frozen):
+class Choice(_Frozen, frozen=True):
     """Linked alternatives: exactly one branch is taken as a whole.
 
     A branch is a tuple of (op, alternative) pairs.
@@ -199,7 +201,7 @@ class Choice(_Frozen):
     branches: tuple[tuple[tuple[OpId, int], ...], ...]
 
 
-class Device(_Frozen):
+class Device(_Frozen, frozen=True):
     """Where the step runs and how its allocator rounds.
 
     Parameters
@@ -217,7 +219,7 @@ class Device(_Frozen):
     name: str = ""
 
 
-class Graph(_Frozen):
+class Graph(_Frozen, frozen=True):
     """A training step: values, ops in one valid order, segments.
 
     Parameters
@@ -233,7 +235,7 @@ class Graph(_Frozen):
     ops: tuple[Op, ...]
     segments: tuple[Segment, ...] = (Segment(id=0, phase="forward"),)
     choices: tuple[Choice, ...] = ()
-    constants_bytes: dict[str, int] = {}  # noqa: RUF012 - msgspec copies it
+    constants_bytes: dict[str, int] = {}
     device: Device = Device()
     name: str = ""
     cost_source: str = ""

@@ -194,9 +194,7 @@ def _check_choices(graph: Graph) -> None:
                 if not 0 <= op < len(graph.ops):
                     raise InvalidGraph(f"choice {number}: op {op} does not exist")
                 if not 0 <= alternative < len(graph.ops[op].alternatives):
-                    raise InvalidGraph(
-                        f"choice {number}: op {op} has no alternative {alternative}"
-                    )
+                    raise InvalidGraph(f"choice {number}: op {op} has no alternative {alternative}")
 
 
 def _check_constants(graph: Graph) -> None:

@@ -3,6 +3,7 @@
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Instruction, Outcome, Plan
 from tightfit.plan.simulate import Simulation, simulate
+from tightfit.plan.verify import verify
 
 __all__ = [
     "Compute",
@@ -16,4 +17,5 @@ __all__ = [
     "assemble",
     "keep_everything",
     "simulate",
+    "verify",
 ]

@@ -130,9 +130,7 @@ def _last_uses(
     return frees
 
 
-def _list_once(
-    graph: Graph, frees: list[ValueId], final: set[ValueId], value: ValueId
-) -> None:
+def _list_once(graph: Graph, frees: list[ValueId], final: set[ValueId], value: ValueId) -> None:
     fate = graph.values[value].fate
     if fate == "none" or (fate == "handed_over" and value not in final):
         frees.append(value)

@@ -28,7 +28,12 @@ Status: TypeAlias = Literal["optimal", "feasible", "infeasible", "unknown", "err
 
 
 class Compute(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="compute"
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="do",
+    tag="compute",
 ):
     """Run one op with the given alternative and variant of it.
 

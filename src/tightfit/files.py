@@ -1,0 +1,215 @@
+"""Files that people and other programs give us: read within limits, written all or nothing."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import secrets
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from tightfit.errors import BadInput
+from tightfit.units import format_bytes
+
+__all__ = [
+    "LARGEST_CONTENT_BYTES",
+    "LARGEST_FILE_BYTES",
+    "decode_record",
+    "encode_record",
+    "kind_of_record",
+    "read_limited",
+    "write_atomically",
+]
+
+LARGEST_FILE_BYTES = 128 << 20
+LARGEST_CONTENT_BYTES = 256 << 20
+_LARGEST_RECORDS = 2_000_000
+_LARGEST_ITEMS = 20_000_000
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def write_atomically(path: Path | str, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Parameters
+    ----------
+    content : bytes
+        Compressed with gzip (without a time stamp) if the path ends in ``.gz``.
+
+    Raises
+    ------
+    BadInput
+        If the folder is missing or cannot be written.
+    """
+    path = Path(path)
+    if path.suffix == ".gz":
+        content = gzip.compress(content, compresslevel=6, mtime=0)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            with beside.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"cannot write {path}: {error.strerror or error}; give a path in an existing folder "
+            "that you may write to"
+        ) from error
+
+
+def read_limited(path: Path | str) -> bytes:
+    """Return a file's content, decompressed if the path ends in ``.gz``.
+
+    Raises
+    ------
+    BadInput
+        If there is no such file, it cannot be read, is no gzip file although its name says so,
+        ends too early, or is larger than `LARGEST_FILE_BYTES` on disk or
+        `LARGEST_CONTENT_BYTES` decompressed; sizes are checked before memory is spent.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise BadInput(f"{path} is a folder, not a file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+            if len(content) > LARGEST_FILE_BYTES:
+                size = max(len(content), path.stat().st_size)
+                raise BadInput(
+                    f"{path} has {format_bytes(size)}; files above "
+                    f"{format_bytes(LARGEST_FILE_BYTES)} are refused"
+                )
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    return _decompress(path, content) if path.suffix == ".gz" else content
+
+
+def _decompress(path: Path, content: bytes) -> bytes:
+    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        plain = stream.decompress(content, LARGEST_CONTENT_BYTES + 1)
+    except zlib.error as error:
+        raise BadInput(f"{path} is no valid gzip file: {error}") from error
+    if len(plain) > LARGEST_CONTENT_BYTES:
+        raise BadInput(
+            f"{path} decompresses to more than {format_bytes(LARGEST_CONTENT_BYTES)} and is refused"
+        )
+    if not stream.eof:
+        raise BadInput(f"{path} is a truncated gzip file: copy or download it again")
+    if stream.unused_data:
+        raise BadInput(f"{path} has {len(stream.unused_data)} bytes after the end of its gzip data")
+    return plain
+
+
+def encode_record(record: msgspec.Struct) -> bytes:
+    """Return a record as JSON text, its format first and each item of a list on its own line."""
+    lines: list[bytes] = []
+    for field in sorted(msgspec.structs.fields(record), key=lambda f: f.name != "format"):
+        value = getattr(record, field.name)
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if field.name != "format" and value == default:
+            continue
+        if isinstance(value, tuple) and value:
+            items = cast("tuple[object, ...]", value)
+            text = b"[\n" + b",\n".join(msgspec.json.encode(item) for item in items) + b"\n]"
+        else:
+            text = msgspec.json.encode(value)
+        lines.append(msgspec.json.encode(field.encode_name) + b": " + text)
+    return b"{\n" + b",\n".join(lines) + b"\n}\n"
+
+
+class _Header(msgspec.Struct):
+    """What is looked at before a file's records are read."""
+
+    format: int | None = None
+    values: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def kind(self) -> str:
+        """What the file is, as far as its fields tell."""
+        if memoryview(self.instructions).nbytes:
+            return "plan"
+        return "graph" if memoryview(self.values).nbytes else "unknown"
+
+
+def kind_of_record(content: bytes) -> str:
+    """Return ``"plan"``, ``"graph"`` or ``"unknown"`` for a JSON text, by its fields."""
+    try:
+        return _decoder(_Header).decode(content).kind
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "unknown"
+
+
+def decode_record(content: bytes, kind: type[Record], *, source: str, newest: int) -> Record:
+    """Return the record that a JSON text describes.
+
+    Parameters
+    ----------
+    content : bytes
+        The text.
+    kind : type
+        The frozen class to read; unknown fields are refused.
+    source : str
+        Where the text comes from; named in errors.
+    newest : int
+        The newest format this version reads.
+
+    Raises
+    ------
+    BadInput
+        If the text is no JSON, ends too early, has a newer or no format, an unknown field, a
+        field of the wrong type (with the path to it), or more records than any step has.
+    """
+    name = kind.__name__.lower()
+    if content.count(b"{") > _LARGEST_RECORDS or content.count(b",") > _LARGEST_ITEMS:
+        raise BadInput(
+            f"{source} has more than {_LARGEST_RECORDS:,} records or {_LARGEST_ITEMS:,} items; "
+            f"no {name} is that large, and it is refused"
+        )
+    try:
+        header = _decoder(_Header).decode(content)
+        if header.kind not in (name, "unknown"):
+            raise BadInput(f"{source} is a {header.kind} file, not a {name}")
+        if header.format is None:
+            raise BadInput(f'{source} is no {name} file: it has no "format" field')
+        if header.format < 1:
+            raise BadInput(f"{source} has {name} format {header.format}; formats count from 1")
+        if header.format > newest:
+            raise BadInput(
+                f"{source} has {name} format {header.format}, but this version of tightfit reads "
+                f"up to {newest}: upgrade tightfit, or save the {name} again with this version"
+            )
+        return _decoder(kind).decode(content)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{source} is no valid {name}: {_explain(str(error))}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{source} is no complete JSON text: {error}") from error
+    except RecursionError as error:
+        raise BadInput(f"{source} is nested too deeply to be a {name}") from error
+
+
+@lru_cache(maxsize=8)
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _explain(message: str) -> str:
+    """Say what an unknown instruction means; pass other messages on, which name the field."""
+    if "Invalid value" in message and ".do`" in message:
+        return (
+            message.replace("Invalid value", "unknown instruction")
+            + " (this version knows compute, free, hand_over and enter)"
+        )
+    return message

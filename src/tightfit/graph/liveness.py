@@ -1,0 +1,166 @@
+"""Who makes and reads each value, and what is alive when a step recomputes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Literal
+
+import msgspec
+
+from tightfit.errors import BadInput
+from tightfit.graph.ir import Alternative, Graph, Op, OpId, SegmentId, ValueId
+
+__all__ = [
+    "Lifetime",
+    "budget_of_ratio",
+    "computed_ops",
+    "eager_peak_bytes",
+    "lifetimes",
+    "producers",
+    "readers",
+]
+
+
+class Lifetime(msgspec.Struct, frozen=True):
+    """When a value is alive if nothing is recomputed.
+
+    Parameters
+    ----------
+    value : int
+        The value.
+    first : int
+        The op that makes it; for a tangent the first op computed after its segment is entered.
+    last : int
+        The last op during which it is alive; ``len(graph.ops)`` if it is alive to the end.
+    """
+
+    value: ValueId
+    first: OpId
+    last: OpId
+
+
+def producers(graph: Graph) -> dict[ValueId, OpId]:
+    """Return the op that makes each value; constants and tangents have none."""
+    return {
+        value: op.id
+        for op in graph.ops
+        for alternative in op.alternatives
+        for value in alternative.writes
+    }
+
+
+def readers(graph: Graph) -> tuple[tuple[OpId, ...], ...]:
+    """Return, per value, the ops of which at least one alternative reads it, in order."""
+    found: list[list[OpId]] = [[] for _ in graph.values]
+    for op in graph.ops:
+        for value in sorted({v for a in op.alternatives for v in a.reads}):
+            found[value].append(op.id)
+    return tuple(tuple(ops) for ops in found)
+
+
+def computed_ops(graph: Graph) -> tuple[Op, ...]:
+    """Return the ops a step computes if it recomputes nothing and uses default alternatives."""
+    needed: set[ValueId] = set()
+    computed: list[Op] = []
+    for op in reversed(graph.ops):
+        default = op.alternatives[0]
+        if op.required or needed.intersection(default.writes):
+            needed.update(default.reads)
+            computed.append(op)
+    computed.reverse()
+    return tuple(computed)
+
+
+def lifetimes(
+    graph: Graph, *, gradients: Literal["fresh", "accumulated"] = "fresh"
+) -> tuple[Lifetime, ...]:
+    """Return the lifetimes of a step that recomputes nothing, one per value that is not constant.
+
+    Parameters
+    ----------
+    gradients : str
+        Finished gradients live to the end (``"fresh"``) or to their last use
+        (``"accumulated"``).
+    """
+    ops = computed_ops(graph)
+    first: dict[ValueId, OpId] = {}
+    last: dict[ValueId, OpId] = {}
+    for value in graph.values:
+        if value.role == "tangent" and value.segment is not None:
+            start = next((op.id for op in ops if op.segment >= (value.segment or 0)), None)
+            first[value.id] = last[value.id] = len(graph.ops) if start is None else start
+    last_of_segment: dict[int, OpId] = {}
+    for op in ops:
+        last_of_segment[op.segment] = op.id
+        for value in op.alternatives[0].writes:
+            first[value] = last[value] = op.id
+        for value in op.alternatives[0].reads:
+            last[value] = op.id
+    for value, op_id in first.items():
+        fate = graph.values[value].fate
+        if fate == "returned" or (fate == "handed_over" and gradients == "fresh"):
+            last[value] = len(graph.ops)
+        elif fate == "written_back":
+            last[value] = last_of_segment[graph.ops[op_id].segment]
+    return tuple(Lifetime(value, first[value], last[value]) for value in sorted(first))
+
+
+def eager_peak_bytes(graph: Graph, *, gradients: Literal["fresh", "accumulated"] = "fresh") -> int:
+    """Return the peak in bytes, constants included, of a step that recomputes nothing.
+
+    Ops run in the graph's order with default alternatives and their cheapest variants, and each
+    value is freed right after its last use.
+    """
+    begins: dict[OpId, int] = defaultdict(int)
+    ends: dict[OpId, int] = defaultdict(int)
+    tangents: dict[SegmentId, int] = defaultdict(int)
+    for life in lifetimes(graph, gradients=gradients):
+        value = graph.values[life.value]
+        if value.segment is None:
+            begins[life.first] += value.size_bytes
+        else:
+            tangents[value.segment] += value.size_bytes
+        ends[life.last] += value.size_bytes
+    live = peak = graph.constant_bytes
+    entered = 0
+    for op in computed_ops(graph):
+        for segment in graph.segments[entered : op.segment + 1]:
+            peak = max(peak, live + segment.outside_bytes)
+            live += tangents[segment.id]
+        entered = op.segment + 1
+        live += begins[op.id]
+        peak = max(peak, live + _extra_bytes(graph, op.alternatives[0]))
+        live -= ends[op.id]
+    for segment in graph.segments[entered:]:
+        peak = max(peak, live + segment.outside_bytes)
+        live += tangents[segment.id]
+    return max(peak, live)
+
+
+def _extra_bytes(graph: Graph, alternative: Alternative) -> int:
+    """Workspace of the cheapest variant, less the storage that is taken over."""
+    workspace = min(alternative.variants, key=lambda v: v.cost_s).workspace_bytes
+    target = alternative.overwrites
+    return workspace - (0 if target is None else graph.values[target].size_bytes)
+
+
+def budget_of_ratio(
+    graph: Graph, ratio: float, *, gradients: Literal["fresh", "accumulated"] = "fresh"
+) -> int:
+    """Return the budget in bytes that is a share of the activation peak with nothing recomputed.
+
+    Parameters
+    ----------
+    ratio : float
+        The budget is ``constants + ratio * (peak - constants)``.
+
+    Raises
+    ------
+    BadInput
+        If the ratio is not a positive finite number.
+    """
+    if not (math.isfinite(ratio) and ratio > 0):
+        raise BadInput(f"the budget ratio must be a positive number such as 0.5, got {ratio!r}")
+    constants = graph.constant_bytes
+    return constants + int(ratio * (eager_peak_bytes(graph, gradients=gradients) - constants))

@@ -1,0 +1,400 @@
+"""Judge a plan: is every instruction legal on this graph, and does it stay within its budget?
+
+The verifier shares no code with planners, `tightfit.plan.assemble` or `tightfit.plan.simulate`:
+it walks the instructions once with its own set of values alive and its own byte account.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NoReturn
+
+from tightfit.errors import InvalidPlan, PlanMismatch
+from tightfit.graph.fingerprint import fingerprint
+from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, SegmentId, ValueId
+from tightfit.graph.liveness import producers
+from tightfit.graph.names import holder_module, name_op, name_value
+from tightfit.plan.plan import FORMAT, Compute, Enter, Free, HandOver, Plan
+from tightfit.units import format_bytes
+
+__all__ = ["verified_peak_bytes", "verify"]
+
+_HOLDERS_SHOWN = 5
+
+
+def verify(plan: Plan, graph: Graph) -> None:
+    """Raise unless the plan is a legal step of this graph that stays within its budget.
+
+    Parameters
+    ----------
+    plan : Plan
+        Instructions and the budget they promise to keep, in bytes.
+    graph : Graph
+        The step the plan was made for; it must be valid (`tightfit.graph.validate_graph`).
+
+    Raises
+    ------
+    PlanMismatch
+        If the plan was made for a graph with another fingerprint.
+    InvalidPlan
+        Names the first broken rule, the instruction, op and value where it is broken; or the
+        peak, the budget, and the modules that hold the most at the peak.
+    """
+    walk = _checked_walk(plan, graph)
+    if walk.peak_bytes > plan.budget_bytes:
+        raise InvalidPlan(_over_budget(plan, graph, walk))
+
+
+def verified_peak_bytes(plan: Plan, graph: Graph) -> int:
+    """Return the peak of a legal plan in bytes, constants included, by the verifier's account.
+
+    Raises
+    ------
+    PlanMismatch, InvalidPlan
+        As `verify`, except that the budget is not looked at.
+    """
+    return _checked_walk(plan, graph).peak_bytes
+
+
+def _checked_walk(plan: Plan, graph: Graph) -> _Walk:
+    if plan.format != FORMAT:
+        raise InvalidPlan(
+            f"plan format {plan.format} is not supported (this version reads {FORMAT})"
+        )
+    expected = fingerprint(graph)
+    if plan.graph != expected:
+        raise PlanMismatch(
+            f"the plan was made for the graph {plan.graph}, but {graph.name or 'this graph'!r} "
+            f"is {expected}: plan again, or give the graph the plan was made for"
+        )
+    walk = _Walk(plan, graph)
+    walk.run(len(plan.instructions))
+    walk.end()
+    return walk
+
+
+def _over_budget(plan: Plan, graph: Graph, walk: _Walk) -> str:
+    """Say by how much the budget is exceeded, where, and which modules hold the most there."""
+    where = "before the first instruction"
+    replay = _Walk(plan, graph)
+    if walk.peak_index >= 0:
+        replay.run(walk.peak_index)
+        where = replay.describe(walk.peak_index)
+    by_module: dict[str, int] = defaultdict(int)
+    for value in replay.alive:
+        by_module[holder_module(graph, replay.producer, value)] += graph.values[value].size_bytes
+    largest = sorted(by_module.items(), key=lambda item: (-item[1], item[0]))[:_HOLDERS_SHOWN]
+    holders = ", ".join(f"{module} {format_bytes(size)}" for module, size in largest)
+    return (
+        f"the plan needs {walk.peak_bytes} bytes ({format_bytes(walk.peak_bytes)}) at {where}, "
+        f"which is {walk.peak_bytes - plan.budget_bytes} more than its budget of "
+        f"{plan.budget_bytes} ({format_bytes(plan.budget_bytes)}); constants take "
+        f"{format_bytes(graph.constant_bytes)}, most is held just before by: {holders or 'nothing'}"
+    )
+
+
+class _Walk:
+    """One pass over the instructions: what is alive, what has happened, how many bytes."""
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self.plan = plan
+        self.graph = graph
+        self.index = 0  # the instruction at hand
+        self.segment: SegmentId = -1
+        self.alive: set[ValueId] = set()
+        self.gone: dict[ValueId, int] = {}  # value -> instruction that ended its last instance
+        self.handed_over: dict[ValueId, int] = {}
+        self.first: dict[OpId, int] = {}  # op -> alternative of its first computation
+        self.bytes = graph.constant_bytes
+        self.peak_bytes = graph.constant_bytes
+        self.peak_index = -1
+        self.producer = producers(graph)
+        self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
+        self.written_back: dict[SegmentId, list[ValueId]] = defaultdict(list)
+        self.replaced: dict[ValueId, list[SegmentId]] = defaultdict(list)
+        for value in graph.values:
+            if value.role == "tangent" and value.segment is not None:
+                self.tangents[value.segment].append(value.id)
+            if value.fate == "written_back" and value.replaces is not None:
+                segment = graph.ops[self.producer[value.id]].segment
+                self.written_back[segment].append(value.id)
+                self.replaced[value.replaces].append(segment)
+        self.last_compute: dict[OpId, int] = {
+            step.op: index
+            for index, step in enumerate(plan.instructions)
+            if isinstance(step, Compute)
+        }
+
+    def run(self, stop: int) -> None:
+        """Check and account the instructions before position `stop`."""
+        instructions = self.plan.instructions
+        if instructions and not isinstance(instructions[0], Enter):
+            self.refuse("a plan begins by entering segment 0")
+        for self.index in range(stop):
+            instruction = instructions[self.index]
+            match instruction:
+                case Compute():
+                    during = self.compute(instruction)
+                case Free():
+                    during = self.free(instruction)
+                case HandOver():
+                    during = self.hand_over(instruction)
+                case Enter():
+                    during = self.enter(instruction)
+            if during > self.peak_bytes:
+                self.peak_bytes, self.peak_index = during, self.index
+
+    def end(self) -> None:
+        """Check what must hold once the last instruction has run."""
+        if self.segment != len(self.graph.segments) - 1:
+            raise InvalidPlan(
+                f"the plan ends in segment {self.segment} (-1: none) but the graph has "
+                f"{len(self.graph.segments)} segments, and each must be entered"
+            )
+        for op in self.graph.ops:
+            if op.required and op.id not in self.first:
+                raise InvalidPlan(f"the plan never computes {name_op(op)}, which is required")
+        self.end_segment("the end of the plan")
+        for value in self.graph.values:
+            if value.fate == "handed_over" and value.id not in self.handed_over:
+                raise InvalidPlan(f"the plan never hands over the gradient {self.value(value.id)}")
+            if value.fate == "returned" and not self.is_alive(value.id):
+                raise InvalidPlan(
+                    f"{self.value(value.id)} is returned to the caller but is not alive at the "
+                    f"end of the plan ({self.why_dead(value.id)})"
+                )
+        for number, choice in enumerate(self.graph.choices):
+            self.check_choice(number, choice)
+
+    def compute(self, step: Compute) -> int:
+        """Check one computation and account its bytes; return those at its worst instant."""
+        graph = self.graph
+        if not 0 <= step.op < len(graph.ops):
+            self.refuse(f"the graph has {len(graph.ops)} ops")
+        op = graph.ops[step.op]
+        if not 0 <= step.alternative < len(op.alternatives):
+            self.refuse(f"the op has {len(op.alternatives)} alternatives")
+        alternative = op.alternatives[step.alternative]
+        if not 0 <= step.variant < len(alternative.variants):
+            self.refuse(f"the alternative has {len(alternative.variants)} variants")
+        for value in alternative.reads:
+            if not self.is_alive(value):
+                self.refuse(f"it reads {self.value(value)}, {self.why_dead(value)}")
+        again = op.id in self.first
+        if again:
+            self.check_again(op, alternative)
+        else:
+            self.check_first(op, alternative)
+            self.first[op.id] = step.alternative
+            if self.last_compute[op.id] > self.index:
+                self.bytes += op.random_state_bytes
+        during = self.write(alternative, alternative.variants[step.variant].workspace_bytes)
+        if again and self.last_compute[op.id] == self.index:
+            self.bytes -= op.random_state_bytes
+        return during
+
+    def check_first(self, op: Op, alternative: Alternative) -> None:
+        """Check what only the first computation of an op must keep."""
+        if op.segment != self.segment:
+            self.refuse(
+                f"its first computation belongs into segment {op.segment}, "
+                f"but the plan is in segment {self.segment}",
+            )
+        if alternative.use == "again":
+            self.refuse(f"alternative {alternative.name!r} serves only later computations")
+
+    def check_again(self, op: Op, alternative: Alternative) -> None:
+        """Check what only a recomputation must keep."""
+        segments = self.graph.segments
+        if op.pinned is not None:
+            self.refuse(f"the op may not be computed again: {op.pinned}")
+        if alternative.use == "first":
+            self.refuse(f"alternative {alternative.name!r} serves only the first computation")
+        if segments[self.segment].program != segments[op.segment].program:
+            self.refuse(
+                f"an op of program {segments[op.segment].program} cannot be computed again in "
+                f"segment {self.segment} of program {segments[self.segment].program}",
+            )
+        for value in alternative.writes:
+            if self.graph.values[value].fate == "handed_over":
+                self.refuse(f"it computes the gradient {self.value(value)} twice")
+        for value in alternative.reads:
+            for end in self.replaced.get(value, ()):
+                if op.segment <= end < self.segment:
+                    self.refuse(
+                        f"it reads {self.value(value)}, whose content was replaced when segment "
+                        f"{end} ended, after the first computation in segment {op.segment}",
+                    )
+
+    def write(self, alternative: Alternative, workspace_bytes: int) -> int:
+        """Account what a computation makes; return the bytes at its worst instant."""
+        values = self.graph.values
+        made = alternative.writes
+        target = alternative.overwrites
+        if target is not None:
+            self.check_overwrite(alternative, target)
+            self.alive.remove(target)
+            self.gone[target] = self.index
+            self.alive.add(made[0])
+            made = made[1:]
+        second_instances = sum(values[v].size_bytes for v in made if v in self.alive)
+        self.bytes += sum(values[v].size_bytes for v in made if v not in self.alive)
+        self.alive.update(made)
+        return self.bytes + second_instances + workspace_bytes
+
+    def check_overwrite(self, alternative: Alternative, target: ValueId) -> None:
+        """Check that an in-place computation takes over a value that may go."""
+        values = self.graph.values
+        made = alternative.writes[0]
+        if target not in self.alive:
+            self.refuse(f"it overwrites {self.value(target)}, {self.why_dead(target)}")
+        if values[target].fate != "none":
+            self.refuse(
+                f"it overwrites {self.value(target)}, which is {values[target].fate}",
+            )
+        if values[target].size_bytes != values[made].size_bytes:
+            self.refuse(
+                f"it overwrites {self.value(target)} of {values[target].size_bytes} bytes by "
+                f"{self.value(made)} of {values[made].size_bytes}",
+            )
+        if made in self.alive:
+            self.refuse(
+                f"it writes {self.value(made)} in place while an earlier instance is alive",
+            )
+
+    def free(self, step: Free) -> int:
+        """Check that a value may be released; return the bytes before."""
+        self.check_value(step.value)
+        value = self.graph.values[step.value]
+        if value.is_constant:
+            self.refuse(f"a {value.role} is resident the whole step")
+        if value.fate != "none":
+            self.refuse(f"a value that is {value.fate} is never freed by the plan")
+        if step.value not in self.alive:
+            self.refuse(f"it is not alive: {self.why_dead(step.value)}")
+        before = self.bytes
+        self.drop(step.value)
+        return before
+
+    def hand_over(self, step: HandOver) -> int:
+        """Check that gradients are finished and leave once; return the bytes before."""
+        if not step.values:
+            self.refuse("it hands over nothing")
+        before = self.bytes
+        for value in step.values:
+            self.check_value(value)
+            fate = self.graph.values[value].fate
+            if fate != "handed_over":
+                self.refuse(f"{self.value(value)} has the fate {fate!r}")
+            if value in self.handed_over:
+                self.refuse(
+                    f"{self.value(value)} was handed over at instruction {self.handed_over[value]}",
+                )
+            if value not in self.alive:
+                self.refuse(f"{self.value(value)} is {self.why_dead(value)}")
+            self.handed_over[value] = self.index
+            if self.plan.gradients == "accumulated":
+                self.drop(value)
+        return before
+
+    def enter(self, step: Enter) -> int:
+        """Check the crossing into a segment; return the bytes while crossing."""
+        if step.segment != self.segment + 1 or step.segment >= len(self.graph.segments):
+            self.refuse(
+                f"segments are entered once each in order, and the plan is in segment "
+                f"{self.segment} of 0 to {len(self.graph.segments) - 1} (-1: none)",
+            )
+        self.end_segment(f"instruction {self.index}")
+        for value in [v for v in self.alive if self.graph.values[v].fate == "written_back"]:
+            self.drop(value)
+        self.segment = step.segment
+        crossing = self.bytes + self.graph.segments[step.segment].outside_bytes
+        for value in self.tangents.get(step.segment, ()):
+            self.alive.add(value)
+            self.bytes += self.graph.values[value].size_bytes
+        return max(crossing, self.bytes)
+
+    def end_segment(self, where: str) -> None:
+        """Check that what the present segment must write back is there."""
+        for value in self.written_back.get(self.segment, ()):
+            if value not in self.alive:
+                raise InvalidPlan(
+                    f"{where}: segment {self.segment} ends, but {self.value(value)}, the new "
+                    f"content of value {self.graph.values[value].replaces}, is "
+                    f"{self.why_dead(value)}"
+                )
+
+    def check_choice(self, number: int, choice: Choice) -> None:
+        """Check that the first computations follow exactly one branch of a choice."""
+        taken = [
+            branch
+            for branch in choice.branches
+            if all(self.first.get(op) == alternative for op, alternative in branch)
+        ]
+        if len(taken) != 1:
+            ops = sorted({op for branch in choice.branches for op, _ in branch})
+            used = ", ".join(
+                f"{name_op(self.graph.ops[op])} alternative {self.first.get(op, 'none')}"
+                for op in ops
+            )
+            raise InvalidPlan(
+                f"choice {number}: the plan takes {len(taken)} of its {len(choice.branches)} "
+                f"branches and must take exactly one as a whole; it uses {used}"
+            )
+
+    def drop(self, value: ValueId) -> None:
+        """Account the end of an instance."""
+        self.alive.remove(value)
+        self.gone[value] = self.index
+        self.bytes -= self.graph.values[value].size_bytes
+
+    def is_alive(self, value: ValueId) -> bool:
+        """Whether an op may read the value now."""
+        if self.graph.values[value].is_constant:
+            return True
+        return value in self.alive and value not in self.handed_over
+
+    def why_dead(self, value: ValueId) -> str:
+        """Say why a value cannot be used now."""
+        if value in self.handed_over:
+            return f"handed over at instruction {self.handed_over[value]}"
+        if value in self.gone:
+            return f"gone since instruction {self.gone[value]}"
+        return "not computed yet"
+
+    def check_value(self, value: ValueId) -> None:
+        """Refuse an unknown value."""
+        if not 0 <= value < len(self.graph.values):
+            self.refuse(f"the graph has {len(self.graph.values)} values")
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise `InvalidPlan` with the instruction and the reason."""
+        raise InvalidPlan(f"{self.describe(self.index)}: {reason}")
+
+    def value(self, value: ValueId) -> str:
+        """Name a value for people."""
+        return name_value(self.graph, self.producer, value)
+
+    def describe(self, index: int) -> str:
+        """Name an instruction for people."""
+        match self.plan.instructions[index]:
+            case Compute(op) if 0 <= op < len(self.graph.ops):
+                what = f"compute of {name_op(self.graph.ops[op])}"
+            case Compute(op, alternative, variant):
+                what = f"compute of op {op}, alternative {alternative}, variant {variant}"
+            case Free(value) if 0 <= value < len(self.graph.values):
+                what = f"free of {self.value(value)}"
+            case Free(value):
+                what = f"free of value {value}"
+            case HandOver(values):
+                what = f"hand-over of {_list(values)}"
+            case Enter(segment):
+                what = f"entry of segment {segment}"
+        return f"instruction {index} ({what})"
+
+
+def _list(values: Iterable[ValueId]) -> str:
+    """List ids for people, at most eight."""
+    ids = [str(value) for value in values]
+    return ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
