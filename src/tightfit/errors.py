@@ -6,6 +6,7 @@ __all__ = [
     "BadInput",
     "BudgetExceeded",
     "CaptureError",
+    "HookUnavailable",
     "InfeasibleBudget",
     "InvalidGraph",
     "InvalidPlan",
@@ -39,6 +40,10 @@ class PlanMismatch(BadInput):
 
 class MissingExtra(TightfitError, ImportError):
     """An optional dependency that is not installed; the message has the pip command."""
+
+
+class HookUnavailable(TightfitError, RuntimeError):
+    """The allocator hook cannot be installed in this process; the message says why."""
 
 
 class CaptureError(TightfitError):

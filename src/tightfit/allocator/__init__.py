@@ -1,1 +1,37 @@
-"""allocator"""
+"""What PyTorch's allocators give out: meters, peaks, recorded lifetimes.
+
+On the CPU everything rests on the allocator hook (`hook_available`, `hook_unavailable_reason`).
+Without it `meter_for("cpu")`, `CpuMeter` and `record` raise `HookUnavailable`; `measure_peak` and
+`ProfilerMeter` still work. On CUDA no hook is needed. Importing this package does not import
+torch.
+"""
+
+from tightfit.allocator.library import hook_available, hook_unavailable_reason
+from tightfit.allocator.meter import (
+    CpuMeter,
+    CudaMeter,
+    Meter,
+    PeakMeasurement,
+    measure_peak,
+    meter_for,
+    resident_bytes,
+)
+from tightfit.allocator.profiler_meter import ProfilerMeter
+from tightfit.allocator.recording import RecordedBlock, Recorder, Recording, record
+
+__all__ = [
+    "CpuMeter",
+    "CudaMeter",
+    "Meter",
+    "PeakMeasurement",
+    "ProfilerMeter",
+    "RecordedBlock",
+    "Recorder",
+    "Recording",
+    "hook_available",
+    "hook_unavailable_reason",
+    "measure_peak",
+    "meter_for",
+    "record",
+    "resident_bytes",
+]

@@ -1,2 +1,403 @@
-/* Placeholder until the counting hook lands: exports its version only. */
-__attribute__((visibility("default"))) int tightfit_hook_version(void) { return 0; }
+/* Hook in c10's CPU allocator: counts live and peak bytes, records lifetimes.
+ *
+ * Plain C, no torch headers, loaded by ctypes. `tightfit_hook_install` copies the vtable of
+ * c10's default CPU allocator, replaces `allocate` and `raw_deleter`, and registers the copy.
+ * Memory still comes from the allocator that was there before. The hook is never uninstalled:
+ * oneDNN keeps raw buffers and frees them through whatever allocator is registered then.
+ *
+ * Contracts of c10 that this file keeps:
+ *   - the context of a DataPtr equals its data pointer (`raw_allocate` asserts it);
+ *   - `allocate` attaches exactly the deleter that `raw_deleter` returns;
+ *   - blocks may be freed by any thread, and memory allocated before the hook was installed may
+ *     be freed through it: only blocks found in the size table are counted.
+ *
+ * Modes: counting always, recording between begin and end. A later mode adds its own section
+ * and one call in `hook_allocate` or `hook_free`.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define VERSION 1
+#define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
+
+/* ------------------------------------------------------------------ c10's binary interface */
+
+typedef void (*Deleter)(void *);
+
+typedef struct {
+    void *data;
+    Deleter deleter; /* libstdc++ stores a unique_ptr's deleter before its pointer */
+    void *context;
+    int8_t device_type, device_index;
+} DataPtr;
+
+enum { /* slots of c10::Allocator's vtable, from the address an object points to */
+    SLOT_ALLOCATE = 2,
+    SLOT_IS_SIMPLE = 3,
+    SLOT_RAW_DELETER = 4,
+    SLOT_COPY_DATA = 5,
+    SLOTS = 6,
+    SLOTS_BEFORE = 2, /* offset to top, type information */
+};
+
+typedef DataPtr (*Allocate)(void *self, size_t size);
+typedef _Bool (*IsSimple)(const void *self, const DataPtr *block);
+typedef Deleter (*RawDeleter)(const void *self);
+typedef void (*CopyData)(const void *self, void *target, const void *source, size_t size);
+
+static void *previous;
+static Allocate previous_allocate;
+static Deleter previous_free;
+static void *own_table[SLOTS_BEFORE + SLOTS];
+static struct {
+    void **table;
+} own_allocator;
+static _Bool installed;
+
+/* ------------------------------------------------------------------ size table */
+
+/* Which blocks are ours and how large: open addressing, sharded by address, linear probing with
+ * backward shift on removal. */
+
+#define SHARD_BITS 6
+#define SHARDS (1 << SHARD_BITS)
+
+typedef struct {
+    uintptr_t address; /* 0: empty */
+    uint64_t size;
+    uint64_t record; /* 0, or (recording << 40) + index of its lifetime */
+} Entry;
+
+typedef struct {
+    pthread_mutex_t lock;
+    Entry *entries;
+    uint64_t capacity, count; /* capacity: 0 or a power of two */
+} Shard;
+
+static Shard shards[SHARDS];
+
+static inline uint64_t hash_of(uintptr_t address) {
+    return (uint64_t)(address >> 6) * 0x9E3779B97F4A7C15u;
+}
+
+static inline Shard *shard_of(uint64_t hash) { return &shards[hash >> (64 - SHARD_BITS)]; }
+
+static inline uint64_t slot_of(const Shard *shard, uint64_t hash) {
+    return (hash >> 20) & (shard->capacity - 1);
+}
+
+static void place(Shard *shard, Entry entry) {
+    uint64_t slot = slot_of(shard, hash_of(entry.address));
+    while (shard->entries[slot].address)
+        slot = (slot + 1) & (shard->capacity - 1);
+    shard->entries[slot] = entry;
+}
+
+static _Bool grow(Shard *shard) {
+    Shard larger = *shard;
+    larger.capacity = shard->capacity ? 2 * shard->capacity : 64;
+    larger.entries = calloc(larger.capacity, sizeof(Entry));
+    if (!larger.entries)
+        return 0;
+    for (uint64_t slot = 0; slot < shard->capacity; slot++)
+        if (shard->entries[slot].address)
+            place(&larger, shard->entries[slot]);
+    free(shard->entries);
+    shard->entries = larger.entries;
+    shard->capacity = larger.capacity;
+    return 1;
+}
+
+static _Bool table_insert(Entry entry) {
+    Shard *shard = shard_of(hash_of(entry.address));
+    pthread_mutex_lock(&shard->lock);
+    _Bool fits = 2 * (shard->count + 1) <= shard->capacity || grow(shard);
+    if (fits) {
+        place(shard, entry);
+        shard->count++;
+    }
+    pthread_mutex_unlock(&shard->lock);
+    return fits;
+}
+
+/* Closes the gap at `hole` so that no later entry becomes unreachable. */
+static void close_gap(Shard *shard, uint64_t hole) {
+    uint64_t mask = shard->capacity - 1;
+    for (uint64_t slot = (hole + 1) & mask; shard->entries[slot].address; slot = (slot + 1) & mask) {
+        uint64_t home = slot_of(shard, hash_of(shard->entries[slot].address));
+        if (((slot - home) & mask) >= ((slot - hole) & mask)) {
+            shard->entries[hole] = shard->entries[slot];
+            hole = slot;
+        }
+    }
+    shard->entries[hole].address = 0;
+}
+
+/* Removes a block; an entry with address 0 if it is not ours. */
+static Entry table_remove(void *address) {
+    uint64_t hash = hash_of((uintptr_t)address);
+    Shard *shard = shard_of(hash);
+    Entry found = {0};
+    pthread_mutex_lock(&shard->lock);
+    if (shard->capacity) {
+        uint64_t slot = slot_of(shard, hash);
+        while (shard->entries[slot].address && shard->entries[slot].address != (uintptr_t)address)
+            slot = (slot + 1) & (shard->capacity - 1);
+        found = shard->entries[slot];
+        if (found.address) {
+            close_gap(shard, slot);
+            shard->count--;
+        }
+    }
+    pthread_mutex_unlock(&shard->lock);
+    return found;
+}
+
+/* ------------------------------------------------------------------ counting */
+
+static atomic_int_fast64_t live_bytes, peak_bytes, lost_blocks;
+
+static inline int64_t rounded(uint64_t size) {
+    return (int64_t)((size + GRANULARITY - 1) & ~(uint64_t)(GRANULARITY - 1));
+}
+
+static inline void count_allocation(uint64_t size) {
+    int64_t live = atomic_fetch_add(&live_bytes, rounded(size)) + rounded(size);
+    int_fast64_t peak = atomic_load(&peak_bytes);
+    while (live > peak && !atomic_compare_exchange_weak(&peak_bytes, &peak, live)) {
+    }
+}
+
+static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rounded(size)); }
+
+/* ------------------------------------------------------------------ recording */
+
+typedef struct {
+    int64_t lower, upper, size, thread; /* half-open lifetime in ticks; upper 0: still alive */
+} Lifetime;
+
+static pthread_mutex_t record_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool recording;
+static uint64_t recording_number; /* which recording, from 1; guards against ids of older ones */
+static Lifetime *lifetimes;
+static int64_t lifetime_count, lifetime_capacity, tick, foreign_frees, thread_count;
+static __thread uint64_t thread_recording;
+static __thread int64_t thread_number;
+
+static int64_t number_of_thread(void) {
+    if (thread_recording != recording_number) {
+        thread_recording = recording_number;
+        thread_number = thread_count++;
+    }
+    return thread_number;
+}
+
+/* Returns the record of a new block, 0 if it cannot be recorded. */
+static uint64_t record_allocation(uint64_t size) {
+    uint64_t record = 0;
+    pthread_mutex_lock(&record_lock);
+    if (atomic_load(&recording)) {
+        if (lifetime_count == lifetime_capacity) {
+            int64_t capacity = lifetime_capacity ? 2 * lifetime_capacity : 4096;
+            Lifetime *larger = realloc(lifetimes, (size_t)capacity * sizeof(Lifetime));
+            if (larger) {
+                lifetimes = larger;
+                lifetime_capacity = capacity;
+            }
+        }
+        if (lifetime_count < lifetime_capacity) {
+            lifetimes[lifetime_count] = (Lifetime){tick++, 0, (int64_t)size, number_of_thread()};
+            record = (recording_number << 40) + (uint64_t)lifetime_count++;
+        } else {
+            atomic_fetch_add(&lost_blocks, 1);
+        }
+    }
+    pthread_mutex_unlock(&record_lock);
+    return record;
+}
+
+static void record_free(uint64_t record) {
+    pthread_mutex_lock(&record_lock);
+    if (atomic_load(&recording)) {
+        if (record >> 40 == recording_number)
+            lifetimes[record & ((1ull << 40) - 1)].upper = tick++;
+        else
+            foreign_frees++;
+    }
+    pthread_mutex_unlock(&record_lock);
+}
+
+/* ------------------------------------------------------------------ the two replaced slots */
+
+static void hook_free(void *address) {
+    if (!address)
+        return;
+    Entry entry = table_remove(address);
+    if (entry.address)
+        count_free(entry.size);
+    if (atomic_load_explicit(&recording, memory_order_relaxed))
+        record_free(entry.record);
+    previous_free(address);
+}
+
+static DataPtr hook_allocate(void *self, size_t size) {
+    (void)self;
+    DataPtr block = previous_allocate(previous, size); /* a C++ exception may pass through here */
+    block.deleter = hook_free;
+    if (!block.data)
+        return block;
+    Entry entry = {(uintptr_t)block.data, size, 0};
+    if (atomic_load_explicit(&recording, memory_order_relaxed))
+        entry.record = record_allocation(size);
+    if (table_insert(entry))
+        count_allocation(size);
+    else
+        atomic_fetch_add(&lost_blocks, 1);
+    return block;
+}
+
+static Deleter hook_raw_deleter(const void *self) {
+    (void)self;
+    return hook_free;
+}
+
+/* ------------------------------------------------------------------ fork */
+
+static void lock_all(void) {
+    pthread_mutex_lock(&record_lock);
+    for (int shard = 0; shard < SHARDS; shard++)
+        pthread_mutex_lock(&shards[shard].lock);
+}
+
+static void unlock_all(void) {
+    for (int shard = SHARDS - 1; shard >= 0; shard--)
+        pthread_mutex_unlock(&shards[shard].lock);
+    pthread_mutex_unlock(&record_lock);
+}
+
+static void stop_recording_in_child(void) {
+    atomic_store(&recording, 0);
+    unlock_all();
+}
+
+/* ------------------------------------------------------------------ installation */
+
+/* The interface must be the one described above; nothing is called before the table's name and
+ * length have been compared. Returns NULL, or what differs. */
+static const char *check_interface(void *library) {
+    void **table = *(void ***)previous;
+    Dl_info where;
+    const ElfW(Sym) *symbol = NULL;
+    if (!dladdr1(table, &where, (void **)&symbol, RTLD_DL_SYMENT) || !where.dli_sname || !symbol)
+        return "the registered CPU allocator has no named vtable: another library replaced it";
+    if (strcmp(where.dli_sname, "_ZTVN3c1019DefaultCPUAllocatorE"))
+        return "the registered CPU allocator is not c10's default one: another library replaced it";
+    if (symbol->st_size != (SLOTS_BEFORE + SLOTS) * sizeof(void *))
+        return "the vtable of c10's CPU allocator has another length";
+    if ((void *)(table - SLOTS_BEFORE) != dlsym(library, where.dli_sname))
+        return "the CPU allocator does not point to the start of its vtable";
+
+    Deleter deleter = ((RawDeleter)table[SLOT_RAW_DELETER])(previous);
+    if (!deleter)
+        return "c10's CPU allocator offers no raw deleter";
+    DataPtr block = ((Allocate)table[SLOT_ALLOCATE])(previous, GRANULARITY);
+    if (!block.data || block.deleter != deleter || block.context != block.data ||
+        block.device_type != 0)
+        return "c10's DataPtr has another layout"; /* the block leaks: its deleter is unknown */
+    const char *problem = NULL;
+    char text[8] = "tightfi";
+    ((CopyData)table[SLOT_COPY_DATA])(previous, block.data, text, sizeof text);
+    if (memcmp(block.data, text, sizeof text))
+        problem = "copy_data of c10's CPU allocator does not copy";
+    else if (!((IsSimple)table[SLOT_IS_SIMPLE])(previous, &block))
+        problem = "is_simple_data_ptr of c10's CPU allocator denies its own block";
+    deleter(block.data);
+    return problem;
+}
+
+/* Installs the hook once per process. `library` is the path of libc10. Returns NULL, or why the
+ * hook cannot be installed (nothing has been changed then). */
+EXPORT const char *tightfit_hook_install(const char *library) {
+    if (installed)
+        return NULL;
+    void *handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+    if (!handle)
+        return "libc10 is not loaded from torch's folder";
+    void *(*get)(void) = (void *(*)(void))dlsym(handle, "_ZN3c1015GetCPUAllocatorEv");
+    void (*set)(void *, uint8_t) =
+        (void (*)(void *, uint8_t))dlsym(handle, "_ZN3c1015SetCPUAllocatorEPNS_9AllocatorEh");
+    if (!get || !set)
+        return "libc10 exports no GetCPUAllocator or SetCPUAllocator";
+    previous = get();
+    const char *problem = check_interface(handle);
+    if (problem)
+        return problem;
+
+    void **table = *(void ***)previous;
+    previous_allocate = (Allocate)table[SLOT_ALLOCATE];
+    previous_free = ((RawDeleter)table[SLOT_RAW_DELETER])(previous);
+    memcpy(own_table, table - SLOTS_BEFORE, sizeof own_table);
+    own_table[SLOTS_BEFORE + SLOT_ALLOCATE] = (void *)hook_allocate;
+    own_table[SLOTS_BEFORE + SLOT_RAW_DELETER] = (void *)hook_raw_deleter;
+    own_allocator.table = own_table + SLOTS_BEFORE;
+    for (int shard = 0; shard < SHARDS; shard++)
+        pthread_mutex_init(&shards[shard].lock, NULL);
+    if (pthread_atfork(lock_all, unlock_all, stop_recording_in_child))
+        return "pthread_atfork failed";
+    set(&own_allocator, 200);
+    if (get() != (void *)&own_allocator)
+        return "c10 refused the hook: an allocator of higher priority is registered";
+    installed = 1;
+    return NULL;
+}
+
+/* ------------------------------------------------------------------ what Python calls */
+
+EXPORT int tightfit_hook_version(void) { return VERSION; }
+EXPORT int64_t tightfit_hook_live_bytes(void) { return atomic_load(&live_bytes); }
+EXPORT int64_t tightfit_hook_peak_bytes(void) { return atomic_load(&peak_bytes); }
+EXPORT void tightfit_hook_reset_peak(void) { atomic_store(&peak_bytes, atomic_load(&live_bytes)); }
+
+/* Blocks that could not be counted or recorded because memory for the tables ran out. */
+EXPORT int64_t tightfit_hook_lost_blocks(void) { return atomic_load(&lost_blocks); }
+
+/* Starts a recording; the calling thread gets number 0. Returns 0, or 1 if one is running. */
+EXPORT int tightfit_hook_record_begin(void) {
+    pthread_mutex_lock(&record_lock);
+    _Bool busy = atomic_load(&recording);
+    if (!busy) {
+        recording_number++;
+        lifetime_count = foreign_frees = thread_count = 0;
+        tick = 1;
+        number_of_thread();
+        atomic_store(&recording, 1);
+    }
+    pthread_mutex_unlock(&record_lock);
+    return busy;
+}
+
+/* Ends the recording and returns its number of lifetimes. The last tick is the end of every
+ * block that is still alive. */
+EXPORT int64_t tightfit_hook_record_end(int64_t *last_tick, int64_t *frees_of_older_blocks) {
+    pthread_mutex_lock(&record_lock);
+    atomic_store(&recording, 0);
+    *last_tick = tick;
+    *frees_of_older_blocks = foreign_frees;
+    int64_t count = lifetime_count;
+    pthread_mutex_unlock(&record_lock);
+    return count;
+}
+
+/* Copies the lifetimes of the ended recording: rows of lower, upper, size, thread. */
+EXPORT void tightfit_hook_record_read(int64_t *rows) {
+    pthread_mutex_lock(&record_lock);
+    memcpy(rows, lifetimes, (size_t)lifetime_count * sizeof(Lifetime));
+    pthread_mutex_unlock(&record_lock);
+}
