@@ -123,7 +123,7 @@ def _read_shape_only(joint: JointGraph, node: fx.Node, index: int) -> None:
         return
     shell = torch.empty(1, dtype=value.dtype, device=value.device).expand(value.shape)
     name = f"_shape_only_{node.name}"
-    setattr(joint.module, name, shell)
+    joint.module.register_buffer(name, shell, persistent=False)
     with graph.inserting_before(node):
         constant = graph.get_attr(name)
     constant.meta = {"val": value}

@@ -1,0 +1,1 @@
+"""The public face: thin compositions of capture, costs, planners, plans and execution."""

@@ -1,0 +1,91 @@
+"""The bytes that are resident the whole step: gradients and optimizer state that exist or will."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.capture import _torch as private
+
+__all__ = ["gradient_bytes", "optimizer_state_bytes", "resident_tensor_bytes"]
+
+
+def _rounded(size_bytes: int, granularity: int) -> int:
+    return -(-size_bytes // granularity) * granularity
+
+
+def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
+    """Return the bytes of the distinct storages of tensors, rounded as the allocator rounds."""
+    seen: dict[int, int] = {}
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            seen[storage._cdata] = _rounded(storage.nbytes(), granularity)
+    return sum(seen.values())
+
+
+def gradient_bytes(modules: dict[str, nn.Module], granularity: int) -> int:
+    """Return the bytes of the gradients that exist now."""
+    gradients = [p.grad for m in modules.values() for p in m.parameters() if p.grad is not None]
+    return resident_tensor_bytes(gradients, granularity)
+
+
+def optimizer_state_bytes(
+    optimizer: Any, modules: dict[str, nn.Module], granularity: int, device: str
+) -> int:
+    """Return the bytes of optimizer state that exist, or will after the first step.
+
+    Without an optimizer two copies of the trainable parameters are assumed (Adam's).
+    """
+    trainable = {id(p): p for m in modules.values() for p in m.parameters() if p.requires_grad}
+    copies = 2 * sum(_rounded(p.nbytes, granularity) for p in trainable.values())
+    if optimizer is None:
+        return copies
+    if any(optimizer.state.values()):
+        tensors = [t for s in optimizer.state.values() for t in _tensors(s)]
+        return resident_tensor_bytes((t for t in tensors if t.device.type == device), granularity)
+    predicted = _predict_state(optimizer, granularity, device)
+    return copies if predicted is None else predicted
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    return [t for t in private.pytree.tree_leaves(state) if isinstance(t, torch.Tensor)]
+
+
+def _predict_state(optimizer: Any, granularity: int, device: str) -> int | None:
+    """Run one step of a like optimizer on fake parameters and measure its state."""
+    try:
+        with private.FakeTensorMode(allow_non_fake_inputs=True):
+            groups = []
+            for group in optimizer.param_groups:
+                fakes = [_fake_parameter(p) for p in group["params"] if p.requires_grad]
+                groups.append({**group, "params": fakes, "foreach": False, "fused": False})
+                groups[-1] = {k: v for k, v in groups[-1].items() if k in group}
+            groups = [g for g in groups if g["params"]]
+            twin = type(optimizer)(groups, **_arguments(optimizer))
+            twin.step()
+            tensors = [t for s in twin.state.values() for t in _tensors(s)]
+            return sum(
+                _rounded(t.untyped_storage().nbytes(), granularity)
+                for t in tensors
+                if t.device.type == device
+            )
+    except Exception:  # an optimizer of any kind may fail on fakes in any way: assume two copies
+        return None
+
+
+def _fake_parameter(parameter: torch.Tensor) -> nn.Parameter:
+    fake = nn.Parameter(torch.empty_like(parameter, requires_grad=False))
+    fake.grad = torch.empty_like(fake)
+    return fake
+
+
+def _arguments(optimizer: Any) -> dict[str, Any]:
+    defaults = dict(optimizer.defaults)
+    for key in ("foreach", "fused", "capturable"):
+        if key in defaults:
+            defaults[key] = False
+    return defaults

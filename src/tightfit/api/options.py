@@ -1,0 +1,123 @@
+"""What a user may ask for, checked once at the border."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tightfit.errors import BadInput
+from tightfit.plan.plan import Plan
+from tightfit.planners.base import Limits
+from tightfit.planners.registry import DEFAULT, find_planner
+from tightfit.progress import SILENT, Progress
+from tightfit.units import parse_bytes
+
+__all__ = ["Options", "make_options"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The checked keywords of `fit` and `step`.
+
+    Parameters
+    ----------
+    budget_bytes : int or None
+        The limit; None: what the device has free, minus the reserve.
+    reserve_bytes : int
+        Bytes of the budget left unused.
+    planner : str
+        Name in the registry.
+    limits : Limits
+        When the planner stops.
+    plan : Plan or None
+        A plan to use instead of planning, if it fits the captured graph.
+    costs : str
+        ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
+    on_exceed : str
+        What the guard does when a step exceeds the budget.
+    in_flight : int
+        How many planned forwards may await their backward at once.
+    optimizer : torch.optim.Optimizer or None
+        Tells the size of its state.
+    """
+
+    budget_bytes: int | None
+    reserve_bytes: int = 0
+    planner: str = DEFAULT
+    limits: Limits = Limits(seconds=10.0)
+    plan: Plan | None = None
+    costs: str = "measured"
+    on_exceed: Literal["raise", "warn"] = "raise"
+    in_flight: int = 1
+    optimizer: Any = None
+    progress: Progress = field(default=SILENT)
+
+
+def make_options(
+    budget: int | str,
+    *,
+    optimizer: Any = None,
+    reserve: int | str = 0,
+    exactness: str = "bitwise",
+    planner: str = DEFAULT,
+    limits: tuple[float, float] | Limits | None = None,
+    plan: Plan | str | Path | None = None,
+    costs: str = "measured",
+    on_exceed: str = "raise",
+    in_flight: int = 1,
+    progress: Progress = SILENT,
+) -> Options:
+    """Check the keywords of `fit` and `step` and return them as options.
+
+    Raises
+    ------
+    BadInput
+        For a malformed budget, an unknown planner or keyword value.
+    """
+    if exactness != "bitwise":
+        raise BadInput(
+            f"exactness {exactness!r} is not available: every operator here computes the same "
+            "bits as eager ('bitwise')"
+        )
+    if on_exceed not in ("raise", "warn"):
+        raise BadInput(f"on_exceed must be 'raise' or 'warn', got {on_exceed!r}")
+    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
+        raise BadInput(f"in_flight must be an int of at least 1, got {in_flight!r}")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
+    find_planner(planner)
+    return Options(
+        budget_bytes=None if budget == "device" else parse_bytes(budget),
+        reserve_bytes=parse_bytes(reserve, what="reserve") if reserve else 0,
+        planner=planner,
+        limits=_limits(limits),
+        plan=_plan(plan),
+        costs=costs,
+        on_exceed=on_exceed,  # type: ignore[arg-type]
+        in_flight=in_flight,
+        optimizer=optimizer,
+        progress=progress,
+    )
+
+
+def _limits(limits: tuple[float, float] | Limits | None) -> Limits:
+    if limits is None:
+        return Limits(seconds=10.0)
+    if isinstance(limits, Limits):
+        return limits
+    try:
+        seconds, gap = limits
+        return Limits(seconds=float(seconds), gap=float(gap))
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"limits must be (seconds, gap) such as (30, 0.001), got {limits!r}"
+        ) from error
+
+
+def _plan(plan: Plan | str | Path | None) -> Plan | None:
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    from tightfit.plan.io import load_plan
+
+    return load_plan(Path(plan))

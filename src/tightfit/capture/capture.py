@@ -1,0 +1,163 @@
+"""Capture one step of a callable: trace, clean up, lift to values and ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.capture import _torch as private
+from tightfit.capture.joint import JointGraph, TracedCall, trace
+from tightfit.capture.lift import Captured, lift
+from tightfit.capture.normalise import normalise
+from tightfit.capture.python_state import PythonState
+from tightfit.errors import CaptureError, NothingToTrain
+from tightfit.graph.ir import Device
+
+__all__ = ["capture", "device_of", "placeholder_tensors"]
+
+_GRANULARITY = {"cpu": 64, "cuda": 512}
+
+
+def capture(call: TracedCall, *, name: str = "") -> Captured:
+    """Return the graph of one forward and backward of a call, without running it.
+
+    The model is left exactly as it was: buffers, random generators, Python attributes.
+
+    Parameters
+    ----------
+    call : TracedCall
+        The callable, its modules, example inputs.
+    name : str
+        A name for the graph.
+
+    Raises
+    ------
+    NothingToTrain
+        If neither a parameter nor an input requires a gradient.
+    CaptureError
+        If the step cannot be captured; names the module, the reason and a way out.
+    """
+    _require_training(call)
+    _require_plain_state(call)
+    state = PythonState(call.modules)
+    with state:
+        joint = trace(call)
+    state.raise_if_changed()
+    _require_gradients(joint)
+    _refuse_foreign_parameters(joint)
+    tied = _tied(call, joint)
+    normalise(joint, tied)
+    return lift(joint, device_of(call), name, tied)
+
+
+def device_of(call: TracedCall) -> Device:
+    """Return the device the modules and inputs of a call lie on.
+
+    Raises
+    ------
+    CaptureError
+        If they lie on several devices.
+    """
+    tensors = [p for m in call.modules.values() for p in m.parameters()]
+    tensors += [b for m in call.modules.values() for b in m.buffers()]
+    devices = {t.device for t in tensors if t.device.type != "cpu" or t.numel() > 1}
+    kinds = {d for d in devices if d.type != "meta"} or {torch.device("cpu")}
+    if len(kinds) > 1:
+        listed = ", ".join(sorted(str(d) for d in kinds))
+        raise CaptureError(
+            f"the model lies on several devices ({listed}); a budget is for one device. Fit the "
+            "part on each device by itself"
+        )
+    device = kinds.pop()
+    return Device(
+        kind=device.type,
+        granularity_bytes=_GRANULARITY.get(device.type, 512),
+        name=_device_name(device),
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_name(device)
+    return device.type
+
+
+def placeholder_tensors(
+    joint: JointGraph, modules: dict[str, nn.Module], leaves: list[Any]
+) -> list[Any]:
+    """Return the tensors of the placeholders of a call, tangents left out.
+
+    Parameters and buffers are fetched by name each time, so `.to()` and `load_state_dict(
+    assign=True)` are seen.
+    """
+    members: dict[str, Any] = {}
+    for prefix, module in modules.items():
+        for key, parameter in module.named_parameters(remove_duplicate=False):
+            members[f"{prefix}.{key}"] = parameter
+        for key, buffer in module.named_buffers(remove_duplicate=False):
+            members[f"{prefix}.{key}"] = buffer
+    return [
+        leaves[source.index] if source.kind == "input" else members[source.name]
+        for source in joint.sources
+        if source.kind != "tangent"
+    ]
+
+
+def _require_training(call: TracedCall) -> None:
+    tensors = [p for m in call.modules.values() for p in m.parameters()]
+    tensors += [t for t in _leaves(call) if isinstance(t, torch.Tensor)]
+    if not any(t.requires_grad for t in tensors):
+        raise NothingToTrain(
+            "no parameter and no input requires a gradient: there is no training step to plan. "
+            "Call requires_grad_() on what is to be trained"
+        )
+
+
+def _leaves(call: TracedCall) -> list[Any]:
+    return private.pytree.tree_leaves((call.args, call.kwargs))
+
+
+def _require_plain_state(call: TracedCall) -> None:
+    """Refuse what the tracer would silently get wrong or cannot describe."""
+    for prefix, top in call.modules.items():
+        for name, module in top.named_modules():
+            where = ".".join(p for p in (prefix, name) if p)
+            for key, parameter in module._parameters.items():
+                if isinstance(parameter, nn.parameter.UninitializedParameter):
+                    raise CaptureError(
+                        f"{where}.{key} is a lazy parameter without a shape yet: call the model "
+                        "once before fitting it"
+                    )
+
+
+def _require_gradients(joint: JointGraph) -> None:
+    if not joint.gradients:
+        raise NothingToTrain(
+            "no output depends on a parameter that requires a gradient: there is nothing to "
+            "differentiate. Return the loss or the prediction from forward"
+        )
+
+
+def _refuse_foreign_parameters(joint: JointGraph) -> None:
+    for node in joint.module.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        tensor = getattr(joint.module, str(node.target), None)
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise CaptureError(
+                f"the step uses a tensor of shape {tuple(tensor.shape)} that requires a gradient "
+                "and belongs to none of the given modules: its gradient would be lost. Pass its "
+                "module in modules=[...]"
+            )
+
+
+def _tied(call: TracedCall, joint: JointGraph) -> list[list[int]]:
+    """Return groups of placeholder positions that hold one and the same tensor."""
+    tensors = placeholder_tensors(joint, call.modules, _leaves(call))
+    groups: dict[int, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor):
+            groups.setdefault(id(tensor), []).append(position)
+    return [group for group in groups.values() if len(group) > 1]

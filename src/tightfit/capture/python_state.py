@@ -1,0 +1,172 @@
+"""Detect and undo what a model's Python code changes while it is captured.
+
+A captured step replays operators, not Python. Code that counts calls, draws from `random` or
+collects tensors in lists would run once, at capture, and never again: such a model is refused by
+name, and what capture changed is put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.capture._torch import FakeTensor
+from tightfit.errors import CaptureError
+
+__all__ = ["PythonState"]
+
+_BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "forward"})
+_CONTAINERS = (list, dict, set)
+
+
+class PythonState:
+    """A snapshot of everything Python code may change: module attributes and generators.
+
+    Used as a context manager around a trace: on exit everything is put back. `raise_if_changed`
+    afterwards refuses the model if something had changed.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        alone = len(modules) == 1
+        self._modules: dict[str, nn.Module] = {}
+        for prefix, top in modules.items():
+            for name, module in top.named_modules():
+                self._modules[name if alone else f"{prefix}.{name}".rstrip(".")] = module
+        self._changed: list[str] = []
+
+    def __enter__(self) -> PythonState:
+        self._attributes = {
+            name: {k: (v, _copied(v)) for k, v in module.__dict__.items()}
+            for name, module in self._modules.items()
+        }
+        self._members = {
+            name: (dict(m._parameters), dict(m._buffers), dict(m._modules))
+            for name, m in self._modules.items()
+        }
+        self._random = random.getstate()
+        self._numpy = _numpy_state()
+        self._torch = torch.get_rng_state()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for name, module in self._modules.items():
+            self._restore_members(name, module)
+            self._restore_attributes(name, module)
+        if random.getstate() != self._random:
+            self._changed.append("the generator of Python's random module")
+            random.setstate(self._random)
+        if not _same_numpy(self._numpy):
+            self._changed.append("numpy's global random generator")
+            _set_numpy_state(self._numpy)
+        torch.set_rng_state(self._torch)
+
+    def _restore_members(self, name: str, module: nn.Module) -> None:
+        kept = (module._parameters, module._buffers, module._modules)
+        for current, before in zip(kept, self._members[name], strict=True):
+            if current.keys() != before.keys() or any(
+                current[k] is not before[k] for k in before
+            ):
+                changed = [k for k in {*current, *before} if current.get(k) is not before.get(k)]
+                self._changed.append(f"{_of(name)}.{changed[0]}")
+                current.clear()
+                current.update(before)
+
+    def _restore_attributes(self, name: str, module: nn.Module) -> None:
+        before = self._attributes[name]
+        for key in [k for k in module.__dict__ if k not in before]:
+            self._changed.append(f"{_of(name)}.{key}")
+            del module.__dict__[key]
+        for key, (value, snapshot) in before.items():
+            if key in _BOOKKEEPING:
+                continue
+            current = module.__dict__.get(key, _MISSING)
+            if current is not value or (snapshot is not None and not _equal(current, snapshot)):
+                self._changed.append(f"{_of(name)}.{key}")
+                if snapshot is not None and isinstance(value, _CONTAINERS):
+                    _refill(value, snapshot)
+                module.__dict__[key] = value
+
+    def raise_if_changed(self) -> None:
+        """Refuse a model whose Python state changed during the trace.
+
+        Raises
+        ------
+        CaptureError
+            Names what changed.
+        """
+        if self._changed:
+            what = ", ".join(dict.fromkeys(self._changed))
+            raise CaptureError(
+                f"the forward pass changes Python state: {what}. A planned step replays operators,"
+                " not Python, so this would silently stop happening. Way out: make it a registered"
+                " buffer (tensors), do it outside the fitted module, or draw random numbers with "
+                "torch. The model is unchanged"
+            )
+
+
+_MISSING = object()
+
+
+def _of(name: str) -> str:
+    return name or "the model"
+
+
+def _copied(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else None
+
+
+def _equal(current: Any, snapshot: Any) -> bool:
+    """Whether a container holds the same objects as its snapshot."""
+    if type(current) is not type(snapshot) or len(current) != len(snapshot):
+        return False
+    if isinstance(snapshot, dict):
+        return current.keys() == snapshot.keys() and all(
+            _same(current[k], snapshot[k]) for k in snapshot
+        )
+    if isinstance(snapshot, set):
+        return current == snapshot
+    return all(_same(a, b) for a, b in zip(current, snapshot, strict=True))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, torch.Tensor | FakeTensor) or isinstance(b, torch.Tensor):
+        return False
+    if type(a) is type(b) and isinstance(a, int | float | str | bytes | tuple):
+        return a == b
+    return False
+
+
+def _refill(container: Any, snapshot: Any) -> None:
+    if isinstance(container, list):
+        container[:] = snapshot
+    else:
+        container.clear()
+        container.update(snapshot)
+
+
+def _numpy_state() -> Any:
+    import numpy
+
+    return numpy.random.get_state(legacy=False)
+
+
+def _same_numpy(before: Any) -> bool:
+    import numpy
+
+    now = _numpy_state()
+    if now["bit_generator"] != before["bit_generator"]:
+        return False
+    state, old = now["state"], before["state"]
+    return state["pos"] == old["pos"] and bool(numpy.array_equal(state["key"], old["key"]))
+
+
+def _set_numpy_state(state: Any) -> None:
+    import numpy
+
+    numpy.random.set_state(state)

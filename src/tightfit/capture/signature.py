@@ -1,0 +1,126 @@
+"""What a captured step depends on: the guards of its plan.
+
+A captured step holds for one combination of input shapes, module flags and modes. Its signature
+is compared on every call; any difference means another plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.capture import _torch as private
+from tightfit.errors import BadInput
+
+__all__ = ["describe_change", "input_signature", "module_signature"]
+
+_PLAIN = (bool, int, float, str, type(None))
+_SKIPPED = frozenset(
+    {
+        "training",
+        "forward",
+        "_parameters",
+        "_buffers",
+        "_modules",
+        "_non_persistent_buffers_set",
+        "_is_full_backward_hook",
+    }
+)
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
+    """Return what matters of the flattened inputs of a call.
+
+    Raises
+    ------
+    BadInput
+        For an input that is neither a tensor nor plain data.
+    """
+    parts: list[Any] = [spec]
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            parts.append(_tensor(leaf))
+        elif isinstance(leaf, _PLAIN):
+            parts.append((type(leaf), leaf))
+        elif isinstance(leaf, torch.dtype | torch.device | torch.memory_format | torch.Size):
+            parts.append(leaf)
+        else:
+            raise BadInput(
+                f"input {index} is a {type(leaf).__name__}: a planned call takes tensors and "
+                "plain values (int, float, bool, str, None) in lists, tuples and dicts"
+            )
+    return tuple(parts)
+
+
+def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    layout = tensor.stride() if tensor.layout == torch.strided else str(tensor.layout)
+    return (tuple(tensor.shape), layout, tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+def module_signature(modules: dict[str, nn.Module], root: nn.Module | None) -> tuple[Any, ...]:
+    """Return what matters of modules: parameters, buffers, flags, plain attributes, hooks, modes.
+
+    Parameters
+    ----------
+    modules : dict of str to nn.Module
+        The modules a step uses.
+    root : nn.Module or None
+        The module whose own hooks run around the step and so do not matter.
+    """
+    parts: list[Any] = [_modes()]
+    for prefix, top in modules.items():
+        for name, module in top.named_modules(remove_duplicate=False):
+            parts.append((prefix, name, type(module), module.training))
+            parts.extend(_attributes(module))
+            if module is not root:
+                parts.append(tuple(tuple(getattr(module, hooks)) for hooks in _HOOKS))
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    parts.append((key, id(parameter), *_tensor(parameter)))
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    parts.append((key, *_tensor(buffer)))
+    return tuple(parts)
+
+
+def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    return [
+        (key, value)
+        for key, value in module.__dict__.items()
+        if isinstance(value, _PLAIN) and key not in _SKIPPED
+    ]
+
+
+def _modes() -> tuple[Any, ...]:
+    """Grad mode and autocast state of every device type in use."""
+    casts = []
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            casts.append((device, torch.get_autocast_dtype(device)))
+    return (torch.is_grad_enabled(), tuple(casts), torch.is_autocast_cache_enabled())
+
+
+def describe_change(old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
+    """Return one line on the first difference between two signatures."""
+    for before, after in zip(old, new, strict=False):
+        if before != after:
+            return f"{_brief(before)} became {_brief(after)}"
+    return f"{len(old)} parts became {len(new)}"
+
+
+def _brief(part: Any) -> str:
+    text = str(part)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Return the leaves of a call's inputs and how they nest."""
+    return private.pytree.tree_flatten((args, kwargs))
