@@ -42,7 +42,10 @@ void Schedule::close(int stage, Entry& entry, std::vector<Repair>& repairs) cons
         const int chosen = choose(op, stage, repairs);
         if (chosen < 0) continue;
         entry.computed.push_back({op, chosen, 0});
-        for (int value : problem_->ops[op].alternatives[chosen].reads) {
+        const Alternative& alternative = problem_->ops[op].alternatives[chosen];
+        const int gone = alternative.must_overwrite;
+        if (gone >= 0 && resident_.get(gone, stage + 1)) repairs.push_back({gone, stage, false});
+        for (int value : alternative.reads) {
             if (read_[value] != epoch_) {
                 read_[value] = epoch_;
                 last_reader_[value] = op;

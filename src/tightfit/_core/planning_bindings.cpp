@@ -146,6 +146,10 @@ void bind_search(nb::module_& module) {
         .def_rw("local_fill", &Settings::local_fill)
         .def_rw("batch", &Settings::batch)
         .def_rw("noise", &Settings::noise);
+    nb::enum_<Relief>(module, "Relief")
+        .value("FITS", Relief::fits)
+        .value("STUCK", Relief::stuck)
+        .value("OUT_OF_TIME", Relief::out_of_time);
     nb::class_<Search>(module, "Search")
         .def(nb::init<Schedule&, std::uint64_t, Settings>(), "schedule"_a, "seed"_a,
              "settings"_a, nb::keep_alive<1, 2>())

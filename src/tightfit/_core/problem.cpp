@@ -79,6 +79,9 @@ void Problem::link(int op) {
                       return std::tie(x.cost, x.workspace, x.alternative, x.variant) <
                              std::tie(y.cost, y.workspace, y.alternative, y.variant);
                   });
+        alternative.must_overwrite = alternative.options.front().overwrites;
+        for (const Option& option : alternative.options)
+            if (option.overwrites < 0) alternative.must_overwrite = -1;
         has_options = has_options || alternative.options.size() > 1;
         node.recomputable = node.recomputable || alternative.again;
         if (alternative.first && node.first_choice < 0) node.first_choice = a;

@@ -30,6 +30,7 @@ struct Alternative {
     std::vector<Option> options;  // by cost, then workspace
     bool first;  // may serve the first computation
     bool again;  // may serve a later one
+    int must_overwrite = -1;  // value gone afterwards because every option overwrites it, or -1
     Cost least_cost() const { return options.front().cost; }
 };
 

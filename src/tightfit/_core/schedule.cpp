@@ -2,7 +2,7 @@
 #include "schedule.hpp"
 
 #include <algorithm>
-#include <limits>
+#include <stdexcept>
 #include <utility>
 
 namespace tightfit {
@@ -195,7 +195,11 @@ void Schedule::set_choice(int op, int first, int again) {
 // Evaluate the dirty stages. Where a recomputation vanished, residency that only served it goes;
 // where one appeared that cannot run, what it needs is kept instead.
 void Schedule::flush() {
-    for (std::size_t k = 0; k < dirty_.size(); ++k) refresh(dirty_[k]);
+    const std::size_t most = 1000 * (static_cast<std::size_t>(stages_) + 100);
+    for (std::size_t k = 0; k < dirty_.size(); ++k) {
+        if (k > most) throw std::logic_error("the schedule does not settle: a bug of the engine");
+        refresh(dirty_[k]);
+    }
     dirty_.clear();
 }
 
@@ -280,7 +284,7 @@ void Schedule::clear_until(int value, int stage) {
 void Schedule::repair(const Repair& repair) {
     const int value = repair.value, stage = repair.stage;
     if (!repair.extend) {
-        if (resident_.get(value, stage + 1) && !resident_.get(value, stage))
+        if (resident_.get(value, stage + 1))
             set_range(value, stage + 1, stage + 1, false);
         return;
     }

@@ -85,11 +85,11 @@ void Search::score_drops(int stage, const std::vector<int>& values) {
     std::sort(scored_.begin(), scored_.end());
 }
 
-bool Search::relieve(int candidates, int steps, bool batch, double seconds) {
+Relief Search::relieve(int candidates, int steps, bool batch, double seconds) {
     const auto start = Clock::now();
     std::vector<int> values;
     for (int step = 0; step < steps && !schedule_.fits(); ++step) {
-        if (seconds_since(start) > seconds) return false;
+        if (seconds_since(start) > seconds) return Relief::out_of_time;
         const int stage = schedule_.fullest_stage();
         residents(stage, candidates, values);
         score_drops(stage, values);
@@ -104,9 +104,9 @@ bool Search::relieve(int candidates, int steps, bool batch, double seconds) {
             schedule_.drop(one.first, stage);
             ++done;
         }
-        if (done == 0) return false;
+        if (done == 0) return Relief::stuck;
     }
-    return schedule_.fits();
+    return schedule_.fits() ? Relief::fits : Relief::out_of_time;
 }
 
 void Search::recomputations(bool local, std::vector<Scored>& events) {
@@ -168,11 +168,11 @@ void Search::fill(int passes, int limit, bool local) {
     }
 }
 
-bool Search::descend(double seconds) {
-    const bool fits = relieve(1000, 1 << 30, true, seconds);
-    if (fits) fill(3, 1 << 30, false);
+Relief Search::descend(double seconds) {
+    const Relief relief = relieve(1000, 1 << 30, true, seconds);
+    if (relief == Relief::fits) fill(3, 1 << 30, false);
     schedule_.commit();
-    return fits;
+    return relief;
 }
 
 // ---------------------------------------------------------------------------- perturbations

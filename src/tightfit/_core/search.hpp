@@ -22,6 +22,8 @@ struct Settings {
     double noise = 0.3;  // sigma of the log-normal noise on scores
 };
 
+enum class Relief { fits, stuck, out_of_time };
+
 struct Limits {
     double seconds;
     std::int64_t iterations;  // < 0: no limit; otherwise seconds are ignored
@@ -32,12 +34,12 @@ public:
     Search(Schedule& schedule, std::uint64_t seed, Settings settings);
 
     // Drop values at the fullest stage, the cheapest per byte of overflow first, until the
-    // schedule fits. Returns whether it does; false also when the time is up.
-    bool relieve(int candidates, int steps, bool batch, double seconds);
+    // schedule fits, no drop helps, or time or steps are up.
+    Relief relieve(int candidates, int steps, bool batch, double seconds);
     // Keep what recomputations make wherever the room allows, the dearest per byte first.
     void fill(int passes, int limit, bool local);
     // First plan: relieve with all candidates, then fill.
-    bool descend(double seconds);
+    Relief descend(double seconds);
     // Simulated annealing over perturb-relieve-fill steps; leaves the best schedule loaded.
     // Returns the number of iterations done.
     std::int64_t improve(Limits limits, double hot, double cold, Cost target);
