@@ -1,0 +1,10 @@
+// One function per area that adds its classes to the extension module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace tightfit {
+
+void bind_planning(nanobind::module_& module);
+
+}  // namespace tightfit

@@ -1,0 +1,178 @@
+// Python's view of problems, schedules and the search. Long calls release the interpreter lock.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <tuple>
+
+#include "bindings.hpp"
+#include "search.hpp"
+
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+namespace tightfit {
+
+namespace {
+
+using Words = nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>, nb::c_contig>;
+using Row = std::tuple<int, int, int>;
+
+Words resident_words(const Snapshot& snapshot, const Problem& problem) {
+    const std::size_t rows = problem.value_count();
+    const std::size_t columns = rows == 0 ? 0 : snapshot.resident.size() / rows;
+    auto* copy = new std::uint64_t[snapshot.resident.size() + 1];
+    std::memcpy(copy, snapshot.resident.data(), snapshot.resident.size() * sizeof(std::uint64_t));
+    nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<std::uint64_t*>(p); });
+    return Words(copy, {rows, columns}, owner);
+}
+
+Snapshot to_snapshot(const Schedule& schedule, const Words& words, std::vector<int> first,
+                     std::vector<int> again) {
+    const std::size_t stages = schedule.stages();
+    if (words.shape(0) != static_cast<std::size_t>(schedule.problem().value_count()) ||
+        words.shape(1) != (stages + 1 + 63) / 64 || first.size() != stages ||
+        again.size() != stages)
+        throw std::invalid_argument("the snapshot belongs to another problem");
+    Snapshot snapshot;
+    snapshot.resident.assign(words.data(), words.data() + words.size());
+    snapshot.first_choice = std::move(first);
+    snapshot.again_choice = std::move(again);
+    return snapshot;
+}
+
+std::vector<Row> computes(const Schedule& schedule) {
+    std::vector<Row> rows;
+    for (int stage = 0; stage < schedule.stages(); ++stage)
+        for (const Computed& one : schedule.computed(stage)) {
+            const Option& option = schedule.problem()
+                                       .ops[one.op]
+                                       .alternatives[one.alternative]
+                                       .options[one.option];
+            rows.emplace_back(one.op, option.alternative, option.variant);
+        }
+    return rows;
+}
+
+std::vector<int> first_choices(const Schedule& schedule) {
+    std::vector<int> choices(schedule.stages());
+    for (int op = 0; op < schedule.stages(); ++op) choices[op] = schedule.first_choice(op);
+    return choices;
+}
+
+std::vector<int> again_choices(const Schedule& schedule) {
+    std::vector<int> choices(schedule.stages());
+    for (int op = 0; op < schedule.stages(); ++op) choices[op] = schedule.again_choice(op);
+    return choices;
+}
+
+void bind_problem(nb::module_& module) {
+    nb::class_<Problem>(module, "Problem")
+        .def(nb::init<>())
+        .def("add_value", &Problem::add_value, "size"_a, "producer"_a, "kept_until"_a, "state"_a)
+        .def("add_op", &Problem::add_op, "required"_a, "crossing"_a, "program"_a)
+        .def("add_alternative", &Problem::add_alternative, "op"_a, "reads"_a, "writes"_a,
+             "first"_a, "again"_a)
+        .def("add_option", &Problem::add_option, "op"_a, "alternative"_a, "cost"_a,
+             "workspace"_a, "overwrites"_a, "graph_alternative"_a, "variant"_a)
+        .def("finish", &Problem::finish)
+        .def_prop_ro("op_count", &Problem::op_count)
+        .def_prop_ro("value_count", &Problem::value_count);
+}
+
+void bind_schedule(nb::module_& module) {
+    nb::class_<Schedule>(module, "Schedule")
+        .def(nb::init<std::shared_ptr<const Problem>, Bytes>(), "problem"_a, "budget"_a,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("budget", &Schedule::budget)
+        .def_prop_ro("cost", &Schedule::cost)
+        .def_prop_ro("overflow", &Schedule::overflow)
+        .def_prop_ro("fits", &Schedule::fits)
+        .def_prop_ro("stages", &Schedule::stages)
+        .def("peak", &Schedule::peak)
+        .def("fullest_stage", &Schedule::fullest_stage)
+        .def("peaks",
+             [](const Schedule& s) {
+                 std::vector<Bytes> peaks(s.stages());
+                 for (int t = 0; t < s.stages(); ++t) peaks[t] = s.peak_of(t);
+                 return peaks;
+             })
+        .def("computes", &computes)
+        .def("computed",
+             [](const Schedule& s, int stage) {
+                 std::vector<int> ops;
+                 for (const Computed& one : s.computed(stage)) ops.push_back(one.op);
+                 return ops;
+             })
+        .def("resident", &Schedule::resident, "value"_a, "stage"_a)
+        .def("drop", &Schedule::drop, "value"_a, "stage"_a)
+        .def("retain", &Schedule::retain, "op"_a, "stage"_a)
+        .def("select", &Schedule::select, "op"_a, "first"_a, "again"_a)
+        .def("mark", &Schedule::mark)
+        .def("undo_to", &Schedule::undo_to, "mark"_a)
+        .def("commit", &Schedule::commit)
+        .def("set_budget", &Schedule::set_budget, "budget"_a)
+        .def("keep_everything", &Schedule::keep_everything)
+        .def("words",
+             [](const Schedule& s) { return resident_words(s.snapshot(), s.problem()); })
+        .def("first_choices", &first_choices)
+        .def("again_choices", &again_choices)
+        .def("load",
+             [](Schedule& s, const Words& words, std::vector<int> first, std::vector<int> again) {
+                 const Snapshot snapshot =
+                     to_snapshot(s, words, std::move(first), std::move(again));
+                 nb::gil_scoped_release release;
+                 s.load(snapshot);
+             },
+             "words"_a, "first_choices"_a, "again_choices"_a)
+        .def("check", &Schedule::check);
+}
+
+void bind_search(nb::module_& module) {
+    nb::class_<Settings>(module, "Settings")
+        .def(nb::init<>())
+        .def_rw("drop_candidates", &Settings::drop_candidates)
+        .def_rw("fill_limit", &Settings::fill_limit)
+        .def_rw("relieve_steps", &Settings::relieve_steps)
+        .def_rw("window", &Settings::window)
+        .def_rw("local_fill", &Settings::local_fill)
+        .def_rw("batch", &Settings::batch)
+        .def_rw("noise", &Settings::noise);
+    nb::enum_<Relief>(module, "Relief")
+        .value("FITS", Relief::fits)
+        .value("STUCK", Relief::stuck)
+        .value("OUT_OF_TIME", Relief::out_of_time);
+    nb::class_<Search>(module, "Search")
+        .def(nb::init<Schedule&, std::uint64_t, Settings>(), "schedule"_a, "seed"_a,
+             "settings"_a, nb::keep_alive<1, 2>())
+        .def("relieve", &Search::relieve, "candidates"_a, "steps"_a, "batch"_a, "seconds"_a,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("fill", &Search::fill, "passes"_a, "limit"_a, "local"_a,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("descend", &Search::descend, "seconds"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("improve",
+             [](Search& search, double seconds, std::int64_t iterations, double hot, double cold,
+                Cost target) {
+                 return search.improve({seconds, iterations}, hot, cold, target);
+             },
+             "seconds"_a, "iterations"_a, "hot"_a, "cold"_a, "target"_a,
+             nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_planning(nb::module_& module) {
+    bind_problem(module);
+    bind_schedule(module);
+    bind_search(module);
+}
+
+}  // namespace tightfit

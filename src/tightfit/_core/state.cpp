@@ -1,0 +1,147 @@
+// Whole states of a schedule: the start, snapshots, and the check against a fresh computation.
+#include <algorithm>
+#include <string>
+
+#include "schedule.hpp"
+
+namespace tightfit {
+
+void Schedule::clear() {
+    resident_.reset(problem_->value_count(), stages_ + 1);
+    computed_bits_.reset(stages_, stages_);
+    base_.assign(stages_ + 2, 0);
+    peak_.assign(stages_ + 2, 0);
+    slack_down_.assign(stages_ + 2, 0);
+    slack_up_.assign(stages_ + 2, 0);
+    stage_cost_.assign(stages_ + 1, 0);
+    computed_.assign(stages_ + 1, {});
+    starts_.assign(stages_ + 1, {});
+    recomputing_.clear();
+    recomputing_at_.assign(stages_ + 1, -1);
+    cost_ = 0;
+    overflow_ = 0;
+    log_size_ = 0;
+    dirty_.clear();
+    std::fill(is_dirty_.begin(), is_dirty_.end(), 0);
+}
+
+// Every value from birth to its last reader, with the first choice of every op.
+void Schedule::keep_everything() {
+    for (int op = 0; op < stages_; ++op) first_choice_[op] = problem_->ops[op].first_choice;
+    std::fill(again_choice_.begin(), again_choice_.end(), -1);
+    clear();
+    std::vector<int> last(problem_->value_count(), -1);
+    for (int op = stages_ - 1; op >= 0; --op) {
+        const auto& node = problem_->ops[op];
+        const auto& alternative = node.alternatives[first_choice_[op]];
+        bool wanted = node.required;
+        for (int value : alternative.writes) wanted = wanted || last[value] >= 0;
+        if (!wanted) continue;
+        for (int value : alternative.reads) last[value] = std::max(last[value], op);
+    }
+    for (int value = 0; value < problem_->value_count(); ++value) {
+        const int birth = problem_->values[value].producer;
+        if (last[value] > birth) resident_.fill(value, birth + 1, last[value], true);
+    }
+    rebuild();
+}
+
+Snapshot Schedule::snapshot() const {
+    return {resident_.data(), first_choice_, again_choice_, cost_};
+}
+
+void Schedule::load(const Snapshot& snapshot) {
+    clear();
+    resident_.data() = snapshot.resident;
+    first_choice_ = snapshot.first_choice;
+    again_choice_ = snapshot.again_choice;
+    rebuild();
+}
+
+// Derive everything from the residency bits and choices, after making the bits legal.
+void Schedule::rebuild() {
+    for (int id = 0; id < problem_->value_count(); ++id) {
+        const Value& value = problem_->values[id];
+        resident_.fill(id, 0, value.producer, false);
+        if (value.kept()) {
+            resident_.fill(id, value.producer + 1, stages_, false);
+            resident_.fill(id, value.producer + 1, value.kept_until, true);
+        } else {
+            resident_.set(id, stages_, false);
+        }
+        for (int stage = 1; stage <= stages_; ++stage) {
+            stage = resident_.next(id, stage, stages_ + 1);
+            if (stage > stages_) break;
+            base_[stage] += value.size;
+            if (!resident_.get(id, stage - 1)) starts_[stage - 1].push_back(id);
+        }
+    }
+    for (int stage = 0; stage < stages_; ++stage) mark_dirty(stage);
+    flush();
+    normalise();
+    commit();
+}
+
+// Free every stretch of residency that ends without a reader.
+void Schedule::normalise() {
+    for (int stage = stages_ - 1; stage >= 1; --stage)
+        for (int value = 0; value < problem_->value_count(); ++value)
+            if (resident_.get(value, stage) && !resident_.get(value, stage + 1))
+                trim(value, stage);
+    flush();
+}
+
+void Schedule::set_budget(Bytes budget) {
+    budget_ = budget;
+    if (problem_->has_options)
+        for (int stage = 0; stage < stages_; ++stage) mark_dirty(stage);
+    overflow_ = 0;
+    for (int stage = 0; stage < stages_; ++stage)
+        overflow_ += std::max<Bytes>(0, peak_[stage] - budget_);
+    flush();
+    commit();
+}
+
+std::string Schedule::check() const {
+    const auto where = [](const char* what, int stage) {
+        return std::string(what) + " of stage " + std::to_string(stage);
+    };
+    Cost cost = 0;
+    Bytes overflow = 0;
+    std::size_t recomputing = 0;
+    for (int stage = 0; stage < stages_; ++stage) {
+        Bytes base = 0;
+        std::vector<int> starts, stored = starts_[stage];
+        for (int value = 0; value < problem_->value_count(); ++value) {
+            if (resident_.get(value, stage)) base += problem_->values[value].size;
+            if (!resident_.get(value, stage) && resident_.get(value, stage + 1))
+                starts.push_back(value);
+        }
+        std::sort(stored.begin(), stored.end());
+        if (base != base_[stage]) return where("base bytes", stage);
+        if (starts != stored) return where("beginning values", stage);
+        Entry entry;
+        std::vector<Repair> repairs;
+        evaluate(stage, entry, repairs);
+        if (!repairs.empty()) return where("an impossible recomputation", stage);
+        if (!(entry.computed == computed_[stage])) return where("computed ops", stage);
+        if (entry.cost != stage_cost_[stage]) return where("cost", stage);
+        if (entry.peak != peak_[stage]) return where("peak", stage);
+        for (int op = 0; op < stages_; ++op) {
+            const bool listed =
+                std::any_of(entry.computed.begin(), entry.computed.end(),
+                            [&](const Computed& one) { return one.op == op; });
+            if (listed != computed_bits_.get(op, stage)) return where("computed bits", stage);
+        }
+        if (recomputes(stage) != (recomputing_at_[stage] >= 0)) return where("listing", stage);
+        recomputing += recomputes(stage);
+        cost += entry.cost;
+        overflow += std::max<Bytes>(0, entry.peak - budget_);
+    }
+    if (cost != cost_) return "total cost";
+    if (overflow != overflow_) return "overflow";
+    if (recomputing != recomputing_.size()) return "number of recomputing stages";
+    return dirty_.empty() ? "" : "unflushed stages";
+}
+
+}  // namespace tightfit

@@ -1,0 +1,50 @@
+"""Lower bounds that hold for every plan."""
+
+from __future__ import annotations
+
+from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Graph, OpId
+from tightfit.plan.plan import Gradients
+
+__all__ = ["working_set_bytes"]
+
+
+def working_set_bytes(graph: Graph, gradients: Gradients = "fresh") -> tuple[int, OpId | None]:
+    """Return the bytes that some op needs at least while it runs, constants included, and the op.
+
+    What an op reads and makes is alive together, with its workspace and the finished gradients
+    and returned values made before it; the cheapest way in bytes counts. No plan needs less.
+    """
+    worst, where = graph.constant_bytes, None
+    kept = 0
+    for op in graph.ops:
+        if not op.required:
+            continue
+        ways = [a for a in op.alternatives if a.use != "again"]
+        needed = min(_way_bytes(graph, way, gradients) for way in ways) + kept
+        if graph.constant_bytes + needed > worst:
+            worst, where = graph.constant_bytes + needed, op.id
+        kept += min(
+            sum(graph.values[v].size_bytes for v in way.writes if _kept(graph, v, gradients))
+            for way in ways
+        )
+    return worst, where
+
+
+def _kept(graph: Graph, value: int, gradients: Gradients) -> bool:
+    """Whether a value stays alive from its first computation to the end of the step."""
+    fate = graph.values[value].fate
+    return fate == "returned" or (fate == "handed_over" and gradients == "fresh")
+
+
+def _way_bytes(graph: Graph, way: Alternative, gradients: Gradients) -> int:
+    """Bytes of what a way reads, makes and works with; kept values it reads count elsewhere."""
+    size = {v: graph.values[v].size_bytes for v in (*way.reads, *way.writes)}
+    total = sum(
+        size[v]
+        for v in {*way.reads, *way.writes}
+        if graph.values[v].role not in CONSTANT_ROLES
+        and not (v in way.reads and _kept(graph, v, gradients))
+    )
+    if way.overwrites is not None:
+        total -= size[way.overwrites]
+    return total + min(v.workspace_bytes for v in way.variants)

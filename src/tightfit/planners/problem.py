@@ -1,0 +1,320 @@
+"""From a task to the engine's problem, and from an engine schedule back to computes.
+
+The engine knows ops, values and ways to compute; everything else about a graph is expressed in
+these: segment crossings become ops that cost nothing, the state of a random generator becomes a
+value written by the first computation and read by later ones, constants leave the budget.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from tightfit._core import _engine
+from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Graph, Op, OpId, SegmentId, ValueId
+from tightfit.plan.plan import Compute
+from tightfit.plan.simulate import baseline_cost_s
+from tightfit.planners.base import Task
+
+__all__ = ["EngineProblem", "build_problem", "computes_of", "ways_again"]
+
+_COST_UNITS = float(2**40)  # of the baseline: exact integers, a resolution of 1e-12
+_CROSSING = -1
+
+
+@dataclass(frozen=True)
+class EngineProblem:
+    """A task as the engine sees it.
+
+    Parameters
+    ----------
+    engine : tightfit._core._engine.Problem
+        The problem itself.
+    budget_bytes : int
+        The task's budget without the constants.
+    graph_ops : tuple of int
+        For each op of the engine the op of the graph, -1 for a segment crossing.
+    engine_ops : dict of int to int
+        The engine's op for each op of the graph.
+    engine_values : dict of int to int
+        The engine's value for each value of the graph that is not constant.
+    cost_unit_s : float
+        Seconds of one unit of cost.
+    baseline_cost : int
+        Units of cost with nothing recomputed and default alternatives.
+    """
+
+    engine: _engine.Problem
+    budget_bytes: int
+    graph_ops: tuple[OpId, ...]
+    engine_ops: dict[OpId, int]
+    engine_values: dict[ValueId, int]
+    cost_unit_s: float
+    baseline_cost: int
+
+    def overhead(self, cost: int) -> float:
+        """Return a cost of the engine as a fraction above the baseline."""
+        return cost / self.baseline_cost - 1.0 if self.baseline_cost else 0.0
+
+    def cost_at(self, overhead: float) -> int:
+        """Return the engine's cost of an overhead (a fraction)."""
+        return int(self.baseline_cost * (1.0 + overhead))
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Alternatives of an op that read and write the same values, with their use in the engine."""
+
+    reads: tuple[ValueId, ...]
+    writes: tuple[ValueId, ...]
+    first: bool
+    again: bool
+    members: tuple[int, ...]
+
+
+def ways_again(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Return, per op, the alternatives by which a plan of the engine may compute it again.
+
+    Left out: pinned and optional ops; alternatives that serve the first computation only, make a
+    finished gradient or a written-back value twice, read a constant that is replaced during the
+    step, cannot avoid to overwrite what they read, or read what is overwritten and cannot be
+    computed again itself.
+    """
+    replaced = {v.replaces for v in graph.values if v.fate == "written_back"}
+    once = {v.id for v in graph.values if v.fate in ("handed_over", "written_back")}
+    lost = _lost_values(graph)
+    return tuple(
+        ()
+        if op.pinned is not None or not op.required
+        else tuple(
+            number
+            for number, way in enumerate(op.alternatives)
+            if way.use != "first"
+            and (way.overwrites is None or _has_plain_twin(op, way))
+            and once.isdisjoint(way.writes)
+            and replaced.isdisjoint(way.reads)
+            and lost.isdisjoint(way.reads)
+        )
+        for op in graph.ops
+    )
+
+
+def _lost_values(graph: Graph) -> set[ValueId]:
+    """Values of pinned ops that some alternative cannot avoid to overwrite."""
+    pinned = {
+        v for op in graph.ops if op.pinned is not None for a in op.alternatives for v in a.writes
+    }
+    return {
+        way.overwrites
+        for op in graph.ops
+        for way in op.alternatives
+        if way.overwrites in pinned and not _has_plain_twin(op, way)
+    }
+
+
+def _has_plain_twin(op: Op, alternative: Alternative) -> bool:
+    return any(
+        other.overwrites is None
+        and other.use == alternative.use
+        and set(other.reads) == set(alternative.reads)
+        and other.writes == alternative.writes
+        for other in op.alternatives
+    )
+
+
+def build_problem(task: Task, *, alternatives: bool = True) -> EngineProblem:
+    """Return the engine's problem of a task.
+
+    Parameters
+    ----------
+    task : Task
+        Graph, budget in bytes, kind of gradients.
+    alternatives : bool
+        False: every first computation uses the default alternative.
+    """
+    return _Builder(task, alternatives).build()
+
+
+def computes_of(problem: EngineProblem, schedule: _engine.Schedule) -> list[Compute]:
+    """Return the computes of a schedule in order."""
+    return [
+        Compute(problem.graph_ops[op], alternative, variant)
+        for op, alternative, variant in schedule.computes()
+        if problem.graph_ops[op] != _CROSSING
+    ]
+
+
+class _Builder:
+    def __init__(self, task: Task, alternatives: bool) -> None:
+        self.task = task
+        self.graph = task.graph
+        self.alternatives = alternatives
+        self.engine = _engine.Problem()
+        self.graph_ops: list[OpId] = []
+        self.engine_ops: dict[OpId, int] = {}
+        self.engine_values: dict[ValueId, int] = {}
+        self.ways_again = ways_again(self.graph)
+        self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
+        for value in self.graph.values:
+            if value.role == "tangent" and value.segment is not None:
+                self.tangents[value.segment].append(value.id)
+        baseline_s = baseline_cost_s(self.graph)
+        self.unit_s = baseline_s / _COST_UNITS if baseline_s > 0 else 1.0
+        self.order = self._order()
+        self.end = len(self.order)
+
+    def build(self) -> EngineProblem:
+        baseline = 0
+        segment_end = self._segment_ends()
+        read = {v for op in self.graph.ops for a in op.alternatives for v in a.reads}
+        overwritten = {a.overwrites for op in self.graph.ops for a in op.alternatives}
+        for position, (segment, op) in enumerate(self.order):
+            if op is None:
+                self._add_crossing(position, segment, read)
+                continue
+            self._add_op(position, op)
+            self._add_outputs(position, op, segment_end[op.segment], overwritten)
+            self._add_alternatives(position, op)
+            if op.required:
+                baseline += min(self._cost(v.cost_s) for v in op.alternatives[0].variants)
+        self.engine.finish()
+        return EngineProblem(
+            engine=self.engine,
+            budget_bytes=self.task.budget_bytes - self.graph.constant_bytes,
+            graph_ops=tuple(self.graph_ops),
+            engine_ops=self.engine_ops,
+            engine_values=self.engine_values,
+            cost_unit_s=self.unit_s,
+            baseline_cost=baseline,
+        )
+
+    def _order(self) -> list[tuple[SegmentId, Op | None]]:
+        """Segment crossings that hold or make anything, and ops, in the order of the step."""
+        by_segment: dict[SegmentId, list[Op]] = defaultdict(list)
+        for op in self.graph.ops:
+            by_segment[op.segment].append(op)
+        order: list[tuple[SegmentId, Op | None]] = []
+        for segment in self.graph.segments:
+            if segment.outside_bytes or self.tangents[segment.id]:
+                order.append((segment.id, None))
+            order.extend((segment.id, op) for op in by_segment[segment.id])
+        return order
+
+    def _segment_ends(self) -> dict[SegmentId, int]:
+        """The last position of each segment that has ops."""
+        return {s: position for position, (s, op) in enumerate(self.order) if op is not None}
+
+    def _cost(self, cost_s: float) -> int:
+        return round(cost_s / self.unit_s) + 1  # one unit more, so that no computation is free
+
+    def _add_crossing(self, position: int, segment: SegmentId, read: set[ValueId]) -> None:
+        self.graph_ops.append(_CROSSING)
+        program = self.graph.segments[segment].program
+        self.engine.add_op(required=True, crossing=True, program=program)
+        first_compute = next(
+            (p for p in range(position, self.end) if self.order[p][1] is not None), self.end
+        )
+        total = 0
+        for value in self.tangents[segment]:
+            size = self.graph.values[value].size_bytes
+            total += size
+            until = -1 if value in read else first_compute
+            self._add_value(value, size, position, until)
+        writes = [self.engine_values[v] for v in self.tangents[segment]]
+        number = self.engine.add_alternative(position, [], writes, first=True, again=False)
+        outside = self.graph.segments[segment].outside_bytes
+        self.engine.add_option(position, number, 0, max(0, outside - total), -1, 0, 0)
+
+    def _add_value(self, value: ValueId, size: int, producer: int, kept_until: int) -> None:
+        self.engine_values[value] = self.engine.add_value(size, producer, kept_until, state=False)
+
+    def _add_op(self, position: int, op: Op) -> None:
+        self.graph_ops.append(op.id)
+        self.engine_ops[op.id] = position
+        program = self.graph.segments[op.segment].program
+        self.engine.add_op(required=op.required, crossing=False, program=program)
+
+    def _add_outputs(
+        self, position: int, op: Op, segment_end: int, overwritten: set[ValueId | None]
+    ) -> None:
+        always = set[ValueId].intersection(
+            *(set(a.writes) for a in op.alternatives if a.use != "again")
+        )
+        for value in dict.fromkeys(v for a in op.alternatives for v in a.writes):
+            record = self.graph.values[value]
+            until = -1
+            fresh = self.task.gradients == "fresh"
+            if record.fate == "returned" or (record.fate == "handed_over" and fresh):
+                until = self.end
+            elif record.fate == "written_back":
+                until = segment_end
+            elif record.size_bytes == 0 and op.required and value in always - overwritten:
+                until = self.end
+            self._add_value(value, record.size_bytes, position, until)
+
+    def _families(self, op: Op) -> list[_Family]:
+        grouped: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for number, alternative in enumerate(op.alternatives):
+            first = alternative.use != "again" and (self.alternatives or self._is_default(op, number))
+            again = number in self.ways_again[op.id]
+            target = alternative.overwrites
+            if target is not None and _has_plain_twin(op, alternative):
+                target = None
+            if first or again:
+                key = (frozenset(alternative.reads), alternative.writes, first, again, target)
+                grouped[key].append(number)
+        return [
+            _Family(
+                op.alternatives[numbers[0]].reads,
+                op.alternatives[numbers[0]].writes,
+                bool(key[2]),
+                bool(key[3]),
+                tuple(numbers),
+            )
+            for key, numbers in grouped.items()
+        ]
+
+    def _is_default(self, op: Op, number: int) -> bool:
+        """The default, or what differs from it only in writing over its input."""
+        default, other = op.alternatives[0], op.alternatives[number]
+        same = set(default.reads) == set(other.reads) and default.writes == other.writes
+        return number == 0 or (same and other.use == default.use)
+
+    def _add_alternatives(self, position: int, op: Op) -> None:
+        families = self._families(op)
+        state = -1
+        if op.random_state_bytes and any(family.again for family in families):
+            state = self.engine.add_value(op.random_state_bytes, position, -1, state=True)
+        for family in families:
+            if state >= 0 and family.first and family.again:
+                self._add_family(position, op, family, state, first=True)
+                self._add_family(position, op, family, state, first=False)
+            else:
+                self._add_family(position, op, family, state, first=family.first)
+
+    def _add_family(
+        self, position: int, op: Op, family: _Family, state: int, *, first: bool
+    ) -> None:
+        reads = [self.engine_values[v] for v in family.reads if not self._is_constant(v)]
+        writes = [self.engine_values[v] for v in family.writes]
+        again = family.again and (state < 0 or not first)
+        if state >= 0:
+            (writes if first else reads).append(state)
+        number = self.engine.add_alternative(position, reads, writes, first=first, again=again)
+        for member in family.members:
+            alternative = op.alternatives[member]
+            target = alternative.overwrites
+            overwrites = -1 if target is None else self.engine_values[target]
+            for index, variant in enumerate(alternative.variants):
+                self.engine.add_option(
+                    position,
+                    number,
+                    self._cost(variant.cost_s),
+                    variant.workspace_bytes,
+                    overwrites,
+                    member,
+                    index,
+                )
+
+    def _is_constant(self, value: ValueId) -> bool:
+        return self.graph.values[value].role in CONSTANT_ROLES

@@ -1,0 +1,190 @@
+"""The table of models: adding one is a file plus an entry here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tightfit.errors import BadInput
+from tightfit.zoo.example import Example, ImageSize
+
+__all__ = ["MODELS", "Entry", "make"]
+
+_UNET = {"channels": 1, "classes": 2, "width": 32, "depth": 4}
+_UNET_OF_PAPERS = {"channels": 3, "classes": 2, "width": 64, "depth": 4}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of the zoo.
+
+    Parameters
+    ----------
+    function : str
+        ``"module:function"``; called with a setting's items as keywords.
+    summary : str
+        One line for people.
+    settings : mapping of str to mapping
+        ``"default"`` (an activation peak of 200 to 700 MiB on a CPU, fresh gradients included;
+        fcn8 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout) and the settings of papers
+        by name: batch, size in pixels, sequence in tokens, dropout. What a setting does not name
+        the model does not take. Batch 1 under ``"checkmate"``: that paper looks for the largest
+        batch of this model.
+    """
+
+    function: str
+    summary: str
+    settings: Mapping[str, Mapping[str, Any]]
+
+
+MODELS: dict[str, Entry] = {
+    "resnet50": Entry(
+        "tightfit.zoo.resnet:resnet50",
+        "ResNet-50, 25.6 million parameters",
+        {
+            "default": {"batch": 16, "size": 128},
+            "monet": {"batch": 184, "size": 224},
+            "checkmate": {"batch": 1, "size": 224},
+        },
+    ),
+    "vgg16": Entry(
+        "tightfit.zoo.vgg:vgg16",
+        "VGG-16, 138 million parameters",
+        {
+            "default": {"batch": 2, "size": 224, "dropout": 0.5},
+            "monet": {"batch": 176, "size": 224, "dropout": 0.5},
+            "checkmate": {"batch": 256, "size": 224, "dropout": 0.5},
+        },
+    ),
+    "vgg19": Entry(
+        "tightfit.zoo.vgg:vgg19",
+        "VGG-19, 144 million parameters",
+        {
+            "default": {"batch": 2, "size": 224, "dropout": 0.5},
+            "checkmate": {"batch": 1, "size": 224, "dropout": 0.5},
+        },
+    ),
+    "googlenet": Entry(
+        "tightfit.zoo.googlenet:googlenet",
+        "GoogLeNet with BatchNorm, no auxiliary heads, 6.6 million parameters",
+        {
+            "default": {"batch": 16, "size": 160, "dropout": 0.2},
+            "monet": {"batch": 320, "size": 224, "dropout": 0.2},
+        },
+    ),
+    "mobilenet_v1": Entry(
+        "tightfit.zoo.mobilenet:mobilenet_v1",
+        "MobileNet v1, 4.2 million parameters",
+        {
+            "default": {"batch": 16, "size": 128, "dropout": 0.0},
+            "checkmate": {"batch": 512, "size": 224, "dropout": 0.0},
+        },
+    ),
+    "mobilenet_v2": Entry(
+        "tightfit.zoo.mobilenet:mobilenet_v2",
+        "MobileNet v2, 3.5 million parameters",
+        {
+            "default": {"batch": 8, "size": 128, "dropout": 0.2},
+            "monet": {"batch": 272, "size": 224, "dropout": 0.2},
+        },
+    ),
+    "unet": Entry(
+        "tightfit.zoo.unet:unet",
+        "U-Net with BatchNorm, 4 levels of 32 to 256 channels (papers: 64 to 512)",
+        {
+            "default": {"batch": 2, "size": 192, **_UNET},
+            "monet": {"batch": 11, "size": (416, 608), **_UNET_OF_PAPERS},
+            "checkmate": {"batch": 32, "size": (416, 608), **_UNET_OF_PAPERS},
+        },
+    ),
+    "unet3d": Entry(
+        "tightfit.zoo.unet:unet3d",
+        "3D U-Net with BatchNorm, 19 million parameters",
+        {"default": {"batch": 1, "size": 40}, "monet": {"batch": 22, "size": 64}},
+    ),
+    "fcn8": Entry(
+        "tightfit.zoo.segmentation:fcn8",
+        "FCN-8s on VGG-16, 134 million parameters",
+        {
+            "default": {"batch": 1, "size": 160, "dropout": 0.5},
+            "checkmate": {"batch": 1, "size": (416, 608), "dropout": 0.5},
+        },
+    ),
+    "segnet": Entry(
+        "tightfit.zoo.segmentation:segnet",
+        "SegNet on VGG-16, 29 million parameters",
+        {
+            "default": {"batch": 2, "size": 160},
+            "checkmate": {"batch": 1, "size": (416, 608)},
+        },
+    ),
+    "gpt2": Entry(
+        "tightfit.zoo.gpt2:gpt2",
+        "GPT-2 small, tied embeddings, loss inside, 124 million parameters",
+        {"default": {"batch": 4, "sequence": 256, "dropout": 0.1}},
+    ),
+    "bert": Entry(
+        "tightfit.zoo.bert:bert",
+        "BERT base with its masked-word head, loss inside, 110 million parameters",
+        {"default": {"batch": 4, "sequence": 128, "dropout": 0.1}},
+    ),
+    "vit": Entry(
+        "tightfit.zoo.vit:vit",
+        "ViT-B/16, 87 million parameters",
+        {"default": {"batch": 4, "size": 224, "dropout": 0.0}},
+    ),
+    "lstm": Entry(
+        "tightfit.zoo.lstm:lstm",
+        "Word model of two unrolled LSTM layers, 14 million parameters",
+        {"default": {"batch": 32, "sequence": 48}},
+    ),
+}
+
+
+def make(
+    name: str,
+    batch: int | None = None,
+    size: ImageSize | None = None,
+    sequence: int | None = None,
+    dropout: float | None = None,
+    *,
+    setting: str = "default",
+) -> Example:
+    """Return a model of the zoo in training mode with random inputs and target.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`.
+    batch, size, sequence, dropout
+        Replace the setting's values: examples per batch; image side in pixels, or (height,
+        width); tokens per text; dropout probability.
+    setting : str
+        ``"default"``, or a paper's batch and resolution by its name.
+
+    Raises
+    ------
+    BadInput
+        For an unknown model or setting, for a value the model does not take, for a size it
+        cannot halve often enough.
+    """
+    if name not in MODELS:
+        raise BadInput(f"the zoo has no model {name!r} (known: {', '.join(sorted(MODELS))})")
+    entry = MODELS[name]
+    if setting not in entry.settings:
+        known = ", ".join(entry.settings)
+        raise BadInput(f"zoo model {name!r} has no setting {setting!r} (known: {known})")
+    chosen = dict(entry.settings[setting])
+    given = {"batch": batch, "size": size, "sequence": sequence, "dropout": dropout}
+    for key, value in given.items():
+        if value is None:
+            continue
+        if key not in chosen:
+            raise BadInput(f"zoo model {name!r} takes no {key} (it takes: {', '.join(chosen)})")
+        if key != "dropout" and isinstance(value, int) and value < 1:
+            raise BadInput(f"the {key} of zoo model {name!r} must be positive, got {value}")
+        chosen[key] = value
+    module, function = entry.function.split(":")
+    return getattr(importlib.import_module(module), function)(**chosen)
