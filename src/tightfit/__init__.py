@@ -1,3 +1,68 @@
 """Train any PyTorch model inside a memory budget given in bytes, at the least extra compute."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
+    from tightfit.api.reporting import Report
+    from tightfit.errors import (
+        BadInput,
+        BudgetExceeded,
+        CaptureError,
+        InfeasibleBudget,
+        PlanMismatch,
+        SecondForward,
+        TightfitError,
+    )
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "PlannedStep": "tightfit.api.fit",
+    "fit": "tightfit.api.fit",
+    "prepare": "tightfit.api.fit",
+    "report": "tightfit.api.fit",
+    "step": "tightfit.api.fit",
+    "unfit": "tightfit.api.fit",
+    "Report": "tightfit.api.reporting",
+    "BadInput": "tightfit.errors",
+    "BudgetExceeded": "tightfit.errors",
+    "CaptureError": "tightfit.errors",
+    "InfeasibleBudget": "tightfit.errors",
+    "PlanMismatch": "tightfit.errors",
+    "SecondForward": "tightfit.errors",
+    "TightfitError": "tightfit.errors",
+}
+
+__all__ = [  # noqa: PLE0604 - the names of _HOMES, spelled out for type checkers
+    "BadInput",
+    "BudgetExceeded",
+    "CaptureError",
+    "InfeasibleBudget",
+    "PlanMismatch",
+    "PlannedStep",
+    "Report",
+    "SecondForward",
+    "TightfitError",
+    "fit",
+    "prepare",
+    "report",
+    "step",
+    "unfit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that files need no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tightfit' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

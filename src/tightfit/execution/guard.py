@@ -79,6 +79,8 @@ class Guard:
         ``"raise"`` or ``"warn"``.
     constants : callable
         Returns the bytes resident now: parameters, buffers, inputs, gradients, optimizer state.
+    growth_bytes : int
+        How much more was alive at the start of this step than of the one before.
     """
 
     budget_bytes: int
@@ -87,7 +89,8 @@ class Guard:
     constants: Callable[[], int]
     steps: list[StepPeaks] = field(default_factory=list)
     meter: Meter | None = None
-    _start: int = 0
+    growth_bytes: int = 0
+    _start: int | None = None
     _open: StepPeaks | None = None
     _warned: bool = False
 
@@ -105,7 +108,9 @@ class Guard:
         if self.meter is None:
             return
         self.close()
-        self._start = self.meter.live_bytes()
+        live = self.meter.live_bytes()
+        self.growth_bytes = live - self._start if self._start is not None else 0
+        self._start = live
         self._open = StepPeaks(self.constants())
         self.meter.reset_peak()
 
@@ -113,7 +118,7 @@ class Guard:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
             self._open.forward_bytes = self._take_peak()
-            self._open.boundary_bytes = self.meter.live_bytes() - self._start
+            self._open.boundary_bytes = self.meter.live_bytes() - (self._start or 0)
 
     def before_backward(self) -> None:
         """Note what user code held between forward and backward."""
@@ -149,7 +154,7 @@ class Guard:
 
     def _take_peak(self) -> int:
         assert self.meter is not None
-        peak = self.meter.peak_bytes() - self._start
+        peak = self.meter.peak_bytes() - (self._start or 0)
         self.meter.reset_peak()
         return peak
 

@@ -221,6 +221,8 @@ class _Lowering:
         self.code.emit(" = ".join(names) + " = None")
         self.code.emit("yield gradients")
         self.code.emit("gradients = None")
+        if self.clock is not None:
+            self.code.emit("clock(-1, 0)")
         self.groups.append(tuple(position for _, position in pairs))
 
     def _cross(self) -> None:

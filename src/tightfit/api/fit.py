@@ -1,0 +1,226 @@
+"""fit, step, prepare, report, unfit: train inside a budget."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tightfit.api.options import make_options
+from tightfit.api.reporting import Report
+from tightfit.api.session import Session
+from tightfit.capture.signature import flatten
+from tightfit.errors import BadInput
+from tightfit.execution.attach import attach, attached, detach, original_forward
+from tightfit.plan.plan import Plan
+from tightfit.planners.base import Limits
+from tightfit.planners.registry import DEFAULT
+
+__all__ = ["PlannedStep", "Report", "fit", "prepare", "report", "step", "unfit"]
+
+
+class PlannedStep:
+    """A callable that runs its function as a planned step; made by `step`."""
+
+    _torchdynamo_disable = True
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one planned forward; call ``backward()`` on what it returns."""
+        return self._session(args, kwargs)
+
+
+def fit(
+    model: nn.Module,
+    budget: int | str,
+    *,
+    optimizer: Any = None,
+    reserve: int | str = 0,
+    exactness: str = "bitwise",
+    planner: str = DEFAULT,
+    limits: tuple[float, float] | Limits | None = None,
+    plan: Plan | str | Path | None = None,
+    costs: str = "measured",
+    on_exceed: str = "raise",
+    in_flight: int = 1,
+) -> nn.Module:
+    """Make a model train inside a memory budget, in place.
+
+    Every later call of the model in training runs a plan whose peak, constants included, is
+    verified not to exceed the budget; results are those of plain PyTorch, bit for bit.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model; it may return its loss or its prediction.
+    budget : int or str
+        Bytes, or text such as ``"8GiB"``, or ``"device"`` (what a GPU has free now).
+    optimizer : torch.optim.Optimizer, optional
+        Tells the size of its state; without it two copies of the parameters are assumed until
+        the first step has shown the truth.
+    reserve : int or str
+        Part of the budget that plans leave unused.
+    exactness : str
+        ``"bitwise"``.
+    planner, limits : str, (seconds, gap)
+        Which planner, and when it may stop.
+    plan : Plan or path, optional
+        A plan to use instead of planning; verified first.
+    costs : str
+        ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
+    on_exceed : str
+        ``"raise"`` or ``"warn"`` if a step was measured above the budget.
+    in_flight : int
+        How many forwards may await their backward at once.
+
+    Returns
+    -------
+    nn.Module
+        The same model.
+
+    Raises
+    ------
+    BadInput
+        For a malformed budget or a model that is wrapped, compiled or fitted in part. Nothing has
+        changed then.
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInput(
+            f"fit takes an nn.Module, got {type(model).__name__}; for a function use "
+            "tightfit.step(function, modules=...)"
+        )
+    options = make_options(
+        budget,
+        optimizer=optimizer,
+        reserve=reserve,
+        exactness=exactness,
+        planner=planner,
+        limits=limits,
+        plan=plan,
+        costs=costs,
+        on_exceed=on_exceed,
+        in_flight=in_flight,
+    )
+
+    def attach_to(module: nn.Module) -> Session:
+        copied = module is not model
+        session = Session(
+            original_forward(module),
+            {"model": module},
+            module,
+            dataclasses.replace(options, optimizer=None) if copied else options,
+            type(module).__name__,
+        )
+        attach(module, session, attach_to)
+        return session
+
+    attach_to(model)
+    return model
+
+
+def step(
+    function: Callable[..., Any],
+    *,
+    modules: nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module],
+    budget: int | str,
+    **keywords: Any,
+) -> PlannedStep:
+    """Make a function of the inputs run as one planned step, the loss inside the plan.
+
+    Parameters
+    ----------
+    function : callable
+        Any callable that computes a loss (or predictions) with the modules.
+    modules : nn.Module, iterable or mapping of them
+        Every module whose parameters the function uses.
+    budget : int or str
+        As in `fit`; so are all further keywords.
+
+    Returns
+    -------
+    PlannedStep
+        Call it like the function, then call ``backward()`` on the loss.
+    """
+    if not callable(function):
+        raise BadInput(f"step takes a callable, got {type(function).__name__}")
+    options = make_options(budget, **keywords)
+    named = _named(modules)
+    for name, module in named.items():
+        if attached(module) is not None:
+            raise BadInput(
+                f"module {name!r} is fitted already: tightfit.unfit it first; the step then plans "
+                "all of it"
+            )
+    name = getattr(function, "__name__", type(function).__name__)
+    return PlannedStep(Session(function, named, None, options, name))
+
+
+def _named(modules: Any) -> dict[str, nn.Module]:
+    if isinstance(modules, nn.Module):
+        return {"model": modules}
+    if isinstance(modules, Mapping):
+        named = dict(modules)
+    else:
+        named = {f"module{i}": m for i, m in enumerate(modules)}
+    wrong = [k for k, m in named.items() if not isinstance(m, nn.Module)]
+    if wrong or not named:
+        raise BadInput("modules= must be one nn.Module or several of them")
+    return named
+
+
+def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Report:
+    """Plan for the given inputs now: nothing is trained, buffers and generators stay as they are.
+
+    Parameters
+    ----------
+    target : nn.Module or PlannedStep
+        A fitted model or a step.
+    *args, **kwargs
+        Inputs as in a call of it.
+
+    Returns
+    -------
+    Report
+        What the plan promises.
+    """
+    session = _session_of(target)
+    leaves, spec = flatten(args, kwargs)
+    return session.prepare(leaves, spec, args, kwargs)
+
+
+def report(target: nn.Module | PlannedStep) -> Report:
+    """Return what is known about a fitted model or step.
+
+    Raises
+    ------
+    BadInput
+        If it is not fitted, or nothing has been planned yet.
+    """
+    return _session_of(target).report()
+
+
+def unfit(model: nn.Module) -> nn.Module:
+    """Give a fitted model its own forward back; return it.
+
+    Raises
+    ------
+    BadInput
+        If the model is not fitted.
+    """
+    if not detach(model):
+        raise BadInput("the model is not fitted")
+    return model
+
+
+def _session_of(target: nn.Module | PlannedStep) -> Session:
+    if isinstance(target, PlannedStep):
+        return target._session
+    session = attached(target) if isinstance(target, nn.Module) else None
+    if session is None:
+        raise BadInput("this is neither a fitted model nor a step: call tightfit.fit first")
+    return session

@@ -1,0 +1,116 @@
+"""graph -> plan -> execution, each stage a function from value to value."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tightfit.alternatives.registry import with_alternatives
+from tightfit.api.options import Options
+from tightfit.capture.capture import capture
+from tightfit.capture.joint import TracedCall
+from tightfit.capture.lift import Captured
+from tightfit.capture.price import measured_costs
+from tightfit.costs import with_costs
+from tightfit.errors import InfeasibleBudget
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Gradients, Outcome
+from tightfit.plan.simulate import simulate
+from tightfit.plan.verify import verify
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.minimum import infeasible_message, minimum_budget
+from tightfit.planners.registry import plan_with
+from tightfit.progress import Progress
+
+__all__ = ["capture_step", "plan_step", "replace_graph", "with_constants", "with_outside"]
+
+
+def capture_step(call: TracedCall, options: Options, name: str) -> Captured:
+    """Capture a step, add every alternative, and price each of them.
+
+    Costs come from measurements on the device or from a model, by `options.costs`.
+    """
+    captured = with_alternatives(capture(call, name=name))
+    if options.costs == "measured":
+        return measured_costs(captured, options.progress)
+    return replace_graph(captured, with_costs(captured.graph, options.costs))
+
+
+def replace_graph(captured: Captured, graph: Graph) -> Captured:
+    """Return the captured step with another graph of the same ops and values."""
+    return Captured(
+        graph=graph,
+        joint=captured.joint,
+        calls=captured.calls,
+        nodes=captured.nodes,
+        value_of=captured.value_of,
+    )
+
+
+def with_constants(graph: Graph, **sizes_bytes: int) -> Graph:
+    """Return the graph with further kinds of constants."""
+    return msgspec.structs.replace(
+        graph, constants_bytes={**graph.constants_bytes, **sizes_bytes}
+    )
+
+
+def with_outside(graph: Graph, outside_bytes: int) -> Graph:
+    """Return the graph with what user code holds when backward is entered."""
+    segments = tuple(
+        msgspec.structs.replace(s, outside_bytes=outside_bytes) if s.phase == "backward" else s
+        for s in graph.segments
+    )
+    return msgspec.structs.replace(graph, segments=segments)
+
+
+def plan_step(
+    graph: Graph,
+    budget_bytes: int,
+    gradients: Gradients,
+    options: Options,
+) -> Outcome:
+    """Return a verified plan within the budget.
+
+    Raises
+    ------
+    InfeasibleBudget
+        If there is none; says the least budget and what is forced to be alive.
+    InvalidPlan, PlanMismatch
+        If the user gave a plan and it does not fit this graph or budget.
+    """
+    task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
+    if options.plan is not None and options.plan.gradients == gradients:
+        return _given(task, options)
+    outcome = plan_with(options.planner, task, options.limits, options.progress)
+    if outcome.plan is None:
+        raise infeasible(task, outcome, options.limits, options.progress)
+    return outcome
+
+
+def infeasible(
+    task: Task, outcome: Outcome, limits: Limits, progress: Progress
+) -> InfeasibleBudget:
+    """Return the error that says what was asked, what is the least, and what to try."""
+    least = minimum_budget(task.graph, task.gradients, limits, progress)
+    return InfeasibleBudget(
+        infeasible_message(task, outcome, least),
+        budget_bytes=task.budget_bytes,
+        minimum_bytes=least.found_bytes,
+        proven=outcome.status == "infeasible",
+    )
+
+
+def _given(task: Task, options: Options) -> Outcome:
+    """Verify the plan the user gave against the graph at hand."""
+    assert options.plan is not None
+    plan = msgspec.structs.replace(options.plan, budget_bytes=task.budget_bytes)
+    verify(plan, task.graph)
+    result = simulate(task.graph, plan)
+    return Outcome(
+        plan=plan,
+        overhead=result.overhead,
+        bound=0.0,
+        bound_source="given",
+        status="feasible",
+        seconds=0.0,
+        peak_bytes=result.peak_bytes,
+    )

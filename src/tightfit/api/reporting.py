@@ -1,0 +1,69 @@
+"""What is known about a fitted model or step, as one frozen value."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tightfit.execution.guard import StepPeaks
+from tightfit.plan.plan import Outcome, Plan
+
+__all__ = ["Report", "report_of"]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What the current plan promises and what the last step held.
+
+    Parameters
+    ----------
+    budget_bytes, constant_bytes, planned_peak_bytes : int
+        The limit, what is resident the whole step, and the peak of the plan.
+    overhead, bound, gap : float
+        Fractions of the step's cost with nothing recomputed.
+    status : str
+        ``"optimal"`` or ``"feasible"``.
+    cost_source : str
+        Where costs come from.
+    measured : StepPeaks or None
+        What the last complete step held.
+    plan : Plan
+        The current plan.
+    """
+
+    budget_bytes: int
+    constant_bytes: int
+    planned_peak_bytes: int
+    overhead: float
+    bound: float
+    gap: float
+    status: str
+    cost_source: str
+    measured: StepPeaks | None
+    plan: Plan
+
+    @property
+    def measured_peak_bytes(self) -> int | None:
+        """The measured peak of the last complete step, constants included."""
+        return self.measured.peak_bytes if self.measured is not None else None
+
+
+def report_of(
+    outcome: Outcome,
+    constant_bytes: int,
+    budget_bytes: int,
+    cost_source: str,
+    measured: StepPeaks | None,
+) -> Report:
+    """Return the report of a plan and a measured step."""
+    assert outcome.plan is not None
+    return Report(
+        budget_bytes=budget_bytes,
+        constant_bytes=constant_bytes,
+        planned_peak_bytes=outcome.peak_bytes,
+        overhead=outcome.overhead,
+        bound=outcome.bound,
+        gap=outcome.gap,
+        status=outcome.status,
+        cost_source=cost_source,
+        measured=measured,
+        plan=outcome.plan,
+    )

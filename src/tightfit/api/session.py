@@ -1,0 +1,421 @@
+"""One fitted callable: its plans, its open steps, its guard."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.api.constants import gradient_bytes, optimizer_state_bytes
+from tightfit.api.options import Options
+from tightfit.api.pipeline import (
+    capture_step,
+    plan_step,
+    replace_graph,
+    with_constants,
+    with_outside,
+)
+from tightfit.api.reporting import Report, report_of
+from tightfit.api.tuning import Tuner
+from tightfit.capture import _torch as private
+from tightfit.capture.capture import placeholder_tensors
+from tightfit.capture.joint import TracedCall
+from tightfit.capture.lift import Captured
+from tightfit.capture.signature import flatten, input_signature, module_signature
+from tightfit.errors import BadInput, SecondForward
+from tightfit.execution.guard import Guard, announce
+from tightfit.execution.lower import lower
+from tightfit.execution.runtime import Run, Runner
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Gradients, Outcome
+from tightfit.units import format_bytes
+
+__all__ = ["Session", "Shape"]
+
+_MOST_SHAPES = 16
+_SETTLED_CALLS = 4  # the optimizer's state exists by then
+
+
+@dataclass
+class Shape:
+    """Everything made for one signature of inputs and modules.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step, priced.
+    outside_bytes : int
+        What user code holds between forward and backward: assumed at first, then measured.
+    plans : dict
+        Planned and lowered steps, by what a plan depends on besides the graph.
+    tuner : Tuner or None
+        Times the first steps; None when costs are final.
+    """
+
+    captured: Captured
+    outside_bytes: int = 0
+    outside_known: bool = False
+    plans: dict[Any, Planned] = field(default_factory=dict)
+    used: int = 0
+    tuner: Tuner | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan ready to run."""
+
+    graph: Graph
+    outcome: Outcome
+    runner: Runner
+
+
+class Session:
+    """Runs a callable as planned steps.
+
+    Parameters
+    ----------
+    function : callable
+        What is run: the module's own forward, or the function given to `step`.
+    modules : dict of str to nn.Module
+        The modules whose parameters it uses.
+    root : nn.Module or None
+        The module fitted in place; its own hooks run around the step.
+    options : Options
+        What the user asked for.
+    name : str
+        For messages and graphs.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        modules: dict[str, nn.Module],
+        root: nn.Module | None,
+        options: Options,
+        name: str,
+    ) -> None:
+        self.function = function
+        self.modules = modules
+        self.root = weakref.ref(root) if root is not None else None
+        self.options = options
+        self.name = name
+        self.shapes: dict[Any, Shape] = {}
+        self.detached: dict[Any, frozenset[int]] = {}
+        self.open: weakref.WeakSet[Run] = weakref.WeakSet()
+        self.guard: Guard | None = None
+        self.calls = 0
+        self.last: Planned | None = None
+        self.state_bytes: int | None = None
+        self.seen_state_bytes: int | None = None
+        self.reported = False
+
+    # -- calling ------------------------------------------------------------------------------
+
+    def is_of(self, module: nn.Module) -> bool:
+        """Whether this session was made for the module (and not for one it was copied from)."""
+        return self.root is not None and self.root() is module
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one planned forward; the plain callable if nothing can need a gradient."""
+        leaves, spec = flatten(args, kwargs)
+        if not torch.is_grad_enabled() or not self._needs_gradient(leaves):
+            return self.function(*args, **kwargs)
+        self._refuse_second_forward()
+        key = self._signature(leaves, spec)
+        shape = self.shape_for(key, args, kwargs)
+        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
+        self._watch(shape)
+        planned = self.planned_for(shape, self._gradients(shape.captured, inputs))
+        self.last = planned
+        run = Run(self._backward_started(key, shape), self._backward_finished(shape))
+        self.open.add(run)
+        self.calls += 1
+        if shape.tuner is not None:
+            shape.tuner.begin_step()
+        outputs = planned.runner(inputs, run)
+        if self.guard is not None:
+            self.guard.after_forward()
+        return private.pytree.tree_unflatten(outputs, shape.captured.joint.output_spec)
+
+    def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Report:
+        """Capture, price and plan for the given inputs without running anything."""
+        shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
+        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
+        self.last = self.planned_for(shape, self._gradients(shape.captured, inputs))
+        return self.report()
+
+    def report(self) -> Report:
+        """Return what the current plan promises and what the last step held.
+
+        Raises
+        ------
+        BadInput
+            If nothing has been planned yet.
+        """
+        if self.last is None:
+            raise BadInput(
+                "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
+            )
+        steps = self.guard.steps if self.guard is not None else []
+        graph = self.last.graph
+        return report_of(
+            self.last.outcome,
+            graph.constant_bytes,
+            self.budget_bytes(graph),
+            graph.cost_source,
+            steps[-1] if steps else None,
+        )
+
+    def _needs_gradient(self, leaves: list[Any]) -> bool:
+        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves):
+            return True
+        return any(p.requires_grad for m in self.modules.values() for p in m.parameters())
+
+    def _refuse_second_forward(self) -> None:
+        waiting = [run for run in self.open if run.is_open]
+        if len(waiting) >= self.options.in_flight:
+            raise SecondForward(
+                f"{self.name} was called again while {len(waiting)} earlier planned call(s) await "
+                "their backward: each would keep its activations and the budget would not hold. "
+                "Put the whole computation into one function and fit that with tightfit.step("
+                "function, modules=...), call backward first, or allow it with in_flight="
+                f"{len(waiting) + 1} (the budget then counts every open call)"
+            )
+
+    def _signature(self, leaves: list[Any], spec: Any) -> Any:
+        root = self.root() if self.root is not None else None
+        return input_signature(leaves, spec), module_signature(self.modules, root)
+
+    # -- capture ------------------------------------------------------------------------------
+
+    def shape_for(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
+        """Return what was made for this signature; capture it the first time."""
+        shape = self.shapes.get(key)
+        if shape is None:
+            if self.shapes:
+                announce(f"{self.name} is called with new inputs or flags: making a new plan")
+            shape = Shape(self._capture(key, args, kwargs))
+            if self.options.costs == "measured" and shape.captured.graph.device.kind == "cpu":
+                shape.tuner = Tuner()
+            shape.outside_bytes = _assumed_outside(shape.captured)
+            self.shapes[key] = shape
+            self._forget_oldest()
+        shape.used = self.calls
+        return shape
+
+    def _capture(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        detached = self.detached.get(key, frozenset())
+        call = TracedCall(self.function, self.modules, args, kwargs, detached)
+        captured = capture_step(call, self.options, self.name)
+        others = _beside_the_loss(captured) - detached
+        if others:
+            self.detached[key] = detached | others
+            call = TracedCall(self.function, self.modules, args, kwargs, detached | others)
+            captured = capture_step(call, self.options, self.name)
+        return captured
+
+    def _forget_oldest(self) -> None:
+        while len(self.shapes) > _MOST_SHAPES:
+            oldest = min(self.shapes, key=lambda k: self.shapes[k].used)
+            del self.shapes[oldest]
+
+    # -- planning -----------------------------------------------------------------------------
+
+    def budget_bytes(self, graph: Graph) -> int:
+        """Return the bytes a plan may use: the budget, or what is free now, minus the reserve."""
+        budget = self.options.budget_bytes
+        if budget is None:
+            budget = _device_budget(graph)
+        if self.options.reserve_bytes >= budget:
+            raise BadInput(
+                f"the reserve of {format_bytes(self.options.reserve_bytes)} leaves nothing of the "
+                f"budget of {format_bytes(budget)}"
+            )
+        return budget - self.options.reserve_bytes
+
+    def planned_for(self, shape: Shape, gradients: Gradients) -> Planned:
+        """Return a plan for the constants of now, lowered; make it if needed."""
+        graph = shape.captured.graph
+        if shape.tuner is not None and shape.tuner.is_ready:
+            self._tune(shape)
+            graph = shape.captured.graph
+        granularity = graph.device.granularity_bytes
+        existing = gradient_bytes(self.modules, granularity)
+        state = self._state_bytes(graph)
+        budget = self.budget_bytes(graph)
+        key = (gradients, existing, state, shape.outside_bytes, budget)
+        if key not in shape.plans:
+            graph = with_outside(
+                with_constants(graph, gradients=existing, optimizer_state=state),
+                shape.outside_bytes,
+            )
+            outcome = plan_step(graph, budget, gradients, self.options)
+            assert outcome.plan is not None
+            clock = shape.tuner.clock if shape.tuner is not None else None
+            program = lower(shape.captured, outcome.plan, clock=clock)
+            shape.plans[key] = Planned(graph, outcome, Runner(shape.captured, program))
+        return shape.plans[key]
+
+    def _state_bytes(self, graph: Graph) -> int:
+        """Return the optimizer state that exists, is predicted, or was seen to appear."""
+        if self.options.optimizer is None and self.seen_state_bytes is not None:
+            return self.seen_state_bytes
+        if self.state_bytes is None or self.calls < _SETTLED_CALLS:
+            self.state_bytes = optimizer_state_bytes(
+                self.options.optimizer,
+                self.modules,
+                graph.device.granularity_bytes,
+                graph.device.kind,
+            )
+        return self.state_bytes
+
+    def _tune(self, shape: Shape) -> None:
+        """Put costs from real steps in place of isolated ones, once; plans are made anew."""
+        assert shape.tuner is not None
+        shape.captured = replace_graph(
+            shape.captured, shape.tuner.tuned(shape.captured.graph)
+        )
+        shape.tuner = None
+        shape.plans.clear()
+
+    def _gradients(self, captured: Captured, inputs: list[Any]) -> Gradients:
+        owners = [inputs[position] for _, position in captured.joint.gradients]
+        present = all(o.is_leaf and o.grad is not None for o in owners)
+        return "accumulated" if present else "fresh"
+
+    # -- watching -----------------------------------------------------------------------------
+
+    def _watch(self, shape: Shape) -> None:
+        graph = shape.captured.graph
+        if self.guard is None:
+            self.guard = Guard(
+                self.budget_bytes(graph),
+                graph.device.kind,
+                self.options.on_exceed,
+                constants=lambda: self._constant_bytes(shape.captured.graph),
+            )
+        self.guard.constants = lambda: self._constant_bytes(graph)
+        self.guard.before_forward()
+        self._learn(shape)
+
+    def _constant_bytes(self, graph: Graph) -> int:
+        """Return what is resident now: the graph's constants, gradients, optimizer state."""
+        granularity = graph.device.granularity_bytes
+        optimizer = self.options.optimizer
+        if optimizer is not None and not any(optimizer.state.values()):
+            state = 0
+        elif optimizer is None:
+            state = self.seen_state_bytes or 0
+        else:
+            state = self._state_bytes(graph)
+        return graph.constant_bytes + gradient_bytes(self.modules, granularity) + state
+
+    def _learn(self, shape: Shape) -> None:
+        """Replace assumptions by what the first step showed; plan again if that matters."""
+        guard = self.guard
+        if guard is None or not guard.steps or self.last is None:
+            return
+        step = guard.steps[-1]
+        if not self.reported:
+            self.reported = True
+            self._report(step.program_bytes, step.peak_bytes)
+            if self.options.optimizer is None:
+                self._learn_state(shape, guard)
+        if not shape.outside_known and shape.plans:
+            shape.outside_known = True
+            measured = step.outside_bytes
+            if measured > shape.outside_bytes or measured < 0.9 * shape.outside_bytes:
+                shape.outside_bytes = measured
+                announce(
+                    f"user code holds {format_bytes(measured)} between forward and backward: "
+                    "planning with that"
+                )
+
+    def _learn_state(self, shape: Shape, guard: Guard) -> None:
+        """See what the first step left behind: the optimizer's state, if nobody told its size."""
+        granularity = shape.captured.graph.device.granularity_bytes
+        grown = guard.growth_bytes - gradient_bytes(self.modules, granularity)
+        self.seen_state_bytes = max(0, grown)
+        announce(
+            f"{format_bytes(self.seen_state_bytes)} of optimizer state and other lasting memory "
+            "appeared in the first step: planning with that"
+        )
+
+    def _report(self, program_bytes: int, peak_bytes: int) -> None:
+        assert self.guard is not None and self.last is not None
+        planned = self.last.outcome.peak_bytes
+        held = self.guard.meter.held_bytes() if self.guard.meter is not None else 0
+        announce(
+            f"{self.name}: planned peak {format_bytes(planned)}, measured "
+            f"{format_bytes(program_bytes)}; whole step {format_bytes(peak_bytes)} of a budget of "
+            f"{format_bytes(self.guard.budget_bytes)}; the process holds {format_bytes(held)} "
+            "(fragmentation is not bounded yet)"
+        )
+
+    def _backward_started(self, key: Any, shape: Shape) -> Callable[[Run], None]:
+        def started(run: Run) -> None:
+            if shape.tuner is not None:
+                shape.tuner.begin()
+            if self.guard is not None:
+                self.guard.before_backward()
+            if run.state == "refused":
+                self.detached[key] = self.detached.get(key, frozenset()) - set(run.unplanned)
+                self.shapes.pop(key, None)
+                return
+            outputs = len(shape.captured.joint.outputs)
+            unused = frozenset(i for i in run.without_gradient if i < outputs)
+            if unused:
+                self.detached[key] = self.detached.get(key, frozenset()) | unused
+                self.shapes.pop(key, None)
+                announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")
+
+        return started
+
+    def _backward_finished(self, shape: Shape) -> Callable[[Run], None]:
+        def finished(run: Run) -> None:
+            if self.guard is None:
+                return
+            if run.state == "failed":
+                self.guard.abandon()
+                return
+            self.guard.after_backward()
+
+        return finished
+
+
+def _assumed_outside(captured: Captured) -> int:
+    """Assume what a loss outside the plan holds until it is measured: three times the outputs."""
+    tangents = [v for v in captured.graph.values if v.role == "tangent"]
+    return 3 * sum(v.size_bytes for v in tangents)
+
+
+def _beside_the_loss(captured: Captured) -> frozenset[int]:
+    """Return the differentiable outputs beside a loss the output carries, if it carries one."""
+    joint = captured.joint
+    positions = list(range(len(joint.outputs)))
+    nested = private.pytree.tree_unflatten(positions, joint.output_spec)
+    loss = nested.get("loss") if isinstance(nested, dict) else getattr(nested, "loss", None)
+    if not isinstance(loss, int) or not joint.outputs[loss].requires_grad:
+        return frozenset()
+    node = joint.raw_outputs[loss]
+    if node.meta["val"].numel() != 1:
+        return frozenset()
+    return frozenset(
+        i for i, info in enumerate(joint.outputs) if i != loss and info.requires_grad
+    )
+
+
+def _device_budget(graph: Graph) -> int:
+    if graph.device.kind == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        return free + torch.cuda.memory_allocated()
+    raise BadInput(
+        "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, such "
+        "as budget='8GiB'"
+    )
+
+

@@ -1,0 +1,117 @@
+"""Fit a module in place: its `forward` is replaced, everything else stays as it is.
+
+`state_dict`, the type, `isinstance`, hooks of the module itself, `torch.save` and `pickle` (of
+the plain model) keep working; no public attribute is added. The replacing function carries the
+session, so both live and die with the module; a deep copy carries the function too and is fitted
+anew on its first call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+from torch import nn
+
+from tightfit.errors import BadInput
+
+__all__ = ["attach", "attached", "detach", "original_forward"]
+
+_FITTED: WeakSet[nn.Module] = WeakSet()
+_SESSION = "_tightfit_session"
+
+
+def _planned_function(module: nn.Module) -> Any:
+    """Return the function that replaces a module's forward, or None."""
+    function = getattr(module.__dict__.get("forward"), "__func__", None)
+    return function if hasattr(function, _SESSION) else None
+
+
+def attached(module: nn.Module) -> Any:
+    """Return the session attached to a module, or None."""
+    function = _planned_function(module)
+    return getattr(function, _SESSION) if function is not None else None
+
+
+def original_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward a module has without tightfit, its own if it has been given one."""
+    own = module.__dict__.get("forward")
+    if own is not None and _planned_function(module) is None:
+        return own
+    return types.MethodType(type(module).forward, module)
+
+
+def attach(module: nn.Module, session: Any, refit: Callable[[nn.Module], Any]) -> None:
+    """Replace the forward of a module by a session's.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Fitted in place; a session attached before is replaced.
+    session : callable
+        Called with (args, kwargs) instead of the module's forward.
+    refit : callable
+        Attaches a new session to a deep copy of the module and returns it.
+
+    Raises
+    ------
+    BadInput
+        If an ancestor or a child of the module is fitted, if the module is compiled or wrapped,
+        or if its forward was replaced by somebody else.
+    """
+    _refuse_wrapped(module)
+    _refuse_nested(module)
+    own = module.__dict__.get("forward")
+    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+        if _planned_function(module) is None:
+            raise BadInput(
+                "the forward of this instance was replaced by another tool "
+                f"({getattr(own, '__module__', '?')}): fit the model before that tool wraps it"
+            )
+    function = _make_function(session, refit, type(module).forward)
+    module.__dict__["forward"] = types.MethodType(function, module)
+    _FITTED.add(module)
+
+
+def _make_function(session: Any, refit: Callable[[nn.Module], Any], replaced: Any) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        mine = session if session.is_of(self) else refit(self)
+        return mine(args, kwargs)
+
+    forward.__signature__ = inspect.signature(replaced)  # type: ignore[attr-defined]
+    forward.__doc__ = replaced.__doc__
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+    setattr(forward, _SESSION, session)
+    return forward
+
+
+def _refuse_wrapped(module: nn.Module) -> None:
+    kind = type(module).__name__
+    if kind in ("OptimizedModule", "DistributedDataParallel", "DataParallel"):
+        raise BadInput(f"the model is wrapped ({kind}): fit the inner module first, then wrap it")
+
+
+def _refuse_nested(module: nn.Module) -> None:
+    for name, child in module.named_modules():
+        if child is not module and child in _FITTED:
+            raise BadInput(
+                f"the child module {name!r} is fitted already: tightfit.unfit it first; one plan "
+                "then covers the whole model"
+            )
+    for other in list(_FITTED):
+        if other is not module and any(m is module for m in other.modules()):
+            raise BadInput(
+                f"the module is part of a fitted {type(other).__name__}, whose plan covers it"
+            )
+
+
+def detach(module: nn.Module) -> bool:
+    """Give a module its own forward back; return whether it was fitted."""
+    if _planned_function(module) is None:
+        return False
+    del module.__dict__["forward"]
+    _FITTED.discard(module)
+    return True
