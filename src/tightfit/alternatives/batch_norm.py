@@ -7,6 +7,7 @@ bitwise the same output (whole_chain.md, section 3).
 from __future__ import annotations
 
 import torch
+from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView
 from tightfit.capture.lift import Call
@@ -38,7 +39,9 @@ def batch_norm_again(view: OpView) -> Extension | None:
     """Offer the two recomputations of a training BatchNorm.
 
     One reads only its inputs and makes output and batch statistics again; the other reads the
-    statistics of the first run, which are tiny, and is several times cheaper.
+    statistics of the first run, which are tiny, and is several times cheaper. (Half-precision
+    inputs with single-precision weights get only the first way: the trace does not know the
+    precision of their statistics.)
     """
     x, weight, bias, _, _, training, momentum, epsilon = view.call.args
     if not training:
@@ -62,7 +65,8 @@ def batch_norm_again(view: OpView) -> Extension | None:
         )
     ]
     mean, deviation = view.output_node(1), view.output_node(2)
-    if mean is not None and deviation is not None and outputs[0] is not None:
+    mixed = _is_mixed(x, weight)
+    if mean is not None and deviation is not None and outputs[0] is not None and not mixed:
         alternatives.append(
             Alternative(
                 name="batch_norm.from_statistics",
@@ -81,3 +85,8 @@ def batch_norm_again(view: OpView) -> Extension | None:
             )
         )
     return Extension(tuple(alternatives), tuple(calls), default_use="first", unpins=True)
+
+
+def _is_mixed(x: fx.Node, weight: fx.Node | None) -> bool:
+    precise = x.meta["val"].dtype in (torch.float32, torch.float64)
+    return not precise and (weight is None or weight.meta["val"].dtype != x.meta["val"].dtype)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -46,6 +47,7 @@ __all__ = [
     "TangentAOTInput",
     "UnsupportedFakeTensorException",
     "aot_export_joint_with_descriptors",
+    "backward_without_autocast",
     "detect_fake_mode",
     "keep_composites_whole",
     "pytree",
@@ -117,6 +119,13 @@ def regenerate_alias(
 ) -> torch.Tensor:
     """Return the view of `base` with the geometry of `output`, as autograd sees views."""
     return gen_alias_from_base(base, output, requires_grad, None, replay_views=False)
+
+
+def backward_without_autocast() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the traced backward is not cast: eager calls it outside too."""
+    if not hasattr(functorch_config, "backward_pass_autocast"):
+        return contextlib.nullcontext()
+    return functorch_config.patch(backward_pass_autocast="off")
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:

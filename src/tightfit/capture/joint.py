@@ -155,6 +155,7 @@ def trace(call: TracedCall) -> JointGraph:
         callee = _Callee(call)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
+            stack.enter_context(private.backward_without_autocast())
             stack.enter_context(trail)
             joint = private.aot_export_joint_with_descriptors(
                 stack, callee, call.args, call.kwargs

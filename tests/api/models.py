@@ -1,0 +1,210 @@
+"""Small models, each with one thing that is easy to get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's usual name
+from torch import nn
+
+__all__ = ["CASES", "Case"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with inputs and a loss of its output."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[Any, ...]]
+    loss: Callable[[Any], torch.Tensor] = lambda output: output
+    autocast: bool = False
+
+
+def image(batch: int = 4, channels: int = 3, size: int = 12) -> torch.Tensor:
+    return torch.randn(batch, channels, size, size)
+
+
+class BatchNormNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(8, affine=False)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+        x = x + F.relu(self.norm2(self.conv2(x)))
+        return self.head(x.mean((2, 3))).square().mean()
+
+
+class DropoutNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 32), nn.Dropout(0.5)
+        )
+
+    def forward(self, x):
+        noise = torch.randn_like(x) * 0.1 + torch.rand(x.shape[0], 1)
+        h = self.net(x + noise)
+        return torch.bernoulli(torch.sigmoid(h)).mul(h).sum()
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.norm = nn.LayerNorm(16)
+        self.dropout = dropout
+
+    def forward(self, x):
+        q, k, v = self.project(self.norm(x)).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
+        return (x + y.transpose(1, 2).reshape(2, 8, 16)).square().mean()
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 16)
+        self.b = nn.Linear(16, 16)
+        self.act = nn.ReLU6(inplace=True)
+
+    def forward(self, x):
+        h = self.act(self.a(x))
+        h = F.leaky_relu_(self.b(h) * 2) + 1
+        h += x
+        h[:, 0] = 0.5
+        return h.mul_(2).sum()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.mix = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        h = self.mix(self.embed(tokens)).tanh()
+        return F.cross_entropy(self.head(h).view(-1, 20), tokens.view(-1))
+
+
+class TiedThrice(Tied):
+    def forward(self, tokens):
+        h = self.mix(self.embed(tokens) + F.embedding(tokens.flip(0), self.head.weight))
+        return F.cross_entropy(self.head(h).view(-1, 20), tokens.view(-1))
+
+
+class MovingAverage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 16)
+        self.register_buffer("average", torch.zeros(16))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        scaled = h * self.average.unsqueeze(0).clone()
+        self.average.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        self.calls += 1
+        return (scaled + h * self.average.clone()).sum()
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+        self.body.requires_grad_(False)
+        self.body.eval()
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.body.eval()
+        return self
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3))).sum()
+
+
+class Views(nn.Module):
+    """Outputs that are views of inputs, of each other and of hidden values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+
+    def forward(self, x, scale=2.0):
+        h = self.a(x) * scale
+        hidden = h.relu()
+        return {
+            "h": h,
+            "t": h.t(),
+            "x": x,
+            "flat": x.view(-1),
+            "parts": hidden.split(3, 1),
+            "number": 3,
+            "nothing": None,
+        }
+
+
+class Pools(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Conv2d(3, 6, 3, padding=1)
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear")
+        self.t = nn.ConvTranspose2d(6, 3, 2, 2)
+
+    def forward(self, x):
+        h = self.c(x)
+        h = F.max_pool2d(h, 3, 2, 1) + F.adaptive_avg_pool2d(h, 6) + F.avg_pool2d(h, 2)
+        h = self.t(F.group_norm(self.up(h), 2))
+        return F.interpolate(h, size=7, mode="nearest").square().mean()
+
+
+class SharedGradient(nn.Module):
+    """Parameters whose gradients are one tensor, an expanded scalar, or have other strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(5, 4))
+        self.b = nn.Parameter(torch.randn(5, 4))
+        self.c = nn.Parameter(torch.randn(4))
+        self.d = nn.Parameter(torch.randn(4, 5))
+        self.unused = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return (self.a + self.b + self.d.t()).mul(x).sum() + self.c.sum()
+
+
+def views_loss(out: Any) -> torch.Tensor:
+    return out["h"].sum() + (out["t"] * 2).sum() + sum(p.square().sum() for p in out["parts"])
+
+
+CASES = [
+    Case("batch norm", BatchNormNet, lambda: (image(),)),
+    Case("dropout and random ops", DropoutNet, lambda: (torch.randn(8, 16),)),
+    Case("attention", lambda: Attention(0.0), lambda: (torch.randn(2, 8, 16),)),
+    Case("attention with dropout", lambda: Attention(0.2), lambda: (torch.randn(2, 8, 16),)),
+    Case("in-place operators", InPlace, lambda: (torch.randn(4, 16),)),
+    Case("tied weights", Tied, lambda: (torch.randint(0, 20, (3, 7)),)),
+    Case("weight used three times", TiedThrice, lambda: (torch.randint(0, 20, (3, 7)),)),
+    Case("mutated buffers", MovingAverage, lambda: (torch.randn(4, 16),)),
+    Case("frozen parameters", Frozen, lambda: (image(),)),
+    Case("outputs that are views", Views, lambda: (torch.randn(4, 6),), views_loss),
+    Case("pools and upsampling", Pools, lambda: (image(),)),
+    Case("gradients that share memory", SharedGradient, lambda: (torch.randn(5, 4),)),
+    Case("autocast bf16", BatchNormNet, lambda: (image(),), autocast=True),
+    Case("autocast bf16 attention", lambda: Attention(0.1), lambda: (torch.randn(2, 8, 16),),
+         autocast=True),
+    Case("input that requires a gradient", lambda: Attention(0.0),
+         lambda: (torch.randn(2, 8, 16, requires_grad=True),)),
+]
