@@ -27,9 +27,7 @@ class GraphFile:
 def read_graph_folder(folder: Path, costs: str = "p100") -> dict[str, GraphFile]:
     """Return the graphs of a folder by name, smallest first."""
     files = [read_graph_file(path, costs) for path in sorted(folder.glob("*.json.gz"))]
-    return {
-        file.graph.name: file for file in sorted(files, key=lambda file: len(file.graph.ops))
-    }
+    return {file.graph.name: file for file in sorted(files, key=lambda file: len(file.graph.ops))}
 
 
 def read_graph_file(path: Path, costs: str = "p100") -> GraphFile:
@@ -83,9 +81,7 @@ def _with_alternatives(data: dict[str, Any]) -> GraphFile:
         for node in nodes
     )
     graph = _graph(data["name"], values, ops, "roofline:p100")
-    return GraphFile(
-        graph, data["reference_peak"], data["reference_cost_us"] * MICROSECOND
-    )
+    return GraphFile(graph, data["reference_peak"], data["reference_cost_us"] * MICROSECOND)
 
 
 def _alternatives(node: dict[str, Any]) -> list[Alternative]:

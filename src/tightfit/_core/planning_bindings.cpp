@@ -84,6 +84,15 @@ void bind_problem(nb::module_& module) {
         .def("add_option", &Problem::add_option, "op"_a, "alternative"_a, "cost"_a,
              "workspace"_a, "overwrites"_a, "graph_alternative"_a, "variant"_a)
         .def("finish", &Problem::finish)
+        .def("first_alternatives",
+             [](const Problem& problem, int op) {
+                 std::vector<int> ways;
+                 const auto& alternatives = problem.ops.at(op).alternatives;
+                 for (int a = 0; a < static_cast<int>(alternatives.size()); ++a)
+                     if (alternatives[a].first) ways.push_back(a);
+                 return ways;
+             },
+             "op"_a)
         .def_prop_ro("op_count", &Problem::op_count)
         .def_prop_ro("value_count", &Problem::value_count);
 }

@@ -12,8 +12,8 @@ import msgspec
 
 from tightfit.errors import BadInput, MissingExtra
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Compute, Gradients, Outcome, Status
 from tightfit.plan.assemble import assemble
+from tightfit.plan.plan import Compute, Gradients, Outcome, Status
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.progress import Progress
@@ -161,9 +161,7 @@ def finish(
     InvalidPlan
         If the verifier refuses the plan: a bug of the planner.
     """
-    plan = assemble(
-        task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients
-    )
+    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
     status: Status = "optimal" if result.overhead - bound <= gap else "feasible"
@@ -180,7 +178,12 @@ def finish(
 
 
 def no_plan(
-    *, started: float, proven: bool, bound: float = 0.0, bound_source: str = "trivial", note: str = ""
+    *,
+    started: float,
+    proven: bool,
+    bound: float = 0.0,
+    bound_source: str = "trivial",
+    note: str = "",
 ) -> Outcome:
     """Return the outcome of a search that ended without a plan."""
     return Outcome(

@@ -10,7 +10,7 @@ from tightfit.plan.plan import Outcome
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task, finish, no_plan
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.problem import EngineProblem, build_problem, computes_of
+from tightfit.planners.problem import build_problem, computes_of
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 
@@ -32,10 +32,10 @@ def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
     easy = fits_without_recomputation(task, limits, started) or prove_by_working_set(task, started)
     if easy is not None:
         return easy
+    problem = build_problem(task, alternatives=False)
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
     progress.start("greedy plan")
     try:
-        problem = build_problem(task, alternatives=False)
-        schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         found = descend(schedule, limits, progress, started)
     except KeyboardInterrupt:
         found = False
@@ -56,9 +56,7 @@ def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
 def fits_without_recomputation(task: Task, limits: Limits, started: float) -> Outcome | None:
     """Return the outcome that recomputes nothing, if it fits the budget."""
     computes = keep_everything(task.graph)
-    plan = assemble(
-        task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients
-    )
+    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
     if simulate(task.graph, plan).peak_bytes > task.budget_bytes:
         return None
     return finish(

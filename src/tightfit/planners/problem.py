@@ -255,7 +255,9 @@ class _Builder:
     def _families(self, op: Op) -> list[_Family]:
         grouped: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for number, alternative in enumerate(op.alternatives):
-            first = alternative.use != "again" and (self.alternatives or self._is_default(op, number))
+            first = alternative.use != "again" and (
+                self.alternatives or self._is_default(op, number)
+            )
             again = number in self.ways_again[op.id]
             target = alternative.overwrites
             if target is not None and _has_plain_twin(op, alternative):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
-from tightfit.planners.base import Capabilities, Limits, Registration, Task
 from tightfit.plan.plan import Outcome
+from tightfit.planners.base import Capabilities, Limits, Registration, Task
 from tightfit.progress import SILENT, Progress
 
 __all__ = ["DEFAULT", "PLANNERS", "find_planner", "plan_with"]

@@ -1,0 +1,43 @@
+"""Planners against exhaustive search on small graphs."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.graphs import training_graphs
+from support.optimum import optimal_overhead, small_graphs
+from tightfit.graph import Graph
+from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.bounds import working_set_bytes
+from tightfit.planners.registry import plan_with
+
+TOLERANCE = 1e-9
+
+
+def tight_budget(graph: Graph, share: float) -> int:
+    """A budget between what one op needs and what keeping everything needs."""
+    least, _ = working_set_bytes(graph)
+    return least + round(share * (eager_peak_bytes(graph) - least))
+
+
+@given(small_graphs(), st.floats(0.0, 1.0))
+def test_greedy_is_never_cheaper_than_the_optimum(graph: Graph, share: float) -> None:
+    budget = tight_budget(graph, share)
+    outcome = plan_with("greedy", Task(graph=graph, budget_bytes=budget), Limits(seconds=1))
+    optimum = optimal_overhead(graph, budget)
+    if outcome.plan is not None:
+        assert outcome.overhead >= optimum - TOLERANCE
+    assert outcome.bound <= optimum + TOLERANCE
+
+
+@given(training_graphs(max_layers=2), st.floats(0.0, 1.0))
+@settings(max_examples=25, deadline=None)
+def test_greedy_on_every_feature_of_the_format(graph: Graph, share: float) -> None:
+    budget = tight_budget(graph, share)
+    outcome = plan_with("greedy", Task(graph=graph, budget_bytes=budget), Limits(seconds=1))
+    optimum = optimal_overhead(graph, budget)
+    if outcome.plan is not None:
+        assert outcome.overhead >= optimum - TOLERANCE
+    assert (outcome.status == "infeasible") <= (optimum == float("inf"))

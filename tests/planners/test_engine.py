@@ -1,0 +1,117 @@
+"""The engine's incremental state equals a fresh computation; its peak and cost are the plan's."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.graphs import training_graphs
+from tightfit._core import _engine
+from tightfit.graph import Graph
+from tightfit.graph.fingerprint import fingerprint
+from tightfit.plan import Plan, assemble, keep_everything, simulate, verify
+from tightfit.planners.base import Task
+from tightfit.planners.problem import EngineProblem, build_problem, computes_of
+
+LARGE = 1 << 40
+
+
+def move(schedule: _engine.Schedule, problem: EngineProblem, random_: random.Random) -> None:
+    """Make one random change."""
+    stage = random_.randrange(schedule.stages)
+    kind = random_.randrange(3)
+    if kind == 0:
+        schedule.drop(random_.randrange(problem.engine.value_count), stage)
+    elif kind == 1:
+        computed = schedule.computed(stage)
+        if computed:
+            schedule.retain(random_.choice(computed), stage)
+    else:
+        op = random_.randrange(schedule.stages)
+        ways = problem.engine.first_alternatives(op)
+        schedule.select(op, random_.choice(ways), -1)
+
+
+def wander(schedule: _engine.Schedule, problem: EngineProblem, seed: int, moves: int) -> None:
+    """Make random moves, undoing some of them, in transactions of random length."""
+    random_ = random.Random(seed)
+    for _ in range(moves):
+        mark = schedule.mark()
+        move(schedule, problem, random_)
+        if random_.random() < 0.4:
+            schedule.undo_to(mark if random_.random() < 0.7 else 0)
+        if random_.random() < 0.1:
+            schedule.commit()
+    schedule.commit()
+
+
+def problem_of(graph: Graph, budget_bytes: int = LARGE) -> EngineProblem:
+    return build_problem(Task(graph=graph, budget_bytes=budget_bytes))
+
+
+@given(training_graphs(), st.integers(0, 60), st.integers(0, 2**32))
+def test_incremental_state_equals_recomputed_state(graph: Graph, budget: int, seed: int) -> None:
+    problem = problem_of(graph, graph.constant_bytes + budget)
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+    assert schedule.check() == ""
+    wander(schedule, problem, seed, 60)
+    assert schedule.check() == ""
+
+
+@given(training_graphs(max_layers=12))
+@settings(max_examples=3)
+def test_incremental_state_survives_ten_thousand_moves(graph: Graph) -> None:
+    problem = problem_of(graph, graph.constant_bytes + 30)
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+    wander(schedule, problem, 7, 10_000)
+    assert schedule.check() == ""
+
+
+@given(training_graphs(), st.sampled_from(["fresh", "accumulated"]))
+def test_the_start_keeps_everything(graph: Graph, gradients: str) -> None:
+    task = Task(graph=graph, budget_bytes=LARGE, gradients=gradients)
+    problem = build_problem(task, alternatives=False)
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+    computes = computes_of(problem, schedule)
+    assert [c.op for c in computes] == [c.op for c in keep_everything(graph)]
+    assert problem.overhead(schedule.cost) < 1e-9
+
+
+@given(
+    training_graphs(),
+    st.integers(0, 60),
+    st.integers(0, 2**32),
+    st.sampled_from(["fresh", "accumulated"]),
+)
+def test_peak_and_cost_are_those_of_the_plan(
+    graph: Graph, budget: int, seed: int, gradients: str
+) -> None:
+    task = Task(graph=graph, budget_bytes=graph.constant_bytes + budget, gradients=gradients)
+    problem = build_problem(task)
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+    wander(schedule, problem, seed, 30)
+    plan = assemble(graph, computes_of(problem, schedule), budget_bytes=LARGE, gradients=gradients)
+    verify_all_but_choices(plan, graph)
+    result = simulate(graph, plan)
+    assert result.peak_bytes == graph.constant_bytes + schedule.peak()
+    assert abs(result.overhead - problem.overhead(schedule.cost)) < 1e-9
+
+
+def verify_all_but_choices(plan: Plan, graph: Graph) -> None:
+    """Random moves select alternatives one by one, so linked ones may disagree."""
+    loose = msgspec.structs.replace(graph, choices=())
+    verify(msgspec.structs.replace(plan, graph=fingerprint(loose)), loose)
+
+
+@given(training_graphs(), st.integers(0, 2**32))
+def test_a_snapshot_loads_to_the_same_schedule(graph: Graph, seed: int) -> None:
+    problem = problem_of(graph, graph.constant_bytes + 30)
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+    wander(schedule, problem, seed, 30)
+    other = _engine.Schedule(problem.engine, problem.budget_bytes)
+    other.load(schedule.words(), schedule.first_choices(), schedule.again_choices())
+    assert other.check() == ""
+    assert (other.cost, other.peak()) == (schedule.cost, schedule.peak())
