@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import secrets
+import sys
 import zlib
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from tightfit.units import format_bytes
 __all__ = [
     "LARGEST_CONTENT_BYTES",
     "LARGEST_FILE_BYTES",
+    "cache_folder",
     "decode_record",
     "encode_record",
     "kind_of_record",
@@ -31,6 +33,23 @@ _LARGEST_RECORDS = 2_000_000
 _LARGEST_ITEMS = 20_000_000
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def cache_folder(kind: str) -> Path:
+    """Return the folder for cached things of a kind, such as ``"plans"``; it may not exist yet.
+
+    The environment variable ``TIGHTFIT_CACHE_DIR`` names the folder above it; without it, it lies
+    where the platform keeps caches.
+    """
+    if chosen := os.environ.get("TIGHTFIT_CACHE_DIR"):
+        return Path(chosen).expanduser() / kind
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "tightfit" / kind
 
 
 def write_atomically(path: Path | str, content: bytes) -> None:

@@ -1,0 +1,231 @@
+"""What a plan does, in numbers people ask for: who holds memory, what is saved, what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import msgspec
+
+from tightfit.graph.ir import Graph, Phase, SegmentId, ValueId
+from tightfit.graph.liveness import producers
+from tightfit.graph.names import holder_module, name_op
+from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
+from tightfit.plan.simulate import Simulation, simulate
+
+__all__ = ["Explanation", "Holder", "ModuleShare", "PhaseMemory", "explain"]
+
+
+class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of one segment.
+
+    Parameters
+    ----------
+    segment, phase, program
+        The segment.
+    begin_bytes, peak_bytes, end_bytes : int
+        Bytes alive right after it is entered, at its worst instant, and at its end; constants
+        included.
+    """
+
+    segment: SegmentId
+    phase: Phase
+    program: int
+    begin_bytes: int
+    peak_bytes: int
+    end_bytes: int
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A value that is alive at the peak."""
+
+    value: ValueId
+    name: str
+    module: str
+    size_bytes: int
+
+
+class ModuleShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one module contributes.
+
+    Parameters
+    ----------
+    module : str
+        The module's name; an operator or a role where no module is known.
+    held_bytes : int
+        Bytes of its values alive at the peak of the plan.
+    saved_bytes : int
+        Bytes of its values alive at the peak of a step that keeps everything, minus
+        `held_bytes`; negative if the plan holds more of it at its own peak.
+    recomputed_ops : int
+        How many times one of its ops is computed again.
+    recompute_s : float
+        Seconds of that.
+    """
+
+    module: str
+    held_bytes: int
+    saved_bytes: int
+    recomputed_ops: int
+    recompute_s: float
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan in numbers.
+
+    Parameters
+    ----------
+    budget_bytes, peak_bytes, constant_bytes, eager_peak_bytes : int
+        The promise, the peak, what is resident the whole step, and the peak of a step that keeps
+        everything; constants included in all.
+    peak_at : str
+        The instruction during which the peak is reached.
+    working_bytes : int
+        Bytes at the peak that are no value: workspace, temporaries, what user code holds.
+    cost_s, baseline_cost_s, overhead
+        Seconds of the plan, with nothing recomputed, and the fraction the plan costs more.
+    recomputed_ops : int
+        How many times an op is computed again.
+    phases : tuple of PhaseMemory
+        One per segment.
+    holders : tuple of Holder
+        Every value alive at the peak, largest first.
+    modules : tuple of ModuleShare
+        By held bytes at the peak of the step that keeps everything, largest first.
+    alternatives : tuple of (str, int)
+        Alternatives other than the default that first computations use, with how often.
+    """
+
+    budget_bytes: int
+    peak_bytes: int
+    constant_bytes: int
+    eager_peak_bytes: int
+    peak_at: str
+    working_bytes: int
+    cost_s: float
+    baseline_cost_s: float
+    overhead: float
+    recomputed_ops: int
+    phases: tuple[PhaseMemory, ...]
+    holders: tuple[Holder, ...]
+    modules: tuple[ModuleShare, ...]
+    alternatives: tuple[tuple[str, int], ...]
+
+
+def explain(plan: Plan, graph: Graph) -> Explanation:
+    """Return what a valid plan of this graph holds, saves and costs.
+
+    Parameters
+    ----------
+    plan : Plan
+        A plan that passes `tightfit.plan.verify` on this graph.
+    """
+    result = simulate(graph, plan)
+    everything = assemble(
+        graph, keep_everything(graph), budget_bytes=plan.budget_bytes, gradients=plan.gradients
+    )
+    eager = simulate(graph, everything)
+    made_by = producers(graph)
+    holders = tuple(
+        Holder(
+            value=value,
+            name=graph.values[value].name,
+            module=holder_module(graph, made_by, value),
+            size_bytes=size,
+        )
+        for value, size in result.holders
+    )
+    return Explanation(
+        budget_bytes=plan.budget_bytes,
+        peak_bytes=result.peak_bytes,
+        constant_bytes=graph.constant_bytes,
+        eager_peak_bytes=eager.peak_bytes,
+        peak_at=_name_instruction(plan, graph, result.peak_index),
+        working_bytes=result.peak_workspace_bytes,
+        cost_s=result.cost_s,
+        baseline_cost_s=result.baseline_cost_s,
+        overhead=result.overhead,
+        recomputed_ops=sum(times for _, times in result.recomputed),
+        phases=_phases(plan, graph, result),
+        holders=holders,
+        modules=_modules(plan, graph, result, eager),
+        alternatives=_alternatives(plan, graph),
+    )
+
+
+def _name_instruction(plan: Plan, graph: Graph, index: int) -> str:
+    if index < 0:
+        return "the start of the step"
+    match plan.instructions[index]:
+        case Compute(op):
+            again = any(
+                isinstance(step, Compute) and step.op == op for step in plan.instructions[:index]
+            )
+            return name_op(graph.ops[op]) + (", computed again" if again else "")
+        case Enter(segment):
+            return f"the entry of segment {segment} ({graph.segments[segment].phase})"
+        case Free() | HandOver():
+            return f"instruction {index}"
+
+
+def _phases(plan: Plan, graph: Graph, result: Simulation) -> tuple[PhaseMemory, ...]:
+    entries = [i for i, step in enumerate(plan.instructions) if isinstance(step, Enter)]
+    ends = [*entries[1:], len(plan.instructions)]
+    return tuple(
+        PhaseMemory(
+            segment=segment.id,
+            phase=segment.phase,
+            program=segment.program,
+            begin_bytes=result.after_bytes[begin],
+            peak_bytes=max(result.during_bytes[begin:end]),
+            end_bytes=result.after_bytes[end - 1],
+        )
+        for segment, begin, end in zip(graph.segments, entries, ends, strict=True)
+    )
+
+
+def _modules(
+    plan: Plan, graph: Graph, result: Simulation, eager: Simulation
+) -> tuple[ModuleShare, ...]:
+    made_by = producers(graph)
+    held: Counter[str] = Counter()
+    eager_held: Counter[str] = Counter()
+    for counter, simulation in ((held, result), (eager_held, eager)):
+        for value, size in simulation.holders:
+            counter[holder_module(graph, made_by, value)] += size
+    times: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
+    seen: set[int] = set()
+    for step in plan.instructions:
+        if not isinstance(step, Compute):
+            continue
+        op = graph.ops[step.op]
+        if step.op in seen:
+            module = op.module or op.target
+            times[module] += 1
+            seconds[module] += op.alternatives[step.alternative].variants[step.variant].cost_s
+        seen.add(step.op)
+    names = sorted({*held, *eager_held, *times}, key=lambda name: (-eager_held[name], name))
+    return tuple(
+        ModuleShare(
+            module=name,
+            held_bytes=held[name],
+            saved_bytes=eager_held[name] - held[name],
+            recomputed_ops=times[name],
+            recompute_s=seconds[name],
+        )
+        for name in names
+    )
+
+
+def _alternatives(plan: Plan, graph: Graph) -> tuple[tuple[str, int], ...]:
+    first: dict[int, int] = {}
+    for step in plan.instructions:
+        if isinstance(step, Compute):
+            first.setdefault(step.op, step.alternative)
+    used = Counter(
+        graph.ops[op].alternatives[alternative].name
+        for op, alternative in first.items()
+        if alternative > 0
+    )
+    return tuple(sorted(used.items()))

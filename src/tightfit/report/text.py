@@ -1,0 +1,201 @@
+"""Plans, graphs and outcomes as plain text, repeated layers grouped."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.explain import Explanation, ModuleShare
+from tightfit.plan.plan import Compute, Free, HandOver, Outcome, Plan
+from tightfit.units import format_bytes, format_seconds
+
+__all__ = [
+    "group_names",
+    "render_explanation",
+    "render_graph",
+    "render_outcome",
+    "render_plan",
+    "render_table",
+]
+
+_ROWS = 12
+
+
+def render_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1
+) -> str:
+    """Return an aligned table: the first `text_columns` to the left, the others to the right."""
+    lines = [list(headers), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def group_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the group of each module name: repeated layers share one.
+
+    Numbers between dots stand for a position in a list of layers: ``layer1.0.conv`` and
+    ``layer1.1.conv`` are both in ``layer1.*.conv``. A name whose group has no other member
+    keeps its name.
+    """
+    names = list(dict.fromkeys(names))
+    pattern = {
+        name: ".".join("*" if part.isdigit() else part for part in name.split("."))
+        for name in names
+    }
+    sizes = Counter(pattern.values())
+    return {name: pattern[name] if sizes[pattern[name]] > 1 else name for name in names}
+
+
+def render_outcome(outcome: Outcome, graph: Graph) -> str:
+    """Return what a planner found in a few lines."""
+    if outcome.plan is None:
+        proof = "proven: no plan exists" if outcome.status == "infeasible" else "no plan found"
+        return f"{proof} ({format_seconds(outcome.seconds)}) {outcome.note}".rstrip()
+    bound = f"proven lower bound {_percent(outcome.bound)} ({outcome.bound_source})"
+    lines = [
+        f"{graph.name or 'the step'}: {outcome.status} in {format_seconds(outcome.seconds)}",
+        f"  budget    {format_bytes(outcome.plan.budget_bytes)}",
+        f"  peak      {format_bytes(outcome.peak_bytes)}, "
+        f"of which constants {format_bytes(graph.constant_bytes)}",
+        f"  overhead  {_percent(outcome.overhead)}, {bound}",
+    ]
+    return "\n".join([*lines, f"  note      {outcome.note}"] if outcome.note else lines)
+
+
+def render_plan(plan: Plan) -> str:
+    """Return what a plan says about itself, without its graph."""
+    computes = [step.op for step in plan.instructions if isinstance(step, Compute)]
+    frees = sum(isinstance(step, Free) for step in plan.instructions)
+    handed = sum(len(step.values) for step in plan.instructions if isinstance(step, HandOver))
+    first = len(set(computes))
+    return "\n".join(
+        [
+            f"plan for graph {plan.graph}, format {plan.format}",
+            f"  budget     {format_bytes(plan.budget_bytes)}, gradients {plan.gradients}",
+            f"  computes   {first} ops, {len(computes) - first} times again",
+            f"  frees      {frees} values, hands over {handed} gradients",
+        ]
+    )
+
+
+def render_graph(graph: Graph, everything: Explanation) -> str:
+    """Return a summary of a graph.
+
+    Parameters
+    ----------
+    everything : Explanation
+        Of the plan that keeps everything.
+    """
+    phases = Counter(graph.segments[op.segment].phase for op in graph.ops)
+    alternatives = sum(len(op.alternatives) > 1 for op in graph.ops)
+    pinned = sum(op.pinned is not None for op in graph.ops)
+    constants = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in graph.constants_bytes.items())
+    device = graph.device.name or graph.device.kind
+    lines = [
+        f"{graph.name or 'graph'} on {device}, costs {graph.cost_source or 'not named'}",
+        f"  ops        {phases['forward']} forward, {phases['backward']} backward; "
+        f"{alternatives} with alternatives, {pinned} pinned",
+        f"  values     {len(graph.values)}",
+        f"  constants  {format_bytes(graph.constant_bytes)}"
+        + (f": {constants}" if constants else ""),
+        f"  peak       {format_bytes(everything.peak_bytes)} with nothing recomputed, "
+        f"of which activations {format_bytes(everything.peak_bytes - graph.constant_bytes)}",
+        f"  time       {format_seconds(everything.baseline_cost_s)} a step",
+    ]
+    return "\n".join([*lines, "", *_holders(everything)])
+
+
+def render_explanation(explanation: Explanation) -> str:
+    """Return what a plan holds, saves and costs, with at most a dozen rows per table."""
+    e = explanation
+    lines = [
+        f"budget    {format_bytes(e.budget_bytes)}",
+        f"peak      {format_bytes(e.peak_bytes)} at {e.peak_at}",
+        f"          {format_bytes(e.eager_peak_bytes)} with nothing recomputed; "
+        f"constants {format_bytes(e.constant_bytes)}",
+        f"overhead  {_percent(e.overhead)}: {e.recomputed_ops} recomputations, "
+        f"{format_seconds(e.baseline_cost_s)} -> {format_seconds(e.cost_s)}",
+    ]
+    if e.alternatives:
+        used = ", ".join(f"{name} x {count}" for name, count in e.alternatives)
+        lines.append(f"uses      {used}")
+    phases = [
+        (
+            f"{p.phase} {p.program}" if any(q.program for q in e.phases) else p.phase,
+            format_bytes(p.begin_bytes),
+            format_bytes(p.peak_bytes),
+            format_bytes(p.end_bytes),
+        )
+        for p in e.phases
+    ]
+    lines += ["", render_table(["phase", "begin", "peak", "end"], phases)]
+    lines += ["", *_holders(e), "", *_module_table(e.modules)]
+    return "\n".join(lines)
+
+
+def _holders(explanation: Explanation) -> list[str]:
+    groups = group_names(holder.module for holder in explanation.holders)
+    size: Counter[tuple[str, str]] = Counter()
+    count: Counter[tuple[str, str]] = Counter()
+    for holder in explanation.holders:
+        key = (groups[holder.module], _without_number(holder.name))
+        size[key] += holder.size_bytes
+        count[key] += 1
+    rows = [
+        (module, name, str(count[module, name]), format_bytes(total))
+        for (module, name), total in sorted(size.items(), key=lambda item: (-item[1], item[0]))
+        if total
+    ]
+    rest = sum(size.values()) - sum(sorted(size.values(), reverse=True)[:_ROWS])
+    shown = rows[:_ROWS]
+    if len(rows) > _ROWS:
+        shown.append(("others", "", str(len(rows) - _ROWS), format_bytes(rest)))
+    if explanation.working_bytes:
+        shown.append(("workspace, user code", "", "", format_bytes(explanation.working_bytes)))
+    return [
+        f"held at the peak ({explanation.peak_at})",
+        render_table(["module", "value", "count", "bytes"], shown, text_columns=2),
+    ]
+
+
+def _module_table(modules: Sequence[ModuleShare]) -> list[str]:
+    groups = group_names(share.module for share in modules)
+    merged: Mapping[str, list[ModuleShare]] = defaultdict(list)
+    for share in modules:
+        merged[groups[share.module]].append(share)
+    rows = [
+        (
+            name,
+            str(len(shares)),
+            format_bytes(sum(s.saved_bytes for s in shares)),
+            str(sum(s.recomputed_ops for s in shares)),
+            format_seconds(sum(s.recompute_s for s in shares)),
+        )
+        for name, shares in sorted(
+            merged.items(), key=lambda item: (-sum(s.saved_bytes for s in item[1]), item[0])
+        )
+        if any(s.saved_bytes or s.recomputed_ops for s in shares)
+    ]
+    if not rows:
+        return ["nothing is saved or recomputed"]
+    title = "saved at the peak against keeping everything, and what is computed again for it"
+    table = render_table(["module", "count", "saved", "again", "seconds"], rows[:_ROWS])
+    if len(rows) > _ROWS:
+        table += f"\nand {len(rows) - _ROWS} more"
+    return [title, table]
+
+
+def _without_number(name: str) -> str:
+    """Drop the number a traced name ends with, so that repeated layers share a row."""
+    return name.rstrip("0123456789").rstrip("_") or name
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f} %"
