@@ -7,7 +7,6 @@ bitwise the same output (whole_chain.md, section 3).
 from __future__ import annotations
 
 import torch
-from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView
 from tightfit.capture.lift import Call
@@ -32,6 +31,8 @@ def normalise_with_statistics(
     """
     scale = inverse_deviation if weight is None else weight * inverse_deviation
     one = torch.ones_like(mean)
+    if bias is None and weight is None and x.dtype != mean.dtype:
+        bias = torch.zeros_like(mean)
     return aten._native_batch_norm_legit_no_training.default(x, scale, bias, mean, one, 0.0, 0.0)[0]
 
 
@@ -39,9 +40,7 @@ def batch_norm_again(view: OpView) -> Extension | None:
     """Offer the two recomputations of a training BatchNorm.
 
     One reads only its inputs and makes output and batch statistics again; the other reads the
-    statistics of the first run, which are tiny, and is several times cheaper. (Half-precision
-    inputs with single-precision weights get only the first way: the trace does not know the
-    precision of their statistics.)
+    statistics of the first run, which are tiny, and is several times cheaper.
     """
     x, weight, bias, _, _, training, momentum, epsilon = view.call.args
     if not training:
@@ -65,8 +64,7 @@ def batch_norm_again(view: OpView) -> Extension | None:
         )
     ]
     mean, deviation = view.output_node(1), view.output_node(2)
-    mixed = _is_mixed(x, weight)
-    if mean is not None and deviation is not None and outputs[0] is not None and not mixed:
+    if mean is not None and deviation is not None and outputs[0] is not None:
         alternatives.append(
             Alternative(
                 name="batch_norm.from_statistics",
@@ -85,8 +83,3 @@ def batch_norm_again(view: OpView) -> Extension | None:
             )
         )
     return Extension(tuple(alternatives), tuple(calls), default_use="first", unpins=True)
-
-
-def _is_mixed(x: fx.Node, weight: fx.Node | None) -> bool:
-    precise = x.meta["val"].dtype in (torch.float32, torch.float64)
-    return not precise and (weight is None or weight.meta["val"].dtype != x.meta["val"].dtype)

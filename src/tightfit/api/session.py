@@ -190,6 +190,22 @@ class Session:
         root = self.root() if self.root is not None else None
         return input_signature(leaves, spec), module_signature(self.modules, root)
 
+    @property
+    def is_tuning(self) -> bool:
+        """Whether steps are still timed before the final plan is made."""
+        return any(shape.tuner is not None for shape in self.shapes.values())
+
+    @property
+    def highest_peak_bytes(self) -> int:
+        """The highest measured peak of the steps still remembered, the first left out."""
+        steps = self.guard.steps if self.guard is not None else []
+        return max((s.peak_bytes for s in steps[1:]), default=0)
+
+    def close_step(self) -> None:
+        """End the measured window of the last step now."""
+        if self.guard is not None:
+            self.guard.close()
+
     # -- capture ------------------------------------------------------------------------------
 
     def shape_for(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:

@@ -47,6 +47,7 @@ def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
         Placeholder positions that hold the same parameter.
     """
     classify(joint.module.graph)
+    _correct_statistics(joint)
     _drop_detaches(joint)
     _drop_clones(joint)
     _drop_unread_arguments(joint)
@@ -71,6 +72,30 @@ def _replace(joint: JointGraph, old: fx.Node, new: fx.Node) -> None:
     joint.raw_outputs[:] = [new if n is old else n for n in joint.raw_outputs]
     joint.write_backs[:] = [(new if n is old else n, i) for n, i in joint.write_backs]
     joint.gradients[:] = [(new if n is old else n, i) for n, i in joint.gradients]
+
+
+def _correct_statistics(joint: JointGraph) -> None:
+    """Give the batch statistics of half-precision inputs the precision the kernel gives them.
+
+    The fake kernel says half precision where the CPU kernel returns single precision.
+    """
+    for node in joint.module.graph.nodes:
+        if node.target is not aten._native_batch_norm_legit_functional.default:
+            continue
+        x = node.args[0].meta["val"]
+        if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16):
+            continue
+        tiny = [None if a is None else torch.ones(1, dtype=a.meta["val"].dtype) for a in node.args[1:5]]
+        sample = torch.ones(2, 1, 1, dtype=x.dtype)
+        real = node.target(sample, *tiny, *node.args[5:])
+        fixed = [
+            fake if fake.dtype == true.dtype else _like(fake, true.dtype)
+            for fake, true in zip(node.meta["val"], real, strict=True)
+        ]
+        node.meta["val"] = tuple(fixed)
+        for user in node.users:
+            if is_getitem(user):
+                user.meta["val"] = fixed[user.args[1]]
 
 
 def _drop_detaches(joint: JointGraph) -> None:
@@ -163,11 +188,11 @@ def _position(graph: fx.Graph, node: fx.Node) -> int:
     return next(i for i, n in enumerate(graph.nodes) if n is node)
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
+def _like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a fake tensor of the same geometry with a storage of its own."""
     with tensor.fake_mode:  # type: ignore[attr-defined]
         return torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device
         )
 
 
