@@ -345,18 +345,21 @@ def _time(
     session = planned._session
     while session.is_tuning:
         _once(subject, planned)
+        session.close_step()
     _once(subject, planned)
+    session.close_step()
     ratios = []
     for index in range(rounds):
         progress.update(2 + index, "timing")
         if index % 2:
             plain = _once(subject, subject.loss_of)
             ours = _once(subject, planned)
+            session.close_step()
         else:
             ours = _once(subject, planned)
+            session.close_step()
             plain = _once(subject, subject.loss_of)
         ratios.append(ours / plain)
-    session.close_step()
     return ratios
 
 

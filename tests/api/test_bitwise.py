@@ -1,0 +1,131 @@
+"""Fitted models compute what plain PyTorch computes, bit for bit, whatever is recomputed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tightfit
+from tightfit.api.session import Planned
+from tightfit.execution.attach import attached
+from tightfit.execution.lower import lower
+from tightfit.execution.runtime import Runner
+from tightfit.plan import Compute, assemble, simulate
+from tightfit.plan.verify import verify
+
+sys.path.insert(0, str(Path(__file__).parent))
+from models import CASES, Case
+
+BY_NAME = [pytest.param(case, id=case.name) for case in CASES]
+
+
+def recompute_at_random(graph, generator: random.Random, share: float = 0.3) -> list[Compute]:
+    """Drop values at random and compute them again, with any alternative, when they are read."""
+    producer: dict[int, int] = {}
+    for op in graph.ops:
+        for alternative in op.alternatives:
+            for value in alternative.writes:
+                producer.setdefault(value, op.id)
+    live: set[int] = set()
+    done: set[int] = set()
+    computes: list[Compute] = []
+
+    def droppable(value: int) -> bool:
+        op = graph.ops[producer[value]]
+        again = [a for a in op.alternatives if a.use in ("any", "again")]
+        return (
+            op.pinned is None
+            and graph.values[value].fate == "none"
+            and all(value in a.writes for a in again)
+        )
+
+    def need(value: int) -> None:
+        if value in producer and value not in live:
+            compute(producer[value])
+
+    def compute(number: int) -> None:
+        op = graph.ops[number]
+        use = ("any", "again") if number in done else ("any", "first")
+        choices = [i for i, a in enumerate(op.alternatives) if a.use in use]
+        index = generator.choice(choices)
+        for value in op.alternatives[index].reads:
+            need(value)
+        computes.append(Compute(number, index))
+        done.add(number)
+        live.update(op.alternatives[index].writes)
+
+    for op in graph.ops:
+        for value in op.alternatives[0].reads:
+            need(value)
+        compute(op.id)
+        if op.segment == 1 or generator.random() < 0.2:
+            for value in sorted(live):
+                if generator.random() < share and droppable(value):
+                    live.discard(value)
+    return computes
+
+
+def train_step(case: Case, model, inputs, seed: int) -> list[torch.Tensor | None]:
+    """Run one step; return everything it changed, the next random number included."""
+    model.zero_grad(set_to_none=True)
+    for tensor in inputs:
+        tensor.grad = None
+    torch.manual_seed(seed)
+    context = (
+        torch.autocast("cpu", dtype=torch.bfloat16) if case.autocast else contextlib.nullcontext()
+    )
+    with context:
+        loss = case.loss(model(*inputs))
+    loss.backward()
+    changed = [loss.detach().clone(), torch.rand(1)]
+    changed += [p.grad for p in model.parameters()] + [t.grad for t in inputs]
+    return changed + [b.clone() for b in model.buffers()]
+
+
+def assert_equal(mine, reference) -> None:
+    for a, b in zip(mine, reference, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("case", BY_NAME)
+def test_three_steps_equal_plain_pytorch(case: Case):
+    torch.manual_seed(0)
+    plain = case.model()
+    inputs = case.inputs()
+    fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
+    own_inputs = copy.deepcopy(inputs)
+    for step in range(3):
+        reference = train_step(case, plain, inputs, step)
+        assert_equal(train_step(case, fitted, own_inputs, step), reference)
+
+
+@pytest.mark.parametrize("case", BY_NAME)
+def test_any_recomputation_equals_plain_pytorch(case: Case):
+    """Random plans, far from any planner's: every value may be dropped and made again."""
+    torch.manual_seed(0)
+    plain = case.model()
+    inputs = case.inputs()
+    fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
+    own_inputs = copy.deepcopy(inputs)
+    for step in range(2):
+        train_step(case, fitted, own_inputs, step)
+        train_step(case, plain, inputs, step)
+    session = attached(fitted)
+    shape = list(session.shapes.values())[-1]
+    key, planned = list(shape.plans.items())[-1]
+    for seed in range(4):
+        computes = recompute_at_random(planned.graph, random.Random(seed))
+        plan = assemble(planned.graph, computes, budget_bytes=1 << 40)
+        verify(plan, planned.graph)
+        assert simulate(planned.graph, plan).recomputed or seed
+        runner = Runner(shape.captured, lower(shape.captured, plan))
+        shape.plans[key] = Planned(planned.graph, planned.outcome, runner)
+        reference = train_step(case, plain, inputs, seed)
+        assert_equal(train_step(case, fitted, own_inputs, seed), reference)

@@ -1,0 +1,374 @@
+"""What fit and step promise besides memory: nothing else changes, and misuse is named."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.errors import (
+    BadInput,
+    BudgetExceeded,
+    CaptureError,
+    InfeasibleBudget,
+    PlanMismatch,
+    SecondForward,
+    TightfitError,
+)
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def batch(n: int = 5) -> torch.Tensor:
+    return torch.randn(n, 8)
+
+
+def fitted(model: nn.Module | None = None, budget="1GiB", **keywords) -> nn.Module:
+    return tightfit.fit(model or small(), budget, costs="unit", **keywords)
+
+
+class TestTheModuleStaysWhatItWas:
+    def test_state_dict_type_and_signature(self):
+        model = small()
+        keys = list(model.state_dict())
+        fitted(model)
+        assert list(model.state_dict()) == keys
+        assert type(model) is nn.Sequential
+        assert "input" in str(model.forward.__signature__)
+        assert not [k for k in vars(model) if not k.startswith("_") and k not in ("training", "forward")]
+
+    def test_unfit_gives_the_forward_back(self):
+        model = fitted()
+        tightfit.unfit(model)
+        assert "forward" not in vars(model)
+        with pytest.raises(BadInput, match="not fitted"):
+            tightfit.unfit(model)
+
+    def test_pickle_and_save_give_the_plain_model(self):
+        model = fitted()
+        x = batch()
+        for copied in (
+            pickle.loads(pickle.dumps(model)),
+            _through_torch_save(model),
+        ):
+            assert torch.equal(copied(x), model(x))
+            with pytest.raises(BadInput, match="neither a fitted model"):
+                tightfit.report(copied)
+
+    def test_deepcopy_is_fitted_by_itself(self):
+        model = fitted()
+        model(batch()).sum().backward()
+        twin = copy.deepcopy(model)
+        twin(batch()).sum().backward()
+        assert tightfit.report(twin).plan is not tightfit.report(model).plan
+        assert model[0].weight is not twin[0].weight
+
+    def test_root_hooks_run_every_step_and_inner_hooks_are_captured(self):
+        model = small()
+        calls = []
+        model.register_forward_hook(lambda m, a, out: calls.append(1))
+        fitted(model)
+        for _ in range(3):
+            model(batch()).sum().backward()
+        assert len(calls) == 3
+        with pytest.warns(UserWarning, match="'0'"):
+            model[0].register_forward_hook(lambda m, a, out: out * 2)
+            doubled = model(batch())
+        doubled.sum().backward()
+        plain = copy.deepcopy(tightfit.unfit(model))
+        x = batch()
+        fitted(model)
+        with pytest.warns(UserWarning):
+            assert torch.equal(model(x), plain(x))
+
+    def test_no_grad_and_frozen_models_run_plainly(self):
+        model = fitted()
+        with torch.no_grad():
+            assert not model(batch()).requires_grad
+        model.requires_grad_(False)
+        assert not model(batch()).requires_grad
+
+    def test_parameters_may_move_or_be_replaced(self):
+        model = fitted()
+        model(batch()).sum().backward()
+        model.double()
+        out = model(batch().double())
+        assert out.dtype == torch.float64
+        out.sum().backward()
+
+    def test_two_shapes_two_plans(self, capsys):
+        model = fitted()
+        for n in (5, 7, 5):
+            model.zero_grad()
+            model(batch(n)).sum().backward()
+        assert capsys.readouterr().err.count("making a new plan") == 1
+
+
+def _through_torch_save(model: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+class TestGradients:
+    def test_accumulation_into_existing_gradients(self):
+        plain = small()
+        model = fitted(copy.deepcopy(plain))
+        for seed in range(3):
+            torch.manual_seed(seed)
+            x = batch()
+            for m in (plain, model):
+                m(x).square().sum().backward()
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+
+    def test_outputs_without_gradient_cost_no_tangent(self):
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(8, 8)
+
+            def forward(self, x):
+                h = self.a(x)
+                return h.sum(), h * 2
+
+        model = fitted(Two())
+        for _ in range(2):
+            loss, _ = model(batch())
+            loss.backward()
+        plan = tightfit.report(model).plan
+        loss, extra = model(batch())
+        assert extra.requires_grad
+        with pytest.raises(PlanMismatch, match="received a gradient"):
+            (loss + extra.sum()).backward()
+        loss, extra = model(batch())
+        (loss + extra.sum()).backward()
+        assert tightfit.report(model).plan != plan
+
+    def test_a_loss_in_the_output_is_the_only_one_differentiated(self):
+        class Output(dict):
+            pass
+
+        class Hugging(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(8, 8)
+
+            def forward(self, x):
+                h = self.a(x)
+                return {"loss": h.square().mean(), "logits": h}
+
+        model = fitted(Hugging())
+        out = model(batch())
+        out["loss"].backward()
+        assert model.a.weight.grad is not None
+
+    def test_second_backward_is_refused_clearly(self):
+        loss = fitted()(batch()).sum()
+        loss.backward(retain_graph=True)
+        with pytest.raises(TightfitError, match="second time"):
+            loss.backward()
+
+    def test_create_graph_is_refused_clearly(self):
+        loss = fitted()(batch()).sum()
+        with pytest.raises(TightfitError, match="create_graph"):
+            loss.backward(create_graph=True)
+
+    def test_a_parameter_changed_before_backward_is_refused(self):
+        model = fitted()
+        loss = model(batch()).sum()
+        with torch.no_grad():
+            model[2].weight.add_(1)
+        with pytest.raises(TightfitError, match="changed in place"):
+            loss.backward()
+
+    def test_second_forward_names_step(self):
+        model = fitted()
+        first = model(batch())
+        with pytest.raises(SecondForward, match=r"tightfit\.step"):
+            model(batch())
+        del first
+        model(batch()).sum().backward()
+        allowed = fitted(in_flight=2)
+        (allowed(batch()).sum() + allowed(batch()).sum()).backward()
+
+
+class TestBudgets:
+    @pytest.mark.parametrize("budget", ["80%", "8g", "12", "-3GiB", -5, 0, 1.5, "", None, "1 PB"])
+    def test_malformed_budgets_change_nothing(self, budget):
+        model = small()
+        with pytest.raises(BadInput, match="budget"):
+            tightfit.fit(model, budget)
+        assert "forward" not in vars(model)
+
+    def test_a_budget_below_the_constants_says_so(self):
+        model = fitted(budget=100)
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(InfeasibleBudget) as error:
+            model(batch())
+        assert error.value.minimum_bytes is None or error.value.minimum_bytes > 100
+        assert "100 B" in str(error.value)
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+    def test_plenty_of_budget_recomputes_nothing(self):
+        model = fitted()
+        model(batch()).sum().backward()
+        report = tightfit.report(model)
+        assert report.overhead == 0
+        assert report.status == "optimal"
+
+    def test_the_guard_raises_or_warns_beyond_the_budget(self):
+        for mode in ("raise", "warn"):
+            model = fitted(small(), "2MiB", on_exceed=mode)
+            x = batch()
+            model(x).sum().backward()
+            hoard = torch.zeros(4 << 20, dtype=torch.uint8)
+            hoard = None if hoard.sum() else None
+            if mode == "raise":
+                with pytest.raises(BudgetExceeded, match="more than the budget"):
+                    model(x)
+            else:
+                with pytest.warns(UserWarning, match="more than the budget"):
+                    model(x).sum().backward()
+
+    def test_prepare_plans_without_touching_anything(self):
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        fitted(model)
+        before = copy.deepcopy(model.state_dict())
+        generator = torch.get_rng_state()
+        report = tightfit.prepare(model, batch())
+        assert report.planned_peak_bytes <= 1 << 30
+        assert torch.equal(generator, torch.get_rng_state())
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+        assert all(p.grad is None for p in model.parameters())
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.calls = 0
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x):
+        return self.a(x).sum()
+
+
+class TestRefusals:
+    """Each names the cause and a way out, and leaves the model as it was."""
+
+    def test_a_counter(self):
+        class Model(Counting):
+            def forward(self, x):
+                self.calls += 1
+                return super().forward(x)
+
+        model = fitted(Model())
+        with pytest.raises(CaptureError, match=r"calls.*register"):
+            model(batch())
+        assert model.calls == 0
+
+    def test_tensors_collected_in_a_list(self):
+        class Model(Counting):
+            def forward(self, x):
+                self.seen.append(x)
+                return super().forward(x)
+
+        model = fitted(Model())
+        with pytest.raises(CaptureError, match="seen"):
+            model(batch())
+        assert model.seen == []
+
+    def test_python_random(self):
+        class Model(Counting):
+            def forward(self, x):
+                return super().forward(x) * (2 if random.random() < 0.5 else 1)
+
+        state = random.getstate()
+        with pytest.raises(CaptureError, match="random module"):
+            fitted(Model())(batch())
+        assert random.getstate() == state
+
+    def test_a_branch_on_data(self):
+        class Model(Counting):
+            def forward(self, x):
+                h = self.a(x)
+                return h.sum() if h.sum() > 0 else h.mean()
+
+        with pytest.raises(CaptureError, match=r"module 'a'.*torch\.where"):
+            fitted(Model())(batch())
+
+    def test_a_plain_tensor_attribute(self):
+        class Model(Counting):
+            def __init__(self):
+                super().__init__()
+                self.table = torch.ones(8)
+
+            def forward(self, x):
+                return (self.a(x) * self.table).sum()
+
+        with pytest.raises(CaptureError, match="register_buffer"):
+            fitted(Model())(batch())
+
+    def test_nothing_to_train(self):
+        step = tightfit.step(
+            lambda x: x.sum(), modules=small(), budget="1GiB", costs="unit"
+        )
+        with pytest.raises(CaptureError, match="gradient"):
+            step(batch())
+
+    def test_fitting_a_part_of_a_fitted_model(self):
+        model = fitted()
+        with pytest.raises(BadInput, match="part of a fitted"):
+            fitted(model[0])
+        tightfit.unfit(model)
+        fitted(model[0])
+        with pytest.raises(BadInput, match="child module '0'"):
+            fitted(model)
+
+    def test_a_strange_input(self):
+        class Model(Counting):
+            def forward(self, x, config):
+                return super().forward(x)
+
+        with pytest.raises(BadInput, match="object"):
+            fitted(Model())(batch(), object())
+
+
+def test_step_puts_the_loss_inside():
+    model = small()
+    plain = copy.deepcopy(model)
+    targets = torch.randint(0, 4, (5,))
+    x = batch()
+
+    def loss_of(inputs, labels):
+        return nn.functional.cross_entropy(model(inputs), labels)
+
+    planned = tightfit.step(loss_of, modules=model, budget="1GiB", costs="unit")
+    planned(x, targets).backward()
+    nn.functional.cross_entropy(plain(x), targets).backward()
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_an_exception_in_user_code_leaves_the_next_step_right():
+    model = fitted()
+    x = batch()
+    expected = model(x)
+    expected.sum().backward()
+    model.zero_grad()
+    with pytest.raises(ZeroDivisionError):
+        out = model(x)
+        1 / 0
+    del out
+    assert torch.equal(model(x), expected)
