@@ -1,0 +1,82 @@
+"""The machines that roofline costs know: adding one is an entry in `MACHINES`."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["MACHINES", "Machine"]
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a roofline needs to know about a device; rates are the reachable ones.
+
+    Parameters
+    ----------
+    name : str
+        A name for people.
+    bytes_per_s : float
+        Reachable memory bandwidth.
+    convolution_flops_per_s, matrix_flops_per_s : float
+        Reachable single-precision rates of convolutions and of matrix products.
+    launch_s : float
+        The least an op costs.
+    granularity_bytes : int
+        What the device's allocator rounds sizes up to.
+    memory_bytes : int
+        The device's memory; 0 if it is not part of the model.
+    source : str
+        Where the numbers come from.
+    """
+
+    name: str
+    bytes_per_s: float
+    convolution_flops_per_s: float
+    matrix_flops_per_s: float
+    launch_s: float
+    granularity_bytes: int = 512
+    memory_bytes: int = 0
+    source: str = ""
+
+
+_SHARES = "peaks: {}; reachable shares as in the study's graphs: {}"
+
+MACHINES: dict[str, Machine] = {
+    "p100": Machine(
+        name="NVIDIA Tesla P100",
+        bytes_per_s=732e9 * 0.75,
+        convolution_flops_per_s=9.3e12 * 0.60,
+        matrix_flops_per_s=9.3e12 * 0.75,
+        launch_s=5e-6,
+        memory_bytes=16 << 30,
+        source=_SHARES.format("NVIDIA P100 PCIe datasheet", "0.75, 0.60, 0.75"),
+    ),
+    "v100": Machine(
+        name="NVIDIA Tesla V100",
+        bytes_per_s=900e9 * 0.75,
+        convolution_flops_per_s=15.7e12 * 0.60,
+        matrix_flops_per_s=15.7e12 * 0.75,
+        launch_s=5e-6,
+        memory_bytes=16 << 30,
+        source=_SHARES.format("NVIDIA V100 SXM2 datasheet, fp32", "0.75, 0.60, 0.75 of the P100"),
+    ),
+    "a100": Machine(
+        name="NVIDIA A100",
+        bytes_per_s=1555e9 * 0.80,
+        convolution_flops_per_s=156e12 * 0.40,
+        matrix_flops_per_s=156e12 * 0.55,
+        launch_s=4e-6,
+        memory_bytes=40 << 30,
+        source=_SHARES.format("NVIDIA A100 40 GB datasheet, TF32", "0.80, 0.40, 0.55"),
+    ),
+    "h100": Machine(
+        name="NVIDIA H100",
+        bytes_per_s=3350e9 * 0.80,
+        convolution_flops_per_s=494.7e12 * 0.40,
+        matrix_flops_per_s=494.7e12 * 0.55,
+        launch_s=4e-6,
+        memory_bytes=80 << 30,
+        source=_SHARES.format(
+            "NVIDIA H100 SXM datasheet, dense TF32", "0.80, 0.40, 0.55 of the A100"
+        ),
+    ),
+}

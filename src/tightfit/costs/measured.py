@@ -1,0 +1,281 @@
+"""Measuring one call on given inputs: its time, its workspace, its outputs.
+
+Knows neither capture nor alternatives: a function and its arguments go in.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "Measurement",
+    "PeakFunction",
+    "call_key",
+    "environment_of",
+    "materialise",
+    "measure_call",
+]
+
+_FORMAT = 1
+_FLUSHED_BYTES = 16 << 20
+_CALM_RATIO = 1.2
+_CALM_S = 20e-6
+_FEWEST_REPEATS = 3
+_MOST_REPEATS = 9
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call costs and makes.
+
+    Parameters
+    ----------
+    cost_s : float
+        Median time in seconds: CPU time on a CPU, device time on a GPU.
+    workspace_bytes : int
+        The most that was live during the call beyond what was live before it and its outputs.
+    output_bytes : tuple of int
+        For each output its storage's size, not rounded; 0 for None and for empty tensors.
+    output_strides : tuple of (tuple of int or None)
+        For each output its strides; None if it is no tensor.
+    aliases : tuple of int
+        For each output the position, among the tensor arguments in order, of the one whose
+        storage it shares; -1: its own storage.
+    none_outputs : tuple of int
+        Positions of the outputs that are no tensors.
+    """
+
+    cost_s: float
+    workspace_bytes: int
+    output_bytes: tuple[int, ...]
+    output_strides: tuple[tuple[int, ...] | None, ...]
+    aliases: tuple[int, ...]
+    none_outputs: tuple[int, ...]
+
+
+class _Peak(Protocol):
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def growth_bytes(self) -> int: ...
+
+
+class PeakFunction(Protocol):
+    """Runs a function; returns its result and how far live memory rose above its start.
+
+    `tightfit.allocator.measure_peak` is one.
+    """
+
+    def __call__(
+        self, function: Callable[[], Any], /, *, device: torch.device
+    ) -> tuple[Any, _Peak]:
+        """Return (result, peak and growth above the start)."""
+        ...
+
+
+def measure_call(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keyword_arguments: Mapping[str, Any] | None = None,
+    *,
+    device: torch.device | str,
+    measure_peak: PeakFunction,
+    seconds: float = 0.12,
+) -> Measurement:
+    """Run a call several times and return what it costs.
+
+    Before each timed run the caches are filled with something else: in a step the inputs of an
+    op are rarely all in cache. Runs that were preempted (wall time above 1.2 times CPU time) are
+    repeated. Random numbers drawn by the call do not move the global generators.
+
+    Parameters
+    ----------
+    function : callable
+        Takes tensors, returns a tensor, None, or a tuple or list of both.
+    arguments, keyword_arguments
+        Real tensors on `device` (see `materialise`) and plain values.
+    device : torch.device or str
+        Where it runs.
+    measure_peak : callable
+        Meters one run, for the workspace.
+    seconds : float
+        Time after which two undisturbed runs suffice; about the duration of the measurement.
+    """
+    device = torch.device(device)
+    keywords = dict(keyword_arguments or {})
+
+    def call() -> Any:
+        return function(*arguments, **keywords)
+
+    generators = [device] if device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(generators):
+        warm = call()
+        outputs, peak = measure_peak(call, device=device)
+        shape = _describe(outputs, arguments, keywords)
+        del warm  # timed runs take its place; the outputs above it keep the heap from shrinking
+        cost = (
+            _time_on_gpu(call, device, seconds) if device.type == "cuda" else _time(call, seconds)
+        )
+    return Measurement(
+        cost_s=cost, workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes), **shape
+    )
+
+
+def _describe(
+    outputs: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    storages = [
+        leaf.untyped_storage().data_ptr() if leaf.numel() else None
+        for leaf in pytree.tree_leaves((arguments, keywords))
+        if isinstance(leaf, torch.Tensor)
+    ]
+    flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    sizes, strides, aliases = [], [], []
+    for output in flat:
+        is_tensor = isinstance(output, torch.Tensor)
+        holds = is_tensor and output.numel() > 0
+        pointer = output.untyped_storage().data_ptr() if holds else None
+        sizes.append(output.untyped_storage().nbytes() if holds else 0)
+        strides.append(tuple(output.stride()) if is_tensor else None)
+        aliases.append(storages.index(pointer) if holds and pointer in storages else -1)
+    return {
+        "output_bytes": tuple(sizes),
+        "output_strides": tuple(strides),
+        "aliases": tuple(aliases),
+        "none_outputs": tuple(i for i, s in enumerate(strides) if s is None),
+    }
+
+
+def _time(call: Callable[[], Any], seconds: float) -> float:
+    """Return the median CPU time: of this thread if torch uses one, else of the process."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.process_time
+    filler = torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64)
+    calm: list[float] = []
+    disturbed: list[float] = []
+    begin = time.perf_counter()
+    while True:
+        filler.sum()
+        wall, cpu = time.perf_counter(), clock()
+        result = call()
+        cpu, wall = clock() - cpu, time.perf_counter() - wall
+        del result
+        (calm if wall <= _CALM_RATIO * cpu + _CALM_S else disturbed).append(cpu)
+        spent = time.perf_counter() - begin
+        if len(calm) >= _MOST_REPEATS or len(calm) + len(disturbed) >= 3 * _MOST_REPEATS:
+            break
+        if spent > seconds and len(calm) >= _FEWEST_REPEATS - (spent > 2 * seconds):
+            break
+        if spent > 4 * seconds and calm:
+            break
+    return statistics.median(calm or disturbed)
+
+
+def _time_on_gpu(call: Callable[[], Any], device: torch.device, seconds: float) -> float:
+    """Return the median device time between CUDA events."""
+    filler = torch.empty(4 * _FLUSHED_BYTES, dtype=torch.uint8, device=device)
+    samples: list[float] = []
+    begin = time.perf_counter()
+    while len(samples) < _FEWEST_REPEATS or (
+        len(samples) < _MOST_REPEATS and time.perf_counter() - begin < seconds
+    ):
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        filler.zero_()
+        start.record(torch.cuda.current_stream(device))
+        call()
+        end.record(torch.cuda.current_stream(device))
+        end.synchronize()
+        samples.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(samples)
+
+
+def materialise(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    largest_index: int = 0,
+) -> torch.Tensor:
+    """Return a tensor of given layout with contents that every operator accepts.
+
+    Floats lie between 0.05 and 0.15 (safe as variances, divisors, arguments of logarithms),
+    booleans are true half of the time, integers are valid indices up to `largest_index`. Strides
+    may be 0 (expanded) or overlap. The global random generators do not move.
+    """
+    elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if 0 in shape:
+        elements = 0
+    device = torch.device(device)
+    generator = torch.Generator(device).manual_seed(0)
+    options: dict[str, Any] = {"generator": generator, "device": device}
+    if dtype.is_floating_point or dtype.is_complex:
+        flat = (torch.rand(elements, **options) * 0.1 + 0.05).to(dtype)
+    elif dtype == torch.bool:
+        flat = torch.rand(elements, **options) < 0.5
+    else:
+        flat = torch.randint(0, largest_index + 1, (elements,), **options).to(dtype)
+    return flat.as_strided(tuple(shape), tuple(strides))
+
+
+def call_key(
+    name: str, arguments: Sequence[Any], keyword_arguments: Mapping[str, Any] | None = None
+) -> str:
+    """Return a text that is equal for calls that cost the same.
+
+    Tensors (real or fake) enter by shape, strides and dtype, everything else by its text; how
+    arguments are nested counts too.
+    """
+    leaves, structure = pytree.tree_flatten((list(arguments), dict(keyword_arguments or {})))
+    texts = [
+        f"{tuple(leaf.shape)}{tuple(leaf.stride())}{leaf.dtype}"
+        if isinstance(leaf, torch.Tensor)
+        else repr(leaf)
+        for leaf in leaves
+    ]
+    return "\n".join([name, str(structure), *texts])
+
+
+def environment_of(device: torch.device | str) -> str:
+    """Return what measurements depend on besides the call: device, threads, versions, settings."""
+    device = torch.device(device)
+    facts = [
+        f"format {_FORMAT}",
+        f"torch {torch.__version__}",
+        f"matmul precision {torch.get_float32_matmul_precision()}",
+        f"deterministic {torch.are_deterministic_algorithms_enabled()}",
+    ]
+    if device.type == "cuda":
+        facts += [
+            torch.cuda.get_device_name(device),
+            f"cudnn {torch.backends.cudnn.version()}",
+            f"benchmark {torch.backends.cudnn.benchmark}",
+            f"tf32 {torch.backends.cudnn.allow_tf32}",
+        ]
+    else:
+        facts += [
+            cpu_name(),
+            torch.backends.cpu.get_cpu_capability(),
+            f"threads {torch.get_num_threads()}",
+            f"oneDNN {torch.backends.mkldnn.enabled}",
+        ]
+    return ", ".join(facts)
+
+
+def cpu_name() -> str:
+    """Return the processor's name for people."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,45 @@
+"""The table of modelled costs by name: adding a machine is an entry in `machines.py`."""
+
+from __future__ import annotations
+
+from tightfit.costs.flops import with_flops_costs
+from tightfit.costs.machines import MACHINES
+from tightfit.costs.roofline import on_machine, with_roofline_costs
+from tightfit.costs.unit import with_unit_costs
+from tightfit.errors import BadInput
+from tightfit.graph.ir import Graph
+
+__all__ = ["COST_SOURCES", "with_costs"]
+
+COST_SOURCES: dict[str, str] = {
+    "unit": "every op costs 1",
+    "flops": "floating-point operations",
+    **{key: f"roofline of the {machine.name}" for key, machine in MACHINES.items()},
+    "cpu": "roofline of this machine's CPU, its peaks measured once",
+}
+
+
+def with_costs(graph: Graph, source: str) -> Graph:
+    """Return the graph with the modelled costs of that name.
+
+    ``"unit"`` and ``"flops"`` change only costs. The name of a GPU also rounds sizes as its
+    allocator does and sets the graph's device; the graph's `cost_source` then ends in
+    ``"(estimate)"``. ``"cpu"`` needs torch, to measure the CPU's peaks. Measured costs need the
+    captured step, not only its graph: see `tightfit.costs.measured`.
+
+    Raises
+    ------
+    BadInput
+        For an unknown name; lists the known ones.
+    """
+    if source == "unit":
+        return with_unit_costs(graph)
+    if source == "flops":
+        return with_flops_costs(graph)
+    if source == "cpu":
+        from tightfit.costs.this_cpu import this_cpu
+
+        return with_roofline_costs(graph, this_cpu(), "roofline:cpu")
+    if source in MACHINES:
+        return on_machine(graph, source, MACHINES[source])
+    raise BadInput(f"no modelled costs are called {source!r} (known: {', '.join(COST_SOURCES)})")

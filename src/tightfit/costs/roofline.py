@@ -1,0 +1,62 @@
+"""Roofline costs (Williams et al., 2009): an op moves its bytes or does its operations.
+
+``cost = max(traffic / bandwidth, operations / rate) + launch``, the rate being that of
+convolutions or of matrix products; every other op is bound by memory.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tightfit.costs.machines import Machine
+from tightfit.costs.pricing import operator_name, price, traffic_bytes
+from tightfit.graph.ir import Alternative, Device, Graph, Op
+
+__all__ = ["on_machine", "rounded_to", "with_roofline_costs"]
+
+_MATRIX = ("mm", "bmm", "addmm", "addbmm", "addmv", "baddbmm", "mv", "linear", "_scaled_mm")
+
+
+def with_roofline_costs(graph: Graph, machine: Machine, source: str) -> Graph:
+    """Return the graph with the costs that a machine's roofline gives."""
+
+    def cost(op: Op, alternative: Alternative) -> float:
+        seconds = traffic_bytes(graph, op, alternative) / machine.bytes_per_s
+        name = operator_name(op.target)
+        if "conv" in name:
+            seconds = max(seconds, op.flops / machine.convolution_flops_per_s)
+        elif name in _MATRIX or "attention" in name:
+            seconds = max(seconds, op.flops / machine.matrix_flops_per_s)
+        return seconds + machine.launch_s
+
+    return price(graph, cost, source)
+
+
+def on_machine(graph: Graph, key: str, machine: Machine) -> Graph:
+    """Return the graph as it would be on another machine: costs, sizes and device are its own.
+
+    An estimate: kernels, workspaces and alternatives stay those of the captured device.
+    """
+    device = Device(
+        kind=key, granularity_bytes=machine.granularity_bytes, name=f"{machine.name} (modelled)"
+    )
+    moved = msgspec.structs.replace(rounded_to(graph, machine.granularity_bytes), device=device)
+    return with_roofline_costs(moved, machine, f"roofline:{key} (estimate)")
+
+
+def rounded_to(graph: Graph, granularity_bytes: int) -> Graph:
+    """Return the graph with sizes rounded up to multiples of a coarser granularity.
+
+    The constants grow by what their values grow.
+    """
+    replace = msgspec.structs.replace
+    kinds = {"parameter": "parameters", "buffer": "buffers", "input": "inputs", "state": "states"}
+    constants = dict(graph.constants_bytes)
+    values = list(graph.values)
+    for position, value in enumerate(values):
+        size = -(-value.size_bytes // granularity_bytes) * granularity_bytes
+        values[position] = replace(value, size_bytes=size)
+        if value.is_constant:
+            constants[kinds[value.role]] += size - value.size_bytes
+    device = replace(graph.device, granularity_bytes=granularity_bytes)
+    return replace(graph, values=tuple(values), constants_bytes=constants, device=device)

@@ -1,0 +1,13 @@
+"""Unit costs: every op costs one (Griewank and Walther, 2000; Chen et al., 2016)."""
+
+from __future__ import annotations
+
+from tightfit.costs.pricing import price
+from tightfit.graph.ir import Graph
+
+__all__ = ["with_unit_costs"]
+
+
+def with_unit_costs(graph: Graph) -> Graph:
+    """Return the graph with a cost of 1 for every alternative of every op."""
+    return price(graph, lambda op, alternative: 1.0, "unit")
