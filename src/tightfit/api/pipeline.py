@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.api.options import Options
 from tightfit.capture.capture import capture
@@ -31,7 +32,7 @@ def capture_step(call: TracedCall, options: Options, name: str) -> Captured:
     """
     captured = with_alternatives(capture(call, name=name))
     if options.costs == "measured":
-        return measured_costs(captured, options.progress)
+        return measured_costs(captured, measure_peak, options.progress)
     return replace_graph(captured, with_costs(captured.graph, options.costs))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,31 +10,70 @@ from torch import fx
 
 from tightfit.capture import _torch as private
 from tightfit.capture.lift import Call, Captured
-from tightfit.costs.cache import CostCache
-from tightfit.costs.measured import Measurement, materialise, measure_call
+from tightfit.costs.cache import Cache
+from tightfit.costs.measured import (
+    Measurement,
+    PeakFunction,
+    call_key,
+    environment_of,
+    materialise,
+    measure_call,
+)
 from tightfit.graph.ir import Variant
 from tightfit.progress import Progress
 
-__all__ = ["call_key", "measured_costs"]
+__all__ = ["measured_costs"]
 
 
-def measured_costs(captured: Captured, progress: Progress) -> Captured:
+def measured_costs(
+    captured: Captured, measure_peak: PeakFunction, progress: Progress
+) -> Captured:
     """Return the captured step with the cost and workspace of every alternative measured.
 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
     synthetic tensors, unless the disk cache knows it. Random generators are left as they were.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    measure_peak : callable
+        Meters one call; see `tightfit.allocator.measure_peak`.
+    progress : Progress
+        Told of each call that is measured.
     """
-    cache = CostCache.open(captured.graph.device)
-    wanted = {call_key(captured, call): call for calls in captured.calls for call in calls}
-    missing = [(key, call) for key, call in wanted.items() if cache.get(key) is None]
+    device = _device(captured)
+    cache = Cache(environment_of(device))
+    wanted = {_key(captured, call): call for calls in captured.calls for call in calls}
+    known = {key: cache.get(key, Measurement) for key in wanted}
+    missing = [(key, call) for key, call in wanted.items() if known[key] is None]
     if missing:
-        _measure_all(captured, missing, cache, progress)
+        progress.start("measuring operators", len(missing))
+        try:
+            for done, (key, call) in enumerate(missing):
+                progress.update(done, _name(call.function))
+                known[key] = _measure(captured, call, device, measure_peak)
+                cache.put(key, known[key])  # type: ignore[arg-type]
+        finally:
+            cache.save()
+            progress.stop()
+    return _priced(captured, {k: m for k, m in known.items() if m is not None})
+
+
+def _device(captured: Captured) -> torch.device:
+    for node in captured.joint.placeholders:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.device
+    return torch.device("cpu")
+
+
+def _priced(captured: Captured, known: dict[str, Measurement]) -> Captured:
     ops = []
     for op in captured.graph.ops:
         alternatives = []
         for alternative, call in zip(op.alternatives, captured.calls[op.id], strict=True):
-            measurement = cache.get(call_key(captured, call))
-            assert measurement is not None
+            measurement = known[_key(captured, call)]
             variant = Variant(
                 cost_s=measurement.cost_s,
                 workspace_bytes=measurement.workspace_bytes + op.random_state_bytes,
@@ -47,55 +84,34 @@ def measured_costs(captured: Captured, progress: Progress) -> Captured:
     return Captured(graph, captured.joint, captured.calls, captured.nodes, captured.value_of)
 
 
-def _measure_all(
-    captured: Captured, missing: list[tuple[str, Call]], cache: CostCache, progress: Progress
-) -> None:
-    state = torch.get_rng_state()
-    progress.start("measuring operators", len(missing))
-    try:
-        for done, (key, call) in enumerate(missing):
-            progress.update(done, _function_name(call.function))
-            cache.put(key, _measure(captured, call))
-    finally:
-        cache.save()
-        progress.stop()
-        torch.set_rng_state(state)
-
-
-def _measure(captured: Captured, call: Call) -> Measurement:
+def _measure(
+    captured: Captured, call: Call, device: torch.device, measure_peak: PeakFunction
+) -> Measurement:
     def real(node: fx.Node) -> Any:
         if node.op == "get_attr":
             return getattr(captured.joint.module, str(node.target))
-        return private.pytree.tree_map_only(torch.Tensor, materialise, node.meta["val"])
+        return private.pytree.tree_map_only(torch.Tensor, _materialised, node.meta["val"])
 
     args, kwargs = fx.map_arg((call.args, call.kwargs), real)
-    with torch.no_grad(), private.without_autocast():
-        return measure_call(call.function, args, kwargs)
+    with private.without_autocast():
+        return measure_call(
+            call.function, args, kwargs, device=device, measure_peak=measure_peak
+        )
 
 
-def call_key(captured: Captured, call: Call) -> str:
-    """Return what two calls share exactly if they cost the same."""
-    return f"{_function_name(call.function)}({', '.join(_describe(captured, call))})"
+def _materialised(fake: torch.Tensor) -> torch.Tensor:
+    return materialise(fake.shape, fake.stride(), fake.dtype, fake.device)
 
 
-def _function_name(function: Any) -> str:
+def _name(function: Any) -> str:
     if isinstance(function, torch._ops.OpOverload):
         return function.name()
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def _describe(captured: Captured, call: Call) -> Iterator[str]:
-    leaves = private.pytree.tree_leaves(
-        (call.args, call.kwargs), is_leaf=lambda x: isinstance(x, fx.Node)
-    )
-    for leaf in leaves:
-        value = leaf
-        if isinstance(leaf, fx.Node):
-            value = leaf.meta["val"]
-        if isinstance(value, torch.Tensor):
-            shape, strides = tuple(value.shape), tuple(value.stride())
-            yield f"{str(value.dtype).removeprefix('torch.')}{shape}{strides}"
-        elif isinstance(value, float) and not math.isfinite(value):
-            yield str(value)
-        else:
-            yield repr(value)
+def _key(captured: Captured, call: Call) -> str:
+    def fake(node: fx.Node) -> Any:
+        return node.meta["val"]
+
+    args, kwargs = fx.map_arg((call.args, call.kwargs), fake)
+    return call_key(_name(call.function), args, kwargs)
