@@ -1,6 +1,7 @@
 // Python's view of problems, schedules and the search. Long calls release the interpreter lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -142,6 +143,8 @@ void bind_schedule(nb::module_& module) {
                  s.load(snapshot);
              },
              "words"_a, "first_choices"_a, "again_choices"_a)
+        .def("load_ranges", &Schedule::load_ranges, "ranges"_a,
+             nb::call_guard<nb::gil_scoped_release>())
         .def("check", &Schedule::check);
 }
 

@@ -6,6 +6,7 @@
 // its own op and of the values that begin to be resident at its end, stopping at resident values.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -84,6 +85,8 @@ public:
     void keep_everything();
     Snapshot snapshot() const;
     void load(const Snapshot& snapshot);
+    // Residency as (value, first stage, last stage) ranges, with the present choices.
+    void load_ranges(const std::vector<std::array<int, 3>>& ranges);
     std::string check() const;  // "" or the first field that differs from a fresh computation
 
 private:

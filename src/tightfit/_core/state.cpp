@@ -58,6 +58,14 @@ void Schedule::load(const Snapshot& snapshot) {
     rebuild();
 }
 
+void Schedule::load_ranges(const std::vector<std::array<int, 3>>& ranges) {
+    clear();
+    for (const auto& [value, first, last] : ranges)
+        if (value >= 0 && value < problem_->value_count() && first <= last)
+            resident_.fill(value, std::max(0, first), std::min(stages_, last), true);
+    rebuild();
+}
+
 // Derive everything from the residency bits and choices, after making the bits legal.
 void Schedule::rebuild() {
     for (int id = 0; id < problem_->value_count(); ++id) {

@@ -16,10 +16,34 @@ from tightfit.plan.plan import Compute
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.base import Task
 
-__all__ = ["EngineProblem", "build_problem", "computes_of", "ways_again"]
+__all__ = ["EngineProblem", "Way", "build_problem", "computes_of", "ways_again"]
 
 _COST_UNITS = float(2**40)  # of the baseline: exact integers, a resolution of 1e-12
 _CROSSING = -1
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to compute an op, in the engine's numbers, for the mathematical programs.
+
+    Parameters
+    ----------
+    reads, writes : tuple of int
+        Values of the engine, without the states of random generators.
+    cost : int
+        The least cost of its variants.
+    workspace_bytes : int
+        The least workspace of its variants; negative by the bytes it may write in place.
+    first, again : bool
+        Whether it may serve the first computation, and later ones.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    cost: int
+    workspace_bytes: int
+    first: bool
+    again: bool
 
 
 @dataclass(frozen=True)
@@ -42,6 +66,15 @@ class EngineProblem:
         Seconds of one unit of cost.
     baseline_cost : int
         Units of cost with nothing recomputed and default alternatives.
+    sizes, producers, kept_until : tuple of int
+        Per value of the engine: bytes, the op that makes it, the last stage at whose start it is
+        resident whatever happens (-1: none).
+    ways : tuple of tuple of Way
+        Per op of the engine, in the engine's order of alternatives.
+    required : tuple of bool
+        Per op: whether it runs even if nobody reads what it makes.
+    programs : tuple of int
+        Per op: its program, -1 for a crossing.
     """
 
     engine: _engine.Problem
@@ -51,6 +84,12 @@ class EngineProblem:
     engine_values: dict[ValueId, int]
     cost_unit_s: float
     baseline_cost: int
+    sizes: tuple[int, ...]
+    producers: tuple[int, ...]
+    kept_until: tuple[int, ...]
+    ways: tuple[tuple[Way, ...], ...]
+    required: tuple[bool, ...]
+    programs: tuple[int, ...]
 
     def overhead(self, cost: int) -> float:
         """Return a cost of the engine as a fraction above the baseline."""
@@ -160,6 +199,12 @@ class _Builder:
                 self.tangents[value.segment].append(value.id)
         baseline_s = baseline_cost_s(self.graph)
         self.unit_s = baseline_s / _COST_UNITS if baseline_s > 0 else 1.0
+        self.sizes: list[int] = []
+        self.producers: list[int] = []
+        self.kept_until: list[int] = []
+        self.ways: list[list[Way]] = []
+        self.required: list[bool] = []
+        self.programs: list[int] = []
         self.order = self._order()
         self.end = len(self.order)
 
@@ -186,6 +231,12 @@ class _Builder:
             engine_values=self.engine_values,
             cost_unit_s=self.unit_s,
             baseline_cost=baseline,
+            sizes=tuple(self.sizes),
+            producers=tuple(self.producers),
+            kept_until=tuple(self.kept_until),
+            ways=tuple(tuple(ways) for ways in self.ways),
+            required=tuple(self.required),
+            programs=tuple(self.programs),
         )
 
     def _order(self) -> list[tuple[SegmentId, Op | None]]:
@@ -209,8 +260,7 @@ class _Builder:
 
     def _add_crossing(self, position: int, segment: SegmentId, read: set[ValueId]) -> None:
         self.graph_ops.append(_CROSSING)
-        program = self.graph.segments[segment].program
-        self.engine.add_op(required=True, crossing=True, program=program)
+        self._add_engine_op(required=True, crossing=True, program=-1)
         first_compute = next(
             (p for p in range(position, self.end) if self.order[p][1] is not None), self.end
         )
@@ -223,16 +273,33 @@ class _Builder:
         writes = [self.engine_values[v] for v in self.tangents[segment]]
         number = self.engine.add_alternative(position, [], writes, first=True, again=False)
         outside = self.graph.segments[segment].outside_bytes
-        self.engine.add_option(position, number, 0, max(0, outside - total), -1, 0, 0)
+        workspace = max(0, outside - total)
+        self.engine.add_option(position, number, 0, workspace, -1, 0, 0)
+        self.ways[position].append(Way((), tuple(writes), 0, workspace, True, False))
 
-    def _add_value(self, value: ValueId, size: int, producer: int, kept_until: int) -> None:
-        self.engine_values[value] = self.engine.add_value(size, producer, kept_until, state=False)
+    def _add_engine_op(self, *, required: bool, crossing: bool, program: int) -> None:
+        self.engine.add_op(required=required, crossing=crossing, program=program)
+        self.ways.append([])
+        self.required.append(required)
+        self.programs.append(program)
+
+    def _add_value(
+        self, value: ValueId | None, size: int, producer: int, kept_until: int
+    ) -> int:
+        """Add a value of the graph, or (None) the state of a random generator."""
+        number = self.engine.add_value(size, producer, kept_until, state=value is None)
+        self.sizes.append(size)
+        self.producers.append(producer)
+        self.kept_until.append(kept_until)
+        if value is not None:
+            self.engine_values[value] = number
+        return number
 
     def _add_op(self, position: int, op: Op) -> None:
         self.graph_ops.append(op.id)
         self.engine_ops[op.id] = position
         program = self.graph.segments[op.segment].program
-        self.engine.add_op(required=op.required, crossing=False, program=program)
+        self._add_engine_op(required=op.required, crossing=False, program=program)
 
     def _add_outputs(
         self, position: int, op: Op, segment_end: int, overwritten: set[ValueId | None]
@@ -286,7 +353,7 @@ class _Builder:
         families = self._families(op)
         state = -1
         if op.random_state_bytes and any(family.again for family in families):
-            state = self.engine.add_value(op.random_state_bytes, position, -1, state=True)
+            state = self._add_value(None, op.random_state_bytes, position, -1)
         for family in families:
             if state >= 0 and family.first and family.again:
                 self._add_family(position, op, family, state, first=True)
@@ -300,6 +367,7 @@ class _Builder:
         reads = [self.engine_values[v] for v in family.reads if not self._is_constant(v)]
         writes = [self.engine_values[v] for v in family.writes]
         again = family.again and (state < 0 or not first)
+        self.ways[position].append(self._way(op, family, reads, writes, first, again))
         if state >= 0:
             (writes if first else reads).append(state)
         number = self.engine.add_alternative(position, reads, writes, first=first, again=again)
@@ -317,6 +385,26 @@ class _Builder:
                     member,
                     index,
                 )
+
+    def _way(
+        self, op: Op, family: _Family, reads: list[int], writes: list[int], first: bool, again: bool
+    ) -> Way:
+        variants = [
+            (variant, 0 if target is None else self.graph.values[target].size_bytes)
+            for target, variant in (
+                (op.alternatives[member].overwrites, variant)
+                for member in family.members
+                for variant in op.alternatives[member].variants
+            )
+        ]
+        return Way(
+            reads=tuple(dict.fromkeys(reads)),
+            writes=tuple(writes),
+            cost=min(self._cost(variant.cost_s) for variant, _ in variants),
+            workspace_bytes=min(variant.workspace_bytes - saved for variant, saved in variants),
+            first=first,
+            again=again,
+        )
 
     def _is_constant(self, value: ValueId) -> bool:
         return self.graph.values[value].role in CONSTANT_ROLES

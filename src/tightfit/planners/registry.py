@@ -10,11 +10,17 @@ from tightfit.progress import SILENT, Progress
 
 __all__ = ["DEFAULT", "PLANNERS", "find_planner", "plan_with"]
 
-DEFAULT = "greedy"
+DEFAULT = "anytime"
 
 PLANNERS: dict[str, Registration] = {
     entry.name: entry
     for entry in (
+        Registration(
+            name="anytime",
+            function="tightfit.planners.anytime.pipeline:plan_anytime",
+            summary="greedy plan, K-cut program, large-neighbourhood search, cutting planes",
+            capabilities=Capabilities(alternatives=True, proves_infeasible=True),
+        ),
         Registration(
             name="greedy",
             function="tightfit.planners.greedy:plan_greedy",

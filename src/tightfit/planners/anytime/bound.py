@@ -1,0 +1,150 @@
+"""Cutting planes: K-cut programs with one more cut each, until the gap is closed.
+
+Each program's bound holds for every schedule; its solution, completed, is simulated by the engine
+and the stage that exceeds the budget most becomes the next cut (planning.md, section 5).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+from tightfit._core import _engine
+from tightfit.planners.anytime.complete import complete
+from tightfit.planners.anytime.kcut import CutProgram, cut_program
+from tightfit.planners.anytime.outline import Outline
+from tightfit.planners.anytime.pool import Candidate, Pool
+from tightfit.planners.solvers import Answer, Options, solve
+
+__all__ = ["BoundWorker", "CutLoop"]
+
+_GAP = 0.002  # of the program's objective, in percent of the baseline
+_TOLERANCE = 1e-8  # what the solver's feasibility tolerance may be worth
+_DEAREST = 1.6  # completions above this many times the baseline are no seeds
+
+
+class _Until:
+    """A progress that interrupts its task once an event is set."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop_event = stop
+
+    def start(self, title: str, total: int | None = None) -> None:
+        pass
+
+    def update(self, done: int, note: str = "") -> None:
+        if self.stop_event.is_set():
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        pass
+
+
+class CutLoop:
+    """Solves programs with more and more cuts and feeds a pool with bounds, seeds and plans.
+
+    Parameters
+    ----------
+    outline : Outline
+        The problem.
+    pool : Pool
+        Where results go.
+    margin : float
+        Part of the budget left unused in the program's memory rows; with one the program only
+        gives seeds.
+    """
+
+    def __init__(self, outline: Outline, pool: Pool, solver: str) -> None:
+        self.outline = outline
+        self.pool = pool
+        self.solver = solver
+        self.problem = outline.problem
+        self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
+        self.cuts: tuple[int, ...] = (self.schedule.fullest_stage(),)
+        self.finished = False
+        self.stop_event = threading.Event()
+
+    def round(self, seconds: float, nodes: int | None = None, *, in_child: bool = False) -> None:
+        """Solve the program with the present cuts, report, and choose the next cut."""
+        model = cut_program(self.outline, self.problem.budget_bytes, self.cuts)
+        answer = self._solve(model, seconds, nodes, in_child)
+        if answer.status == "infeasible":
+            self.pool.raise_bound(math.inf, self.source)
+            self.finished = True
+            return
+        if answer.bound > -math.inf:
+            self.pool.raise_bound(model.overhead(answer.bound) - _TOLERANCE, self.source)
+        if answer.values is None:
+            self.finished = True
+            return
+        self.finished = not self._take_solution(model, answer)
+
+    @property
+    def source(self) -> str:
+        """Where the bound comes from, for people."""
+        return f"K-cut program, {len(self.cuts)} cut" + ("s" if len(self.cuts) > 1 else "")
+
+    def _solve(
+        self, model: CutProgram, seconds: float, nodes: int | None, in_child: bool
+    ) -> Answer:
+        options = Options(seconds=seconds, gap=_GAP, nodes=nodes)
+        return solve(
+            model.program,
+            options,
+            solver=self.solver,
+            progress=_Until(self.stop_event),
+            in_child=in_child,
+        )
+
+    def _take_solution(self, model: CutProgram, answer: Answer) -> bool:
+        """Complete and judge a solution; return whether there is a next cut."""
+        complete(model, answer, self.schedule)
+        candidate = Candidate.of(self.schedule)
+        if candidate.fits:
+            self.pool.add(candidate)
+        if candidate.cost < _DEAREST * self.problem.baseline_cost:
+            self.pool.add_seed(candidate)
+        peaks = self.schedule.peaks()
+        budget = self.problem.budget_bytes
+        over = sorted((t for t, peak in enumerate(peaks) if peak > budget), key=lambda t: -peaks[t])
+        new = next((t for t in over if t not in self.cuts), None)
+        if new is None:
+            return False
+        self.cuts = tuple(sorted((*self.cuts, new)))
+        return True
+
+
+class BoundWorker:
+    """Runs a cut loop in a thread beside the search; programs are solved in a child process."""
+
+    def __init__(self, loop: CutLoop, deadline: float) -> None:
+        self.loop = loop
+        self.deadline = deadline
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> BoundWorker:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.loop.stop_event.set()
+        self.thread.join()
+        if self.error is not None and details[0] is None:
+            raise self.error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still works."""
+        return self.thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not (self.loop.finished or self.loop.pool.done or self.loop.stop_event.is_set()):
+                left = self.deadline - time.perf_counter()
+                if left < 0.3:
+                    return
+                self.loop.round(left, in_child=True)
+        except BaseException as error:
+            self.error = error

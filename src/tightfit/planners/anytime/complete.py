@@ -1,0 +1,90 @@
+"""From a solution of the K-cut program to a full schedule."""
+
+from __future__ import annotations
+
+from tightfit._core import _engine
+from tightfit.planners.anytime.kcut import CutProgram
+from tightfit.planners.anytime.outline import Outline
+from tightfit.planners.solvers import Answer
+
+__all__ = ["complete"]
+
+Range = tuple[int, int, int]  # value, first stage, last stage
+
+
+def complete(model: CutProgram, answer: Answer, schedule: _engine.Schedule) -> None:
+    """Load the schedule that realises a solution (planning.md, section 4).
+
+    In each window values are computed just in time and kept to the window's end; over the next
+    cut only what the solution has resident there survives. The engine frees what nobody reads.
+    The schedule may exceed the budget between the cuts.
+    """
+    schedule.keep_everything()
+    for op, way in model.chosen_ways(answer).items():
+        schedule.select(op, way, -1)
+    schedule.commit()
+    schedule.load_ranges(_Completion(model, answer).ranges())
+
+
+class _Completion:
+    def __init__(self, model: CutProgram, answer: Answer) -> None:
+        self.model = model
+        self.outline: Outline = model.outline
+        self.chosen = model.chosen_ways(answer)
+        self.answer = answer
+        self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
+        self.closed: list[Range] = []
+
+    def ranges(self) -> list[Range]:
+        """Residency of every value as ranges of stages."""
+        bounds = [0, *self.model.cuts, self.outline.ops]
+        for window in range(len(bounds) - 1):
+            first, end = bounds[window], bounds[window + 1]
+            at_end: set[int] = set()
+            if window < len(self.model.cuts):
+                at_end = self.model.residents(self.answer, window)
+            for stage in range(first, end):
+                wanted = at_end if stage == end - 1 else set[int]()
+                self._run(stage, wanted)
+            for value in [v for v in self.since if v not in at_end]:
+                self.closed.append((value, self.since.pop(value), end - 1))
+        return self.closed
+
+    def _run(self, stage: int, wanted: set[int]) -> None:
+        """Compute the stage's op and what is wanted, with all they need."""
+        producers = self.outline.problem.producers
+        queue = [stage] if self._runs(stage) else []
+        queue += [producers[v] for v in wanted if v not in self.since and producers[v] <= stage]
+        seen: set[int] = set()
+        while queue:
+            op = queue.pop()
+            if op in seen:
+                continue
+            seen.add(op)
+            for value in self._reads(op, stage):
+                if value not in self.since:
+                    queue.append(producers[value])
+        for op in seen:
+            for value in self._writes(op, stage):
+                self.since.setdefault(value, stage + 1)
+
+    def _runs(self, op: int) -> bool:
+        if self.outline.problem.required[op]:
+            return True
+        values = self.answer.values
+        assert values is not None
+        return any(
+            (k, op) in self.model.computed and values[self.model.computed[k, op]] > 0.5
+            for k in range(len(self.model.cuts))
+        )
+
+    def _reads(self, op: int, stage: int) -> tuple[int, ...]:
+        if op < stage:
+            return self.outline.again_reads[op]
+        if op in self.chosen:
+            return self.outline.problem.ways[op][self.chosen[op]].reads
+        return self.outline.first_reads[op]
+
+    def _writes(self, op: int, stage: int) -> set[int]:
+        ways = self.outline.problem.ways[op]
+        return {v for way in ways if (way.first if op == stage else way.again) for v in way.writes}

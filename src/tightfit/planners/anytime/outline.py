@@ -1,0 +1,99 @@
+"""What the mathematical programs need of a problem: what every way to compute an op agrees on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tightfit.planners.problem import EngineProblem, Way
+
+__all__ = ["Outline", "outline"]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A problem relaxed to facts that hold for every plan; ops and values are the engine's.
+
+    Parameters
+    ----------
+    problem : EngineProblem
+        The problem itself.
+    first_reads, again_reads : tuple of tuple of int
+        Per op: the values that every way of its first (a later) computation reads.
+    first_cost, again_cost : tuple of int
+        Per op: the least cost of its first (a later) computation.
+    running_bytes : tuple of int
+        Per op: the least bytes of what its first computation makes and works with.
+    recomputable : tuple of bool
+        Per op.
+    rewritable : tuple of bool
+        Per value: whether computing its op again may make it again.
+    last_reader : tuple of int
+        Per value: the last op that may read it; its producer if none.
+    """
+
+    problem: EngineProblem
+    first_reads: tuple[tuple[int, ...], ...]
+    again_reads: tuple[tuple[int, ...], ...]
+    first_cost: tuple[int, ...]
+    again_cost: tuple[int, ...]
+    running_bytes: tuple[int, ...]
+    recomputable: tuple[bool, ...]
+    rewritable: tuple[bool, ...]
+    last_reader: tuple[int, ...]
+
+    @property
+    def ops(self) -> int:
+        """The number of ops, crossings included."""
+        return len(self.first_reads)
+
+    @property
+    def values(self) -> int:
+        """The number of values."""
+        return len(self.rewritable)
+
+    def first_ways(self, op: int) -> list[tuple[int, Way]]:
+        """The ways of the first computation, with their numbers in the engine."""
+        return [(k, way) for k, way in enumerate(self.problem.ways[op]) if way.first]
+
+    def has_choice(self, op: int) -> bool:
+        """Whether the ways of the first computation differ in what they read."""
+        return len({frozenset(way.reads) for _, way in self.first_ways(op)}) > 1
+
+    def kept(self, value: int, stage: int) -> bool:
+        """Whether a value is resident at the start of a stage whatever happens."""
+        return self.problem.producers[value] < stage <= self.problem.kept_until[value]
+
+
+def outline(problem: EngineProblem) -> Outline:
+    """Return the outline of a problem."""
+    first = [[way for way in ways if way.first] for ways in problem.ways]
+    again = [[way for way in ways if way.again] for ways in problem.ways]
+    last = list(problem.producers)
+    for op, ways in enumerate(problem.ways):
+        for way in ways:
+            for value in way.reads:
+                last[value] = max(last[value], op)
+    rewritten = {value for ways in again for way in ways for value in way.writes}
+    return Outline(
+        problem=problem,
+        first_reads=tuple(_common_reads(ways) for ways in first),
+        again_reads=tuple(
+            tuple(v for v in _common_reads(ways) if problem.producers[v] != op)
+            for op, ways in enumerate(again)
+        ),
+        first_cost=tuple(min(way.cost for way in ways) for ways in first),
+        again_cost=tuple(min((way.cost for way in ways), default=0) for ways in again),
+        running_bytes=tuple(
+            min(way.workspace_bytes + sum(problem.sizes[v] for v in way.writes) for way in ways)
+            for ways in first
+        ),
+        recomputable=tuple(bool(ways) for ways in again),
+        rewritable=tuple(value in rewritten for value in range(len(problem.sizes))),
+        last_reader=tuple(last),
+    )
+
+
+def _common_reads(ways: Iterable[Way]) -> tuple[int, ...]:
+    sets = [set(way.reads) for way in ways]
+    return tuple(sorted(set[int].intersection(*sets))) if sets else ()

@@ -1,0 +1,251 @@
+"""Greedy plan, K-cut program, large-neighbourhood search, cutting planes: always an answer.
+
+The order (planning.md, sections 6 and 10): a greedy plan in milliseconds; the one-cut program for
+a bound and a seed; then search beside cutting planes until the gap is closed or time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tightfit._core import _engine
+from tightfit.plan.plan import Outcome
+from tightfit.planners.anytime.bound import BoundWorker, CutLoop
+from tightfit.planners.anytime.outline import outline
+from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, polish
+from tightfit.planners.anytime.pool import Candidate, Pool, cross
+from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.greedy import fits_without_recomputation, prove_by_working_set
+from tightfit.planners.problem import EngineProblem, build_problem, computes_of
+from tightfit.progress import Progress
+
+__all__ = ["plan_anytime"]
+
+_LARGE = 1000  # ops from which on long searches beat many short ones
+_FIRST_SOLVE_S = 3.0
+_JOB_ITERATIONS = 50  # per piece of search under an iteration limit
+_NODES = 2000  # branch-and-bound nodes per program under an iteration limit
+_ROUNDS = 4  # programs after the first one under an iteration limit
+
+
+def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Plan with a proven bound, as good as the limits allow (planning.md).
+
+    Returns
+    -------
+    Outcome
+        The best verified plan and the best proven bound when the gap is closed, the limits are
+        reached or the search is interrupted.
+    """
+    started = time.perf_counter()
+    easy = prove_by_working_set(task, started)
+    if easy is None and not _has_cheaper_ways(task):
+        easy = fits_without_recomputation(task, limits, started)
+    if easy is not None:
+        return easy
+    problem = build_problem(task)
+    run = _Run(problem, limits, progress, started)
+    progress.start("plan")
+    with contextlib.suppress(KeyboardInterrupt):
+        run.search()
+    progress.stop()
+    return _outcome(task, limits, run, started)
+
+
+def _has_cheaper_ways(task: Task) -> bool:
+    """Whether some alternative of a first computation costs less than the default."""
+    for op in task.graph.ops:
+        default = min(v.cost_s for v in op.alternatives[0].variants)
+        for way in op.alternatives[1:]:
+            if way.use != "again" and min(v.cost_s for v in way.variants) < default:
+                return True
+    return False
+
+
+def _outcome(task: Task, limits: Limits, run: _Run, started: float) -> Outcome:
+    pool, best = run.pool, run.pool.best
+    if best is None:
+        return no_plan(
+            started=started,
+            proven=pool.infeasible,
+            bound=max(pool.bound, run.trivial),
+            bound_source=pool.bound_source,
+            note="for this order of first computations" if pool.infeasible else "",
+        )
+    schedule = _engine.Schedule(run.problem.engine, run.problem.budget_bytes)
+    best.load(schedule)
+    bound = min(max(pool.bound, run.trivial), run.problem.overhead(best.cost))
+    return finish(
+        task,
+        computes_of(run.problem, schedule),
+        bound=bound,
+        bound_source=pool.bound_source,
+        started=started,
+        gap=limits.gap,
+    )
+
+
+class _Run:
+    """One search: its pool, its clock, its random choices."""
+
+    def __init__(
+        self, problem: EngineProblem, limits: Limits, progress: Progress, started: float
+    ) -> None:
+        self.problem = problem
+        self.limits = limits
+        self.progress = progress
+        self.started = started
+        self.pool = Pool(problem, limits.gap)
+        self.random = random.Random(limits.seed)
+        self.ops = problem.engine.op_count
+        self.outline = outline(problem)
+        self.jobs = 0
+        self.iterations_left = limits.iterations
+        workers = max(1, limits.workers)
+        self.schedules = [
+            _engine.Schedule(problem.engine, problem.budget_bytes) for _ in range(workers)
+        ]
+        least = sum(
+            cost
+            for cost, required in zip(self.outline.first_cost, problem.required, strict=True)
+            if required
+        )
+        self.trivial = problem.overhead(least) - 1e-9
+
+    # ------------------------------------------------------------------------ the pipeline
+
+    def search(self) -> None:
+        """Fill the pool until the gap is closed or a limit is reached."""
+        self.report()
+        self.pool.raise_bound(self.trivial, "trivial")
+        self.run([self.job(None, 1e-4, COARSE, 0.0)])
+        self.report()
+        if self.pool.done:
+            return
+        loop = CutLoop(self.outline, self.pool, "highs")
+        if self.limits.iterations is not None:
+            self.search_by_iterations(loop)
+            return
+        deadline = self.started + self.limits.seconds
+        loop.round(min(_FIRST_SOLVE_S, max(0.05, 0.15 * self.left())))
+        self.repair_seeds()
+        if self.pool.done or self.left() < 0.1:
+            return
+        with BoundWorker(loop, deadline) as worker, ThreadPoolExecutor() as threads:
+            while not self.pool.done and self.left() > 0.02:
+                self.report()
+                free = max(1, len(self.schedules) - int(worker.alive))
+                self.run([self.next_job() for _ in range(free)], threads)
+
+    def search_by_iterations(self, loop: CutLoop) -> None:
+        """The same in an order that depends on the seed only."""
+        rounds = 0
+        while not self.pool.done and (self.iterations_left or 0) > 0:
+            self.report()
+            if rounds <= _ROUNDS and not loop.finished:
+                loop.round(1e4, _NODES)
+                rounds += 1
+                self.repair_seeds()
+            with ThreadPoolExecutor() as threads:
+                for _ in range(2):
+                    self.run([self.next_job() for _ in self.schedules], threads)
+
+    def left(self) -> float:
+        """Seconds left."""
+        return self.limits.seconds - (time.perf_counter() - self.started)
+
+    def report(self) -> None:
+        """Tell the progress the state; the point of interruption."""
+        best = f"{100 * self.pool.overhead:.2f} %" if self.pool.best else "no plan yet"
+        self.progress.update(self.jobs, f"best {best}, bound {100 * self.pool.bound:.2f} %")
+
+    # ------------------------------------------------------------------------ pieces of search
+
+    def run(self, jobs: Sequence[Job], threads: ThreadPoolExecutor | None = None) -> None:
+        """Run jobs side by side and add what they find, in the order of the jobs."""
+        if threads is None or len(jobs) == 1:
+            found = [polish(self.problem, s, j) for s, j in zip(self.schedules, jobs, strict=False)]
+        else:
+            running = [
+                threads.submit(polish, self.problem, s, j)
+                for s, j in zip(self.schedules, jobs, strict=False)
+            ]
+            found = [future.result() for future in running]
+        for candidate in found:
+            self.pool.add(candidate)
+
+    def job(
+        self,
+        start: Candidate | None,
+        hot: float,
+        settings: _engine.Settings,
+        seconds: float,
+    ) -> Job:
+        """Return a piece of search of the given length, within the limits."""
+        self.jobs += 1
+        iterations = -1
+        if self.iterations_left is not None:
+            iterations = min(_JOB_ITERATIONS, self.iterations_left) if seconds > 0 else 0
+            self.iterations_left -= iterations
+        return Job(
+            start=start,
+            hot=hot,
+            settings=settings,
+            seconds=min(seconds, max(0.0, self.left())),
+            iterations=iterations,
+            seed=self.limits.seed * 1_000_003 + self.jobs,
+            target=self.pool.target,
+        )
+
+    def repair_seeds(self) -> None:
+        """Bring completed programs below the budget."""
+        while not self.pool.done and (seed := self.pool.take_seed()) is not None:
+            self.run([self.job(seed, 1e-4, COARSE, 0.0)])
+
+    def next_job(self) -> Job:
+        """Choose what to search next."""
+        seed = self.pool.take_seed()
+        if seed is not None:
+            return self.job(seed, 2e-4, self.any_settings(), self.step)
+        return self.next_large() if self.ops >= _LARGE else self.next_small()
+
+    @property
+    def step(self) -> float:
+        """Seconds of one piece of search."""
+        return min(1.0, max(0.12, self.ops / 1600))
+
+    def any_settings(self) -> _engine.Settings:
+        """One of the search's settings at random."""
+        return self.random.choice((COARSE, LOCAL, MIXED))
+
+    def next_small(self) -> Job:
+        """Restarts first, then crossover of good plans and hot kicks (planning.md, section 10)."""
+        early = self.left() > 0.4 * self.limits.seconds
+        if len(self.pool.plans) < 2 or self.random.random() < (0.7 if early else 0.05):
+            hot = 10 ** self.random.uniform(-4.0, -2.5)
+            return self.job(None, hot, MIXED, self.step)
+        if self.random.random() < 0.7:
+            hot = 10 ** self.random.uniform(-4.5, -3.5)
+            return self.job(self.child(), hot, self.any_settings(), self.step)
+        hot = 10 ** self.random.uniform(-4.0, -2.3)
+        return self.job(self.pool.pick(self.random, 2.0), hot, MIXED, self.step)
+
+    def next_large(self) -> Job:
+        """Long searches around the best plan, now and then a crossover."""
+        if len(self.pool.plans) >= 2 and self.random.random() < 0.25:
+            hot = 10 ** self.random.uniform(-4.5, -3.5)
+            return self.job(self.child(), hot, self.any_settings(), 0.7 * self.step)
+        best = self.pool.best
+        settings = self.random.choice((COARSE, LOCAL))
+        return self.job(best, 1e-4, settings, max(2.0, 0.12 * self.limits.seconds))
+
+    def child(self) -> Candidate:
+        """A crossover of two plans of the pool."""
+        a = self.pool.pick(self.random, 1.5)
+        others = [plan for plan in self.pool.plans if plan is not a]
+        b = self.random.choice(others) if others else a
+        return cross(a, b, self.ops, self.random)

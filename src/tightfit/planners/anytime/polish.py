@@ -1,0 +1,67 @@
+"""One piece of search: repair a schedule, then anneal around it (planning.md, sections 3 and 10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tightfit._core import _engine
+from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.problem import EngineProblem
+
+__all__ = ["COARSE", "LOCAL", "MIXED", "Job", "polish"]
+
+_COLD = 1e-5  # final temperature, as a fraction of the baseline cost
+
+
+def _settings(
+    candidates: int, fill: int, *, local: bool, window: int = 0, steps: int = 200
+) -> _engine.Settings:
+    settings = _engine.Settings()
+    settings.drop_candidates = candidates
+    settings.fill_limit = fill
+    settings.local_fill = local
+    settings.batch = local
+    settings.window = window
+    settings.relieve_steps = steps
+    return settings
+
+
+COARSE = _settings(24, 200, local=False)
+LOCAL = _settings(12, 60, local=True, window=8, steps=30)
+MIXED = _settings(12, 100, local=True)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to start from, how hot (a fraction of the baseline cost), how long, which seed.
+
+    Parameters
+    ----------
+    start : Candidate or None
+        None: keep everything.
+    iterations : int
+        Negative: `seconds` limits the job instead.
+    """
+
+    start: Candidate | None
+    hot: float
+    settings: _engine.Settings
+    seconds: float
+    iterations: int
+    seed: int
+    target: int
+
+
+def polish(problem: EngineProblem, schedule: _engine.Schedule, job: Job) -> Candidate | None:
+    """Run a job on a schedule of its own; return what it ends with if that fits the budget."""
+    if job.start is None:
+        schedule.keep_everything()
+    else:
+        job.start.load(schedule)
+    search = _engine.Search(schedule, job.seed, job.settings)
+    search.descend(1e9 if job.iterations >= 0 else max(1.0, job.seconds))
+    if job.seconds > 0 or job.iterations > 0:
+        hot = job.hot * problem.baseline_cost
+        cold = min(job.hot, _COLD) * problem.baseline_cost
+        search.improve(job.seconds, job.iterations, hot, cold, job.target)
+    return Candidate.of(schedule) if schedule.fits else None

@@ -1,0 +1,169 @@
+"""The plans found so far, the proven bound, and what a search may combine."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightfit._core import _engine
+from tightfit.planners.problem import EngineProblem
+
+__all__ = ["Candidate", "Pool", "cross"]
+
+_SIZE = 10
+_NEAR = 4  # entries in which plans that count as alike may differ
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule as data: residency words, choices, and what it costs in engine units."""
+
+    words: NDArray[np.uint64]
+    first_choices: list[int]
+    again_choices: list[int]
+    cost: int
+    fits: bool
+
+    @staticmethod
+    def of(schedule: _engine.Schedule) -> Candidate:
+        """Copy the state of a schedule."""
+        return Candidate(
+            schedule.words(),
+            schedule.first_choices(),
+            schedule.again_choices(),
+            schedule.cost,
+            schedule.fits,
+        )
+
+    def load(self, schedule: _engine.Schedule) -> None:
+        """Make a schedule equal to this one."""
+        schedule.load(self.words, self.first_choices, self.again_choices)
+
+
+class Pool:
+    """The best schedules that fit, unlike each other, and the best proven bound; thread-safe.
+
+    Parameters
+    ----------
+    problem : EngineProblem
+        The problem.
+    gap : float
+        The search is over once the overhead is within this fraction of the bound.
+    """
+
+    def __init__(self, problem: EngineProblem, gap: float) -> None:
+        self.problem = problem
+        self.gap = gap
+        self.plans: list[Candidate] = []
+        self.bound = -1.0
+        self.bound_source = "trivial"
+        self.infeasible = False
+        self.seeds: list[Candidate] = []  # schedules of programs that may exceed the budget
+        self._lock = threading.Lock()
+        ops = problem.engine.op_count
+        self._probes = [ops * k // 12 for k in (6, 7, 8, 9, 10)]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The cheapest schedule that fits."""
+        return self.plans[0] if self.plans else None
+
+    @property
+    def overhead(self) -> float:
+        """The least overhead found."""
+        return self.problem.overhead(self.plans[0].cost) if self.plans else math.inf
+
+    @property
+    def done(self) -> bool:
+        """Whether the gap is closed or infeasibility proven."""
+        return self.infeasible or self.overhead - self.bound <= self.gap
+
+    @property
+    def target(self) -> int:
+        """The cost at which the gap is closed."""
+        return self.problem.cost_at(self.bound + 0.9 * self.gap) if self.bound > -1.0 else 0
+
+    def raise_bound(self, bound: float, source: str) -> None:
+        """Take in a proven lower bound on the overhead."""
+        with self._lock:
+            if bound > self.bound:
+                self.bound, self.bound_source = bound, source
+                self.infeasible = self.infeasible or bound == math.inf
+
+    def add_seed(self, candidate: Candidate) -> None:
+        """Take in a schedule worth repairing."""
+        with self._lock:
+            self.seeds.append(candidate)
+
+    def take_seed(self) -> Candidate | None:
+        """Return the newest schedule worth repairing, once."""
+        with self._lock:
+            return self.seeds.pop() if self.seeds else None
+
+    def add(self, candidate: Candidate | None) -> bool:
+        """Take in a schedule; return whether it is the best so far."""
+        if candidate is None or not candidate.fits:
+            return False
+        with self._lock:
+            better = not self.plans or candidate.cost < self.plans[0].cost
+            if any(plan.cost == candidate.cost for plan in self.plans):
+                return False
+            for k, plan in enumerate(self.plans):
+                if self._alike(plan, candidate):
+                    if candidate.cost < plan.cost:
+                        self.plans[k] = candidate
+                        self.plans.sort(key=lambda c: c.cost)
+                    return better
+            self.plans.append(candidate)
+            self.plans.sort(key=lambda c: c.cost)
+            del self.plans[_SIZE:]
+            return better
+
+    def pick(self, random_: random.Random, power: float) -> Candidate:
+        """Return a random schedule, better ones more often."""
+        with self._lock:
+            return self.plans[int(len(self.plans) * random_.random() ** power)]
+
+    def _alike(self, one: Candidate, other: Candidate) -> bool:
+        differing = 0
+        for stage in self._probes:
+            a = one.words[:, stage >> 6] ^ other.words[:, stage >> 6]
+            differing += int(np.count_nonzero(a >> np.uint64(stage & 63) & np.uint64(1)))
+        return differing <= _NEAR
+
+
+def cross(a: Candidate, b: Candidate, stages: int, random_: random.Random) -> Candidate:
+    """Combine two schedules: b's residency on a run of stages or values, a's elsewhere.
+
+    Any residency is a valid schedule; the result has to be loaded and repaired.
+    """
+    words = a.words.copy()
+    values = len(words)
+    first_choices = list(a.first_choices)
+    kind = random_.random()
+    low_stage, high_stage = sorted(random_.randrange(stages + 1) for _ in range(2))
+    low_value, high_value = sorted(random_.randrange(values + 1) for _ in range(2))
+    if kind < 0.35:
+        high_stage = stages + 1
+    if kind < 0.65:
+        low_value, high_value = 0, values
+    elif kind < 0.85:
+        low_stage, high_stage = 0, stages + 1
+    mask = _stage_mask(low_stage, high_stage, words.shape[1])
+    rows = slice(low_value, high_value)
+    words[rows] = (words[rows] & ~mask) | (b.words[rows] & mask)
+    if kind < 0.65:
+        first_choices[low_stage:high_stage] = b.first_choices[low_stage:high_stage]
+    return Candidate(words, first_choices, list(a.again_choices), 0, False)
+
+
+def _stage_mask(low: int, high: int, width: int) -> NDArray[np.uint64]:
+    """Words with a one for every stage in [low, high)."""
+    bits = np.zeros(width * 64, dtype=np.uint8)
+    bits[low:high] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint64)

@@ -1,0 +1,6 @@
+"""One small interface to mixed-integer linear programming solvers, in process or in a child."""
+
+from tightfit.planners.solvers.program import Answer, Options, Program, ProgramBuilder
+from tightfit.planners.solvers.solve import SOLVERS, solve
+
+__all__ = ["SOLVERS", "Answer", "Options", "Program", "ProgramBuilder", "solve"]

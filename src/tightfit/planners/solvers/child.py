@@ -1,0 +1,127 @@
+"""Run a function in a process of its own that can be stopped for good.
+
+Solvers overrun their limits inside presolve or one large linear program, cannot be interrupted
+there, and some cannot be loaded into one process. A child can be killed; what it reported until
+then is kept. It runs this module, never the user's main module, and imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+__all__ = ["run_in_child"]
+
+_HEADER = struct.Struct("<Q")
+Report = Callable[[bytes], None]
+
+
+def run_in_child(
+    target: str, payload: bytes, *, seconds: float, on_report: Report
+) -> bool:
+    """Call ``target(payload, report)`` in a child process.
+
+    Parameters
+    ----------
+    target : str
+        ``"module:function"``.
+    payload : bytes
+        Its argument.
+    seconds : float
+        After this the child is killed.
+    on_report : callable
+        Called here with everything the child reports, and with ``b""`` every 0.2 s in between.
+        What it raises ends the child.
+
+    Returns
+    -------
+    bool
+        Whether the child finished by itself.
+
+    Raises
+    ------
+    RuntimeError
+        If the child failed; carries the end of what it wrote to its standard error.
+    """
+    deadline = time.monotonic() + seconds
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tightfit.planners.solvers.child", target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            finished = _exchange(child, payload, deadline, on_report)
+        finally:
+            child.kill()
+            child.wait()
+        if finished and child.returncode not in (0, -9):
+            errors.seek(0)
+            tail = errors.read()[-2000:].decode(errors="replace")
+            raise RuntimeError(f"the solver's process ended with {child.returncode}:\n{tail}")
+        return finished
+
+
+def _exchange(
+    child: subprocess.Popen[bytes], payload: bytes, deadline: float, on_report: Report
+) -> bool:
+    assert child.stdin is not None and child.stdout is not None
+    inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    reader = threading.Thread(target=_read_all, args=(child.stdout, inbox), daemon=True)
+    reader.start()
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+        pipe.write(payload)
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        try:
+            message = inbox.get(timeout=min(0.2, left))
+        except queue.Empty:
+            on_report(b"")
+            continue
+        if message is None:
+            child.wait(timeout=max(left, 0.1))
+            return True
+        on_report(message)
+
+
+def _read_all(stream: BinaryIO, inbox: queue.SimpleQueue[bytes | None]) -> None:
+    with stream:
+        while len(header := stream.read(_HEADER.size)) == _HEADER.size:
+            (length,) = _HEADER.unpack(header)
+            message = stream.read(length)
+            if len(message) < length:
+                break
+            inbox.put(message)
+    inbox.put(None)
+
+
+def _main() -> None:
+    """Serve one call: the payload from standard input, reports to standard output."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    module, _, name = sys.argv[1].partition(":")
+    payload = sys.stdin.buffer.read()
+
+    def report(message: bytes) -> None:
+        out.write(_HEADER.pack(len(message)) + message)
+        out.flush()
+
+    getattr(importlib.import_module(module), name)(payload, report)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,115 @@
+"""HiGHS, the embedded solver."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tightfit.planners.solvers.program import Answer, Floats, Options, Program
+
+__all__ = ["solve_highs"]
+
+
+def solve_highs(
+    program: Program,
+    options: Options,
+    start: Floats | None,
+    report: Callable[[Answer], None],
+) -> Answer:
+    """Solve a program in this process; `report` receives every better solution or bound."""
+    import highspy
+
+    solver: Any = highspy.Highs()
+    for name, value in _settings(options).items():
+        solver.setOptionValue(name, value)
+    solver.passModel(_model(highspy, program, options.relax))
+    started_from = False
+    if start is not None and not options.relax:
+        solution: Any = highspy.HighsSolution()
+        solution.col_value = start.tolist()
+        started_from = solver.setSolution(solution) == highspy.HighsStatus.kOk
+    if not options.relax:
+        _watch(solver, report)
+    solver.run()
+    return _answer(highspy, solver, program, options, started_from)
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "output_flag": False,
+        "threads": options.threads,
+        "time_limit": float(options.seconds),
+        "mip_rel_gap": 0.0,
+        "mip_abs_gap": max(options.gap, 1e-9),
+        "random_seed": options.seed,
+    }
+    if options.nodes is not None:
+        settings["mip_max_nodes"] = options.nodes
+    if math.isfinite(options.target):
+        settings["objective_target"] = options.target
+    return settings
+
+
+def _model(highspy: Any, program: Program, relax: bool) -> Any:
+    model = highspy.HighsLp()
+    model.num_col_ = program.columns
+    model.num_row_ = program.rows
+    model.col_cost_ = program.costs
+    model.col_lower_ = program.lower
+    model.col_upper_ = program.upper
+    model.row_lower_ = program.row_lower
+    model.row_upper_ = program.row_upper
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_ = program.starts
+    model.a_matrix_.index_ = program.indices
+    model.a_matrix_.value_ = program.coefficients
+    if not relax:
+        kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
+        model.integrality_ = [kinds[kind] for kind in program.integer.tolist()]
+    return model
+
+
+def _watch(solver: Any, report: Callable[[Answer], None]) -> None:
+    def improved(event: Any) -> None:
+        report(
+            Answer(
+                status="feasible",
+                values=np.array(event.data_out.mip_solution),
+                objective=event.data_out.objective_function_value,
+                bound=event.data_out.mip_dual_bound,
+            )
+        )
+
+    def logged(event: Any) -> None:
+        bound = event.data_out.mip_dual_bound
+        report(Answer(status="unknown", values=None, objective=math.inf, bound=bound))
+
+    solver.cbMipImprovingSolution.subscribe(improved)
+    solver.cbMipLogging.subscribe(logged)
+
+
+def _answer(
+    highspy: Any, solver: Any, program: Program, options: Options, started_from: bool
+) -> Answer:
+    status = solver.getModelStatus()
+    statuses = highspy.HighsModelStatus
+    if status in (statuses.kInfeasible, statuses.kUnboundedOrInfeasible):
+        return Answer("infeasible", None, math.inf, math.inf, started_from)
+    info = solver.getInfo()
+    solved = status == statuses.kOptimal
+    if options.relax:
+        if not solved:
+            return Answer("unknown", None, math.inf, -math.inf)
+        objective = info.objective_function_value
+        return Answer("optimal", np.array(solver.getSolution().col_value), objective, objective)
+    feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    bound = info.mip_dual_bound if abs(info.mip_dual_bound) < 1e29 else -math.inf
+    if not feasible:
+        return Answer("unknown", None, math.inf, bound, started_from)
+    values = np.array(solver.getSolution().col_value)
+    objective = float(program.costs @ values)
+    bound = min(bound, objective)
+    return Answer("optimal" if solved else "feasible", values, objective, bound, started_from)

@@ -1,0 +1,190 @@
+"""A mixed-integer linear program as plain arrays, what to solve it with, and the answer."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Answer", "Floats", "Options", "Program", "ProgramBuilder"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Integers: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Minimise ``costs @ x`` with ``row_lower <= A x <= row_upper``, ``lower <= x <= upper``.
+
+    Parameters
+    ----------
+    costs, lower, upper : array of float, shape (columns,)
+        Objective and bounds.
+    integer : array of int32, shape (columns,)
+        1 where x must be integral.
+    row_lower, row_upper : array of float, shape (rows,)
+        Row bounds.
+    starts : array of int32, shape (rows + 1,)
+        Where each row's entries begin in `indices` and `coefficients`.
+    indices, coefficients : array, shape (entries,)
+        Columns and coefficients of A, row by row.
+    """
+
+    costs: Floats
+    lower: Floats
+    upper: Floats
+    integer: Integers
+    row_lower: Floats
+    row_upper: Floats
+    starts: Integers
+    indices: Integers
+    coefficients: Floats
+
+    @property
+    def columns(self) -> int:
+        """The number of variables."""
+        return len(self.costs)
+
+    @property
+    def rows(self) -> int:
+        """The number of constraints."""
+        return len(self.row_lower)
+
+    def to_bytes(self) -> bytes:
+        """Return the arrays in NumPy's format (never pickled)."""
+        buffer = io.BytesIO()
+        np.savez(buffer, **self.__dict__)
+        return buffer.getvalue()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Program:
+        """Read what `to_bytes` wrote."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return Program(**dict[str, Any](arrays))
+
+
+class ProgramBuilder:
+    """Collects columns and rows of a program."""
+
+    def __init__(self) -> None:
+        self._costs = array("d")
+        self._lower = array("d")
+        self._upper = array("d")
+        self._integer = array("i")
+        self._row_lower = array("d")
+        self._row_upper = array("d")
+        self._starts = array("i", [0])
+        self._indices = array("i")
+        self._coefficients = array("d")
+
+    @property
+    def columns(self) -> int:
+        """The number of variables so far."""
+        return len(self._costs)
+
+    def binary(self, *, lower: float = 0.0, upper: float = 1.0, cost: float = 0.0) -> int:
+        """Add an integral variable, by default 0 or 1, and return its column."""
+        return self._column(lower, upper, cost, 1)
+
+    def real(self, *, lower: float, upper: float, cost: float = 0.0) -> int:
+        """Add a real variable and return its column."""
+        return self._column(lower, upper, cost, 0)
+
+    def _column(self, lower: float, upper: float, cost: float, integer: int) -> int:
+        self._lower.append(lower)
+        self._upper.append(upper)
+        self._costs.append(cost)
+        self._integer.append(integer)
+        return len(self._costs) - 1
+
+    def row(
+        self,
+        terms: Iterable[tuple[int, float]],
+        *,
+        lower: float = -np.inf,
+        upper: float = np.inf,
+    ) -> None:
+        """Add ``lower <= sum of coefficient * column <= upper``; each column at most once."""
+        for column, coefficient in terms:
+            if coefficient:
+                self._indices.append(column)
+                self._coefficients.append(coefficient)
+        self._starts.append(len(self._indices))
+        self._row_lower.append(lower)
+        self._row_upper.append(upper)
+
+    def build(self) -> Program:
+        """Return the program."""
+        return Program(
+            costs=np.array(self._costs),
+            lower=np.array(self._lower),
+            upper=np.array(self._upper),
+            integer=np.array(self._integer, dtype=np.int32),
+            row_lower=np.array(self._row_lower),
+            row_upper=np.array(self._row_upper),
+            starts=np.array(self._starts, dtype=np.int32),
+            indices=np.array(self._indices, dtype=np.int32),
+            coefficients=np.array(self._coefficients),
+        )
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to solve a program.
+
+    Parameters
+    ----------
+    seconds : float
+        Wall time.
+    gap : float
+        Stop when objective - bound is at most this (in the objective's unit).
+    target : float
+        Stop at a solution at most this good; ``-inf``: never.
+    nodes : int or None
+        Branch-and-bound nodes; with it the answer does not depend on the machine's speed.
+    seed : int
+        The solver's random seed.
+    relax : bool
+        Solve the linear relaxation.
+    threads : int
+        Threads of the solver.
+    """
+
+    seconds: float
+    gap: float = 0.0
+    target: float = float("-inf")
+    nodes: int | None = None
+    seed: int = 0
+    relax: bool = False
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a solver found.
+
+    Parameters
+    ----------
+    status : str
+        ``"optimal"``: solved to the gap asked for. ``"feasible"``: a solution, stopped early.
+        ``"infeasible"``: proven. ``"unknown"``: stopped without a solution.
+    values : array of float, shape (columns,), or None
+        The best solution.
+    objective : float
+        Its objective; ``inf`` without one.
+    bound : float
+        A proven lower bound on the objective; ``-inf`` if none, ``inf`` if infeasible.
+    started_from : bool
+        Whether the start that was given became the first solution.
+    """
+
+    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    values: Floats | None
+    objective: float
+    bound: float
+    started_from: bool = False

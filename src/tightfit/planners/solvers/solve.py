@@ -1,0 +1,193 @@
+"""Solve a program: small ones in this process, others in a child that keeps its limits."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from tightfit.errors import BadInput, MissingExtra
+from tightfit.planners.solvers.child import run_in_child
+from tightfit.planners.solvers.gurobi import solve_gurobi
+from tightfit.planners.solvers.highs import solve_highs
+from tightfit.planners.solvers.program import Answer, Floats, Options, Program
+from tightfit.progress import SILENT, Progress
+
+__all__ = ["SOLVERS", "solve"]
+
+_Solver = Callable[[Program, Options, "Floats | None", Callable[[Answer], None]], Answer]
+
+SOLVERS: dict[str, _Solver] = {"highs": solve_highs, "gurobi": solve_gurobi}
+_MODULES = {"highs": "highspy", "gurobi": "gurobipy"}
+_SMALL_COLUMNS = 1500
+
+
+class _Task(msgspec.Struct, frozen=True):
+    solver: str
+    program: bytes
+    options: Options
+    start: bytes | None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    objective: float
+    bound: float
+    started_from: bool
+    final: bool
+    values: bytes | None
+
+
+def solve(
+    program: Program,
+    options: Options,
+    *,
+    solver: str = "highs",
+    start: Floats | None = None,
+    progress: Progress = SILENT,
+    describe: Callable[[float, float], str] | None = None,
+    in_child: bool = False,
+) -> Answer:
+    """Solve a mixed-integer linear program or its relaxation.
+
+    Parameters
+    ----------
+    program : Program
+        The program; scale it to objectives of about 100 and coefficients of at most about 1,000.
+    options : Options
+        Limits and seed.
+    solver : str
+        ``"highs"`` or ``"gurobi"``.
+    start : array of float, shape (columns,), or None
+        A feasible solution to start from.
+    progress : Progress
+        Told of solutions and bounds; an interruption ends the search with the best so far.
+    describe : callable or None
+        Turns (objective, bound) into a note for people.
+    in_child : bool
+        Use a child process even for a small program, so that it can be interrupted.
+
+    Raises
+    ------
+    BadInput
+        For an unknown solver.
+    MissingExtra
+        If the solver is not installed.
+    """
+    if solver not in SOLVERS:
+        raise BadInput(f"no solver is called {solver!r} (known: {', '.join(sorted(SOLVERS))})")
+    if importlib.util.find_spec(_MODULES[solver]) is None:
+        raise MissingExtra(
+            f"solver {solver!r} needs {_MODULES[solver]}: pip install tightfit[{solver}]"
+        )
+    if options.seconds <= 0:
+        return Answer("unknown", None, math.inf, -math.inf)
+    if program.columns <= _SMALL_COLUMNS and not in_child:
+        return SOLVERS[solver](program, options, start, _ignore)
+    return _solve_in_child(program, options, solver, start, progress, describe or _plain)
+
+
+def _ignore(answer: Answer) -> None:
+    del answer
+
+
+def _plain(objective: float, bound: float) -> str:
+    return f"best {objective:.4g}, bound {bound:.4g}"
+
+
+class _Best:
+    """The best solution and bound that a child has reported."""
+
+    def __init__(self, progress: Progress, describe: Callable[[float, float], str]) -> None:
+        self.progress = progress
+        self.describe = describe
+        self.reports = 0
+        self.best = Answer("unknown", None, math.inf, -math.inf)
+        self.final: Answer | None = None
+
+    def receive(self, data: bytes) -> None:
+        """Take in one report; may raise KeyboardInterrupt."""
+        self.reports += 1
+        if data:
+            message = msgspec.msgpack.decode(data, type=_Message)
+            answer = _read(message)
+            if message.final:
+                self.final = answer
+            bound = max(self.best.bound, min(answer.bound, answer.objective))
+            better = answer.objective < self.best.objective
+            values = answer.values if better else self.best.values
+            objective = min(answer.objective, self.best.objective)
+            status = "unknown" if values is None else "feasible"
+            self.best = Answer(status, values, objective, bound, answer.started_from)
+        self.progress.update(self.reports, self.describe(self.best.objective, self.best.bound))
+
+
+def _solve_in_child(
+    program: Program,
+    options: Options,
+    solver: str,
+    start: Floats | None,
+    progress: Progress,
+    describe: Callable[[float, float], str],
+) -> Answer:
+    task = _Task(
+        solver=solver,
+        program=program.to_bytes(),
+        options=options,
+        start=None if start is None else start.tobytes(),
+    )
+    best = _Best(progress, describe)
+    progress.start(f"{solver}: {program.columns} variables, {program.rows} constraints")
+    try:
+        run_in_child(
+            "tightfit.planners.solvers.solve:serve",
+            msgspec.msgpack.encode(task),
+            seconds=options.seconds * 1.05 + 1.0,
+            on_report=best.receive,
+        )
+    except KeyboardInterrupt:
+        pass
+    finally:
+        progress.stop()
+    return best.final or best.best
+
+
+def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
+    """Solve what the parent process asks for and report to it."""
+    task = msgspec.msgpack.decode(payload, type=_Task)
+    start = None if task.start is None else np.frombuffer(task.start, dtype=np.float64)
+
+    def tell(answer: Answer) -> None:
+        report(_write(answer, final=False))
+
+    program = Program.from_bytes(task.program)
+    answer = SOLVERS[task.solver](program, task.options, start, tell)
+    report(_write(answer, final=True))
+
+
+def _write(answer: Answer, *, final: bool) -> bytes:
+    return msgspec.msgpack.encode(
+        _Message(
+            status=answer.status,
+            objective=answer.objective,
+            bound=answer.bound,
+            started_from=answer.started_from,
+            final=final,
+            values=None if answer.values is None else answer.values.tobytes(),
+        )
+    )
+
+
+def _read(message: _Message) -> Answer:
+    values = None if message.values is None else np.frombuffer(message.values, dtype=np.float64)
+    return Answer(
+        message.status,
+        values,
+        message.objective,
+        message.bound,
+        message.started_from,
+    )
