@@ -12,7 +12,7 @@ from tightfit.alternatives.base import Extension, OpView
 from tightfit.capture.lift import Call
 from tightfit.graph.ir import Alternative
 
-__all__ = ["batch_norm_again", "normalise_with_statistics"]
+__all__ = ["batch_norm_again", "normalise_with_statistics", "train_with_own_statistics"]
 
 aten = torch.ops.aten
 
@@ -31,16 +31,28 @@ def normalise_with_statistics(
     """
     scale = inverse_deviation if weight is None else weight * inverse_deviation
     one = torch.ones_like(mean)
-    if bias is None and weight is None and x.dtype != mean.dtype:
-        bias = torch.zeros_like(mean)
     return aten._native_batch_norm_legit_no_training.default(x, scale, bias, mean, one, 0.0, 0.0)[0]
+
+
+def train_with_own_statistics(
+    x: torch.Tensor, momentum: float, epsilon: float, precision: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """Run a BatchNorm without weights in training on throw-away running statistics.
+
+    Their precision decides that of the batch statistics, as in the first run.
+    """
+    mean, variance = torch.zeros(2, x.shape[1], dtype=precision, device=x.device)
+    return aten._native_batch_norm_legit_functional.default(
+        x, None, None, mean, variance, True, momentum, epsilon
+    )[:3]
 
 
 def batch_norm_again(view: OpView) -> Extension | None:
     """Offer the two recomputations of a training BatchNorm.
 
     One reads only its inputs and makes output and batch statistics again; the other reads the
-    statistics of the first run, which are tiny, and is several times cheaper.
+    statistics of the first run, which are tiny, and is several times cheaper; not offered where
+    the statistics were rounded to half precision, for the first run used them unrounded.
     """
     x, weight, bias, _, _, training, momentum, epsilon = view.call.args
     if not training:
@@ -54,17 +66,15 @@ def batch_norm_again(view: OpView) -> Extension | None:
             use="again",
         )
     ]
-    calls = [
-        Call(
-            aten._native_batch_norm_legit.no_stats,
-            (x, weight, bias, True, momentum, epsilon),
-            {},
-            outputs[:3],
-            is_tuple=True,
-        )
-    ]
+    precision = view.node.meta["val"][1].dtype
+    if weight is None and precision != x.meta["val"].dtype:
+        run = (train_with_own_statistics, (x, momentum, epsilon, precision))
+    else:
+        run = (aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, epsilon))
+    calls = [Call(*run, {}, outputs[:3], is_tuple=True)]
     mean, deviation = view.output_node(1), view.output_node(2)
-    if mean is not None and deviation is not None and outputs[0] is not None:
+    precise = precision in (torch.float32, torch.float64)
+    if precise and mean is not None and deviation is not None and outputs[0] is not None:
         alternatives.append(
             Alternative(
                 name="batch_norm.from_statistics",

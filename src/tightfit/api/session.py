@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,12 @@ from tightfit.capture import _torch as private
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import flatten, input_signature, module_signature
+from tightfit.capture.signature import (
+    flatten,
+    hooked_modules,
+    input_signature,
+    module_signature,
+)
 from tightfit.errors import BadInput, SecondForward
 from tightfit.execution.guard import Guard, announce
 from tightfit.execution.lower import lower
@@ -112,6 +118,7 @@ class Session:
         self.state_bytes: int | None = None
         self.seen_state_bytes: int | None = None
         self.reported = False
+        self.warned_hooks: set[str] = set()
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -223,7 +230,21 @@ class Session:
         shape.used = self.calls
         return shape
 
+    def _warn_of_hooks(self) -> None:
+        """Name each inner module whose hooks become part of the captured step, once."""
+        root = self.root() if self.root is not None else None
+        for name, module in hooked_modules(self.modules, root):
+            if name not in self.warned_hooks:
+                self.warned_hooks.add(name)
+                warnings.warn(
+                    f"hooks on module {name!r} are captured with the step: their operators run "
+                    "every step, their Python code does not run again. Adding or removing a hook "
+                    "makes a new plan",
+                    stacklevel=6,
+                )
+
     def _capture(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        self._warn_of_hooks()
         detached = self.detached.get(key, frozenset())
         call = TracedCall(self.function, self.modules, args, kwargs, detached)
         captured = capture_step(call, self.options, self.name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,7 +55,9 @@ class OutputInfo:
     base : int
         For aliases: position of the input among the placeholders, or of the raw output.
     requires_grad : bool
-        Whether it takes part in differentiation.
+        Whether it takes part in differentiation. An output that is known to receive no gradient
+        is traced without, but still leaves as one that requires a gradient, as in eager; should
+        it receive one after all, the step refuses clearly.
     """
 
     kind: str
@@ -160,10 +162,10 @@ def trace(call: TracedCall) -> JointGraph:
             joint = private.aot_export_joint_with_descriptors(
                 stack, callee, call.args, call.kwargs
             )
-    return _read(joint, trail)
+    return _read(joint, trail, call.detached_outputs)
 
 
-def _read(joint: Any, trail: ModuleTrail) -> JointGraph:
+def _read(joint: Any, trail: ModuleTrail, detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     metadata = joint._aot_state.fw_metadata
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -195,7 +197,10 @@ def _read(joint: Any, trail: ModuleTrail) -> JointGraph:
         sources=_sources(placeholders, descriptors),
         write_backs=write_backs,
         raw_outputs=raw,
-        outputs=_output_infos(metadata, raw),
+        outputs=[
+            replace(info, requires_grad=True) if i in detached and info.kind == "plain" else info
+            for i, info in enumerate(_output_infos(metadata, raw))
+        ],
         gradients=gradients,
         output_spec=joint.out_spec,
         trail=trail,

@@ -14,7 +14,7 @@ from torch import nn
 from tightfit.capture import _torch as private
 from tightfit.errors import BadInput
 
-__all__ = ["describe_change", "input_signature", "module_signature"]
+__all__ = ["describe_change", "flatten", "hooked_modules", "input_signature", "module_signature"]
 
 _PLAIN = (bool, int, float, str, type(None))
 _SKIPPED = frozenset(
@@ -89,6 +89,18 @@ def module_signature(modules: dict[str, nn.Module], root: nn.Module | None) -> t
                 if buffer is not None:
                     parts.append((key, *_tensor(buffer)))
     return tuple(parts)
+
+
+def hooked_modules(
+    modules: dict[str, nn.Module], root: nn.Module | None
+) -> list[tuple[str, nn.Module]]:
+    """Return the modules with hooks of their own, the root left out, with their names."""
+    return [
+        (name, module)
+        for top in modules.values()
+        for name, module in top.named_modules()
+        if module is not root and any(getattr(module, hooks) for hooks in _HOOKS)
+    ]
 
 
 def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
