@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from cyclopts import App, CycloptsError
 
 import tightfit
 from tightfit.cli.minimum import minimum
-from tightfit.cli.output import BAD_INPUT, INFEASIBLE, print_error
+from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.plan import plan
 from tightfit.cli.show import show
 from tightfit.cli.verify import verify
@@ -46,4 +47,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         )
     except TightfitError as error:
         return print_error(str(error), as_json=as_json, code=BAD_INPUT)
-    return code or 0
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FITS
+    return code or FITS

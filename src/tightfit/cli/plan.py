@@ -27,7 +27,7 @@ def plan(
     graph: str,
     /,
     *,
-    budget: str | None = None,
+    budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     budget_ratio: float | None = None,
     planner: str = DEFAULT,
     time_limit: float = Limits().seconds,
@@ -95,6 +95,7 @@ def _print(outcome: Outcome, task: Task, *, as_json: bool) -> int:
         bound=outcome.bound,
         gap=outcome.gap,
         seconds=outcome.seconds,
+        bound_source=outcome.bound_source,
     )
 
 
@@ -102,10 +103,9 @@ def _print_infeasible(outcome: Outcome, task: Task, *, as_json: bool) -> int:
     with terminal_progress() as progress:
         least = minimum_budget(task.graph, task.gradients, Limits(seconds=10.0), progress)
     return print_result(
-        f"{render_outcome(outcome, task.graph)}\n"
-        f"  budget   {format_bytes(task.budget_bytes)}\n"
-        f"  minimum  a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)}); "
-        f"none fits less than {format_bytes(least.lower_bytes)}",
+        f"no plan for {format_bytes(task.budget_bytes)}: {render_outcome(outcome, task.graph)}\n"
+        f"a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)}); "
+        f"none fits less than {least.lower_bytes} bytes ({format_bytes(least.lower_bytes)})",
         as_json=as_json,
         status="infeasible",
         budget_bytes=task.budget_bytes,
