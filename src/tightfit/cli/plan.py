@@ -15,10 +15,10 @@ from tightfit.plan.explain import explain
 from tightfit.plan.io import save_plan
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.infeasible import infeasible_message
 from tightfit.planners.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.report.text import render_explanation, render_outcome
-from tightfit.units import format_bytes
 
 __all__ = ["plan"]
 
@@ -103,9 +103,7 @@ def _print_infeasible(outcome: Outcome, task: Task, *, as_json: bool) -> int:
     with terminal_progress() as progress:
         least = minimum_budget(task.graph, task.gradients, Limits(seconds=10.0), progress)
     return print_result(
-        f"no plan for {format_bytes(task.budget_bytes)}: {render_outcome(outcome, task.graph)}\n"
-        f"a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)}); "
-        f"none fits less than {least.lower_bytes} bytes ({format_bytes(least.lower_bytes)})",
+        infeasible_message(task, outcome, least),
         as_json=as_json,
         status="infeasible",
         budget_bytes=task.budget_bytes,
