@@ -49,12 +49,12 @@ TORCH_PACKAGES = {
     "integrations",
     "zoo",
 }
-TORCH_FILES = {"costs/measured.py"}
+TORCH_FILES = {"costs/measured.py", "costs/this_cpu.py"}
 
 LONGEST_FILE = 400
 LONGER_FILES = {"api/session.py": 450}
 """Files that may be longer, with their own limits: one class whose parts need each other."""
-LONGEST_BODY = 50
+LONGEST_BODY = 60
 """Lines of a function without its signature and docstring."""
 
 

@@ -65,13 +65,14 @@ def test_the_command_line_is_frozen() -> None:
             "--iterations",
             "--seed",
             "--gradients",
+            "--costs",
             "--output",
             "-o",
             "--json",
         },
-        "show": {"FILE", "GRAPH", "--json"},
-        "verify": {"PLAN", "GRAPH", "--json"},
-        "minimum": {"GRAPH", "--time-limit", "--gradients", "--json"},
+        "show": {"FILE", "GRAPH", "--costs", "--json"},
+        "verify": {"PLAN", "GRAPH", "--costs", "--json"},
+        "minimum": {"GRAPH", "--time-limit", "--gradients", "--costs", "--json"},
     }
 
 
@@ -97,6 +98,17 @@ def test_a_ratio_is_a_share_of_the_activation_peak(
 ) -> None:
     code, found = answer(capsys, "plan", graph, "--budget-ratio", "1.5")
     assert (code, found["budget_bytes"]) == (0, 2100 + 1.5 * (NEEDED - 2100))
+
+
+def test_modelled_costs_replace_those_of_the_file(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json")
+    words = ["plan", graph, "--budget", "1MiB", "--costs", "a100", "-o", plan]
+    code, found = answer(capsys, *words)
+    assert (code, found["planned_peak_bytes"] % 512) == (0, 0)  # rounded as on a GPU
+    assert answer(capsys, "verify", plan, graph, "--costs", "a100")[0] == 0
+    assert answer(capsys, "verify", plan, graph)[0] == 2
 
 
 def test_an_infeasible_budget_exits_3_and_names_the_minimum(
@@ -133,6 +145,7 @@ def test_a_graph_is_shown(graph: str, capsys: pytest.CaptureFixture[str]) -> Non
         (("plan", "GRAPH", "--budget-ratio", "-1"), "must be a positive number"),
         (("plan", "GRAPH", "--budget", "1GiB", "--time-limit", "0"), "--time-limit must be"),
         (("plan", "GRAPH", "--budget", "1GiB", "--planner", "best"), "no planner is called 'best'"),
+        (("plan", "GRAPH", "--budget", "1GiB", "--costs", "cheap"), "no modelled costs"),
         (("plan", "model.py", "--budget", "1GiB"), "'model.py' is no graph file"),
         (("plan", "none.json", "--budget", "1GiB"), "cannot read none.json"),
         (("plan", "GRAPH", "--badget", "1GiB"), "--badget"),

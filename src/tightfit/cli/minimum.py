@@ -23,6 +23,7 @@ def minimum(
     *,
     time_limit: float = Limits().seconds,
     gradients: Literal["fresh", "accumulated"] = "fresh",
+    costs: str | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Find the least budget: the proven lower limit, and the smallest with a plan found.
@@ -35,10 +36,12 @@ def minimum(
         Seconds to search at most.
     gradients
         Whether gradients of parameters are made anew or added to existing ones.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
     json
         Print one JSON object.
     """
-    step = load_target(graph)
+    step = load_target(graph, costs)
     with terminal_progress() as progress:
         found = minimum_budget(step, gradients, Limits(seconds=time_limit), progress)
     result = simulate(step, found.plan)

@@ -34,6 +34,7 @@ def plan(
     iterations: int | None = None,
     seed: int = 0,
     gradients: Literal["fresh", "accumulated"] = "fresh",
+    costs: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -57,6 +58,8 @@ def plan(
         Seed of every random choice.
     gradients
         Whether gradients of parameters are made anew or added to existing ones.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
     output
         Write the plan to this file (.json or .json.gz).
     json
@@ -64,7 +67,7 @@ def plan(
     """
     if not time_limit > 0:
         raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    step = load_target(graph)
+    step = load_target(graph, costs)
     task = Task(
         graph=step,
         budget_bytes=chosen_budget(step, budget, budget_ratio, gradients),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.output import print_result
+from tightfit.cli.target import load_target
 from tightfit.errors import BadInput
 from tightfit.files import kind_of_record, read_limited
-from tightfit.graph.io import graph_from_json, load_graph
 from tightfit.graph.ir import Graph
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.explain import explain
@@ -25,10 +24,11 @@ __all__ = ["show"]
 
 
 def show(
-    file: Path,
-    graph: Path | None = None,
+    file: str,
+    graph: str | None = None,
     /,
     *,
+    costs: str | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Say what a graph needs, or what a plan holds, saves and costs.
@@ -39,17 +39,19 @@ def show(
         A plan or graph file (.json or .json.gz).
     graph
         The graph file of a plan: verifies the plan and tells who holds the memory.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
     json
         Print one JSON object.
     """
     started = time.perf_counter()
     content = read_limited(file)
     if kind_of_record(content) == "plan":
-        plan = plan_from_json(content, source=str(file))
-        return _show_plan(plan, None if graph is None else load_graph(graph), json, started)
+        plan = plan_from_json(content, source=file)
+        return _show_plan(plan, None if graph is None else load_target(graph, costs), json, started)
     if graph is not None:
         raise BadInput(f"{file} is no plan; a second file is the graph of a plan")
-    return _show_graph(graph_from_json(content, source=str(file)), json, started)
+    return _show_graph(load_target(file, costs), json, started)
 
 
 def _show_graph(graph: Graph, as_json: bool, started: float) -> int:

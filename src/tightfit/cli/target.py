@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.io import load_graph
 from tightfit.graph.ir import Graph
@@ -13,17 +14,24 @@ from tightfit.units import parse_bytes
 __all__ = ["chosen_budget", "load_target"]
 
 
-def load_target(target: str) -> Graph:
+def load_target(target: str, costs: str | None = None) -> Graph:
     """Return the graph that a command's first argument names: a ``.json`` or ``.json.gz`` file.
+
+    Parameters
+    ----------
+    costs : str or None
+        Modelled costs instead of those in the file; a GPU's also round sizes as its allocator
+        does.
 
     Raises
     ------
     BadInput
-        If it names no graph file, or one that cannot be read.
+        If it names no graph file, or one that cannot be read, or for unknown costs.
     """
     if not target.endswith((".json", ".json.gz")):
         raise BadInput(f"{target!r} is no graph file: its name must end in .json or .json.gz")
-    return load_graph(target)
+    graph = load_graph(target)
+    return graph if costs is None else with_costs(graph, costs)
 
 
 def chosen_budget(

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tightfit.cli.output import print_result
-from tightfit.graph.io import load_graph
+from tightfit.cli.target import load_target
 from tightfit.plan.io import load_plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify as verify_plan
@@ -20,9 +20,10 @@ __all__ = ["verify"]
 
 def verify(
     plan: Path,
-    graph: Path,
+    graph: str,
     /,
     *,
+    costs: str | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Check every instruction of a plan and its peak against its graph and budget.
@@ -33,11 +34,13 @@ def verify(
         A plan file (.json or .json.gz).
     graph
         The graph file the plan was made for.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
     json
         Print one JSON object.
     """
     started = time.perf_counter()
-    step = load_graph(graph)
+    step = load_target(graph, costs)
     loaded = load_plan(plan)
     verify_plan(loaded, step)
     result = simulate(step, loaded)
