@@ -20,7 +20,7 @@ _UNITS: dict[str, int] = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
+_SIZE = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
 _LARGEST_BYTES = 2**60
 
 

@@ -203,8 +203,15 @@ CASES = [
     Case("pools and upsampling", Pools, lambda: (image(),)),
     Case("gradients that share memory", SharedGradient, lambda: (torch.randn(5, 4),)),
     Case("autocast bf16", BatchNormNet, lambda: (image(),), autocast=True),
-    Case("autocast bf16 attention", lambda: Attention(0.1), lambda: (torch.randn(2, 8, 16),),
-         autocast=True),
-    Case("input that requires a gradient", lambda: Attention(0.0),
-         lambda: (torch.randn(2, 8, 16, requires_grad=True),)),
+    Case(
+        "autocast bf16 attention",
+        lambda: Attention(0.1),
+        lambda: (torch.randn(2, 8, 16),),
+        autocast=True,
+    ),
+    Case(
+        "input that requires a gradient",
+        lambda: Attention(0.0),
+        lambda: (torch.randn(2, 8, 16, requires_grad=True),),
+    ),
 ]

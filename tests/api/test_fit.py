@@ -44,7 +44,9 @@ class TestTheModuleStaysWhatItWas:
         assert list(model.state_dict()) == keys
         assert type(model) is nn.Sequential
         assert "input" in str(model.forward.__signature__)
-        assert not [k for k in vars(model) if not k.startswith("_") and k not in ("training", "forward")]
+        assert not [
+            k for k in vars(model) if not k.startswith("_") and k not in ("training", "forward")
+        ]
 
     def test_unfit_gives_the_forward_back(self):
         model = fitted()
@@ -322,9 +324,7 @@ class TestRefusals:
             fitted(Model())(batch())
 
     def test_nothing_to_train(self):
-        step = tightfit.step(
-            lambda x: x.sum(), modules=small(), budget="1GiB", costs="unit"
-        )
+        step = tightfit.step(lambda x: x.sum(), modules=small(), budget="1GiB", costs="unit")
         with pytest.raises(CaptureError, match="gradient"):
             step(batch())
 

@@ -124,7 +124,7 @@ def test_modelled_costs_need_no_torch():
 
 
 def test_costs_of_this_cpu_are_measured_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("TIGHTFIT_CACHE", str(tmp_path))
+    monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     first = with_costs(small_graph(), "cpu")
     assert first == with_costs(small_graph(), "cpu")
     assert first.cost_source == "roofline:cpu"

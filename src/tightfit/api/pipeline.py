@@ -18,6 +18,8 @@ from tightfit.plan.plan import Gradients, Outcome
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.infeasible import infeasible_message
+from tightfit.planners.minimum import minimum_budget
 from tightfit.planners.registry import plan_with
 from tightfit.progress import Progress
 
@@ -90,8 +92,6 @@ def infeasible(
     task: Task, outcome: Outcome, limits: Limits, progress: Progress
 ) -> InfeasibleBudget:
     """Return the error that says what was asked, what is the least, and what to try."""
-    from tightfit.planners.minimum import infeasible_message, minimum_budget
-
     least = minimum_budget(task.graph, task.gradients, limits, progress)
     return InfeasibleBudget(
         infeasible_message(task, outcome, least),

@@ -1,1 +1,20 @@
-"""cli"""
+"""The command line: one file per command; commands on files work without PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 fits, 3 infeasible, 2 bad input.
+
+    Parameters
+    ----------
+    arguments : sequence of str or None
+        The words after ``tightfit``; None: those of this process.
+    """
+    from tightfit.cli.app import run
+
+    return run(arguments)

@@ -3,8 +3,8 @@
 Measuring (`tightfit.costs.measured`) needs torch and is imported from there.
 """
 
-from tightfit.costs.cache import Cache, cache_folder
+from tightfit.costs.cache import Cache
 from tightfit.costs.machines import MACHINES, Machine
 from tightfit.costs.registry import COST_SOURCES, with_costs
 
-__all__ = ["COST_SOURCES", "MACHINES", "Cache", "Machine", "cache_folder", "with_costs"]
+__all__ = ["COST_SOURCES", "MACHINES", "Cache", "Machine", "with_costs"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from tightfit.errors import BadInput
-from tightfit.files import write_atomically
+from tightfit.files import cache_folder, write_atomically
 
-__all__ = ["Cache", "cache_folder"]
+__all__ = ["Cache"]
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -29,17 +28,6 @@ class _Entry(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(dict[str, _Entry])
 
 
-def cache_folder() -> Path:
-    """Return the folder of tightfit's caches.
-
-    ``TIGHTFIT_CACHE`` if set, else ``tightfit`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
-    """
-    named = os.environ.get("TIGHTFIT_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tightfit"
-
-
 class Cache:
     """Records by text keys in one file per environment.
 
@@ -52,7 +40,7 @@ class Cache:
     environment : str
         Everything beyond the key that a record depends on.
     folder : Path, optional
-        Default: `cache_folder`.
+        Default: ``costs`` in the folder of `tightfit.files.cache_folder`.
     most_entries : int
         How many entries the file may have.
     """
@@ -60,7 +48,7 @@ class Cache:
     def __init__(
         self, environment: str, folder: Path | None = None, most_entries: int = _MOST_ENTRIES
     ) -> None:
-        self.path = (folder or cache_folder()) / f"costs-{_digest(environment)}.json"
+        self.path = (folder or cache_folder("costs")) / f"costs-{_digest(environment)}.json"
         self._most_entries = most_entries
         self._entries = self._read()
         self._changed = False

@@ -24,7 +24,7 @@ def name_value(graph: Graph, producers: Mapping[ValueId, OpId], value: ValueId) 
     """
     record = graph.values[value]
     if value not in producers:
-        return f"value {value} ({record.name!r}, a {record.role})"
+        return f"value {value} ({record.role} {record.name!r})"
     return f"value {value} ({record.name!r} of {holder_module(graph, producers, value)})"
 
 

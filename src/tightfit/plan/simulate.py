@@ -6,9 +6,11 @@ programs must agree with it.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import msgspec
 
-from tightfit.graph.ir import Graph, OpId, ValueId
+from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, Gradients, HandOver, Instruction, Plan
 
 __all__ = ["Simulation", "baseline_cost_s", "simulate"]
@@ -79,6 +81,10 @@ class _Memory:
         }
         self.counts: dict[OpId, int] = {}
         self.cost_s = 0.0
+        self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
+        for value in graph.values:
+            if value.role == "tangent" and value.segment is not None:
+                self.tangents[value.segment].append(value.id)
 
     def add(self, value: ValueId) -> None:
         size = self.graph.values[value].size_bytes
@@ -135,9 +141,8 @@ class _Memory:
     def _enter(self, segment: int) -> int:
         self.write_back()
         during = self.live_bytes + self.graph.segments[segment].outside_bytes
-        for value in self.graph.values:
-            if value.role == "tangent" and value.segment == segment:
-                self.add(value.id)
+        for value in self.tangents[segment]:
+            self.add(value)
         return max(during, self.live_bytes)
 
     def write_back(self) -> None:
@@ -160,15 +165,13 @@ def simulate(graph: Graph, plan: Plan) -> Simulation:
     during_bytes: list[int] = []
     after_bytes: list[int] = []
     peak, peak_index = graph.constant_bytes, -1
-    holders: dict[ValueId, int] = {}
     for index, instruction in enumerate(plan.instructions):
-        before = dict(memory.live) if isinstance(instruction, Free | HandOver) else None
         during = memory.step(index, instruction)
         if during > peak:
             peak, peak_index = during, index
-            holders = dict(memory.live) if before is None else before
         during_bytes.append(during)
         after_bytes.append(memory.live_bytes)
+    holders = _alive_after(graph, plan, peak_index)
     held = sum(holders.values())
     return Simulation(
         peak_bytes=peak,
@@ -181,3 +184,15 @@ def simulate(graph: Graph, plan: Plan) -> Simulation:
         baseline_cost_s=baseline_cost_s(graph),
         recomputed=tuple((op, n - 1) for op, n in sorted(memory.counts.items()) if n > 1),
     )
+
+
+def _alive_after(graph: Graph, plan: Plan, index: int) -> dict[ValueId, int]:
+    """Return the values alive right after an instruction, with their bytes.
+
+    A peak is never reached while values are freed, so those alive after its instruction are
+    those alive at the peak.
+    """
+    memory = _Memory(graph, plan.gradients, plan)
+    for position, instruction in enumerate(plan.instructions[: index + 1]):
+        memory.step(position, instruction)
+    return memory.live

@@ -56,8 +56,9 @@ def group_names(names: Iterable[str]) -> dict[str, str]:
 def render_outcome(outcome: Outcome, graph: Graph) -> str:
     """Return what a planner found in a few lines."""
     if outcome.plan is None:
-        proof = "proven: no plan exists" if outcome.status == "infeasible" else "no plan found"
-        return f"{proof} ({format_seconds(outcome.seconds)}) {outcome.note}".rstrip()
+        found = "proven that none exists" if outcome.status == "infeasible" else "none found"
+        note = f", {outcome.note}" if outcome.note else ""
+        return f"{found}{note} ({format_seconds(outcome.seconds)})"
     bound = f"proven lower bound {_percent(outcome.bound)} ({outcome.bound_source})"
     lines = [
         f"{graph.name or 'the step'}: {outcome.status} in {format_seconds(outcome.seconds)}",

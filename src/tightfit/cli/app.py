@@ -1,0 +1,53 @@
+"""The table of commands, and what happens when one fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+import tightfit
+from tightfit.cli.minimum import minimum
+from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
+from tightfit.cli.plan import plan
+from tightfit.cli.show import show
+from tightfit.cli.verify import verify
+from tightfit.errors import InfeasibleBudget, TightfitError
+
+__all__ = ["app", "run"]
+
+app = App(
+    name="tightfit",
+    help="Train any PyTorch model inside a memory budget given in bytes.",
+    help_epilogue="Exit codes: 0 it fits, 3 it cannot fit, 2 bad input.",
+    version=tightfit.__version__,
+)
+for command in (plan, show, verify, minimum):
+    app.command(command)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; errors that tightfit raises on purpose become one message."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    try:
+        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return print_error(f"{error} (see tightfit --help)", as_json=as_json, code=BAD_INPUT)
+    except InfeasibleBudget as error:
+        return print_error(
+            str(error),
+            as_json=as_json,
+            code=INFEASIBLE,
+            status="infeasible",
+            budget_bytes=error.budget_bytes,
+            minimum_budget_bytes=error.minimum_bytes,
+        )
+    except TightfitError as error:
+        return print_error(str(error), as_json=as_json, code=BAD_INPUT)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FITS
+    return code or FITS

@@ -1,0 +1,83 @@
+"""Progress on a terminal, silence otherwise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Progress as Bars
+
+from tightfit.progress import SILENT, Progress
+
+__all__ = ["TerminalProgress", "terminal_progress"]
+
+
+class TerminalProgress:
+    """Draws nested tasks on the error output.
+
+    Parameters
+    ----------
+    console : Console
+        Where to draw.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+        )
+        self._tasks: list[TaskID] = []
+
+    def start(self, title: str, total: int | None = None) -> None:
+        """Begin a task below those that run."""
+        if not self._tasks:
+            self._bars.start()
+        self._tasks.append(
+            self._bars.add_task("  " * len(self._tasks) + title, total=total, note="")
+        )
+
+    def update(self, done: int, note: str = "") -> None:
+        """Draw the state of the task that was started last."""
+        if self._tasks:
+            self._bars.update(self._tasks[-1], completed=done, note=note)
+
+    def stop(self) -> None:
+        """Remove the task that was started last."""
+        if self._tasks:
+            self._bars.remove_task(self._tasks.pop())
+        if not self._tasks:
+            self._bars.stop()
+
+    def close(self) -> None:
+        """Remove all tasks, also after an error."""
+        while self._tasks:
+            self.stop()
+
+
+@contextmanager
+def terminal_progress() -> Iterator[Progress]:
+    """Yield a progress that draws if the error output is a terminal, else a silent one."""
+    if not sys.stderr.isatty():
+        yield SILENT
+        return
+    drawn = TerminalProgress(Console(stderr=True))
+    try:
+        yield drawn
+    finally:
+        drawn.close()

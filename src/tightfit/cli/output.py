@@ -1,0 +1,65 @@
+"""What commands print: text for people or one JSON object, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+__all__ = ["BAD_INPUT", "FITS", "INFEASIBLE", "print_error", "print_result"]
+
+FITS = 0
+BAD_INPUT = 2
+INFEASIBLE = 3
+
+_KEYS = (
+    "status",
+    "budget_bytes",
+    "constant_bytes",
+    "planned_peak_bytes",
+    "overhead",
+    "bound",
+    "gap",
+    "minimum_budget_bytes",
+    "seconds",
+)
+
+
+def print_result(text: str, *, as_json: bool, status: str, **numbers: Any) -> int:
+    """Print what a command found; return its exit code.
+
+    Parameters
+    ----------
+    text : str
+        For people.
+    as_json : bool
+        Print one JSON object instead. It always has the same keys, null where a command has
+        nothing to say; a command may add others.
+    status : str
+        ``"optimal"``, ``"feasible"`` or ``"infeasible"``.
+    """
+    if as_json:
+        _print_json({**dict.fromkeys(_KEYS), "status": status, **numbers})
+    else:
+        print(text)
+    return INFEASIBLE if status == "infeasible" else FITS
+
+
+def print_error(
+    message: str, *, as_json: bool, code: int, status: str = "error", **numbers: Any
+) -> int:
+    """Print why a command failed, as JSON on the output or as text on the error output."""
+    if as_json:
+        _print_json({"status": status, "message": message, **numbers})
+    else:
+        print(f"tightfit: {message}", file=sys.stderr)
+    return code
+
+
+def _print_json(fields: dict[str, Any]) -> None:
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in fields.items()
+    }
+    print(json.dumps(finite))

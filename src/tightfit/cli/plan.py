@@ -1,0 +1,118 @@
+"""``tightfit plan``: find a plan for a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.output import print_result
+from tightfit.cli.target import chosen_budget, load_target
+from tightfit.errors import BadInput
+from tightfit.plan.explain import explain
+from tightfit.plan.io import save_plan
+from tightfit.plan.plan import Outcome
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.infeasible import infeasible_message
+from tightfit.planners.minimum import minimum_budget
+from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.report.text import render_explanation, render_outcome
+
+__all__ = ["plan"]
+
+
+def plan(
+    graph: str,
+    /,
+    *,
+    budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    budget_ratio: float | None = None,
+    planner: str = DEFAULT,
+    time_limit: float = Limits().seconds,
+    iterations: int | None = None,
+    seed: int = 0,
+    gradients: Literal["fresh", "accumulated"] = "fresh",
+    costs: str | None = None,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Find the plan with the least extra compute that stays within a budget.
+
+    Parameters
+    ----------
+    graph
+        A graph file (.json or .json.gz).
+    budget
+        The budget with a unit, such as 8GiB; constants count.
+    budget_ratio
+        The budget as a share of the activation peak with nothing recomputed, such as 0.5.
+    planner
+        Which planner.
+    time_limit
+        Seconds to plan at most.
+    iterations
+        Search iterations at most; with it the result depends on the seed only.
+    seed
+        Seed of every random choice.
+    gradients
+        Whether gradients of parameters are made anew or added to existing ones.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
+    output
+        Write the plan to this file (.json or .json.gz).
+    json
+        Print one JSON object.
+    """
+    if not time_limit > 0:
+        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    step = load_target(graph, costs)
+    task = Task(
+        graph=step,
+        budget_bytes=chosen_budget(step, budget, budget_ratio, gradients),
+        gradients=gradients,
+    )
+    limits = Limits(seconds=time_limit, iterations=iterations, seed=seed)
+    with terminal_progress() as progress:
+        outcome = plan_with(planner, task, limits, progress)
+    if outcome.plan is not None and output is not None:
+        save_plan(outcome.plan, output)
+    return _print(outcome, task, as_json=json)
+
+
+def _print(outcome: Outcome, task: Task, *, as_json: bool) -> int:
+    """Print an outcome; without a plan, also the least budget for which one is known."""
+    graph = task.graph
+    if outcome.plan is None:
+        return _print_infeasible(outcome, task, as_json=as_json)
+    explanation = explain(outcome.plan, graph)
+    return print_result(
+        f"{render_outcome(outcome, graph)}\n\n{render_explanation(explanation)}",
+        as_json=as_json,
+        status=outcome.status,
+        budget_bytes=task.budget_bytes,
+        constant_bytes=graph.constant_bytes,
+        planned_peak_bytes=outcome.peak_bytes,
+        overhead=outcome.overhead,
+        bound=outcome.bound,
+        gap=outcome.gap,
+        seconds=outcome.seconds,
+        bound_source=outcome.bound_source,
+    )
+
+
+def _print_infeasible(outcome: Outcome, task: Task, *, as_json: bool) -> int:
+    with terminal_progress() as progress:
+        least = minimum_budget(task.graph, task.gradients, Limits(seconds=10.0), progress)
+    return print_result(
+        infeasible_message(task, outcome, least),
+        as_json=as_json,
+        status="infeasible",
+        budget_bytes=task.budget_bytes,
+        constant_bytes=task.graph.constant_bytes,
+        bound=outcome.bound,
+        minimum_budget_bytes=least.found_bytes,
+        seconds=outcome.seconds,
+        proven=outcome.status == "infeasible",
+    )

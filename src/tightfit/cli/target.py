@@ -1,0 +1,55 @@
+"""Turn what a user names on the command line into a graph and a budget."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tightfit.costs import with_costs
+from tightfit.errors import BadInput
+from tightfit.graph.io import load_graph
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import budget_of_ratio
+from tightfit.units import parse_bytes
+
+__all__ = ["chosen_budget", "load_target"]
+
+
+def load_target(target: str, costs: str | None = None) -> Graph:
+    """Return the graph that a command's first argument names: a ``.json`` or ``.json.gz`` file.
+
+    Parameters
+    ----------
+    costs : str or None
+        Modelled costs instead of those in the file; a GPU's also round sizes as its allocator
+        does.
+
+    Raises
+    ------
+    BadInput
+        If it names no graph file, or one that cannot be read, or for unknown costs.
+    """
+    if not target.endswith((".json", ".json.gz")):
+        raise BadInput(f"{target!r} is no graph file: its name must end in .json or .json.gz")
+    graph = load_graph(target)
+    return graph if costs is None else with_costs(graph, costs)
+
+
+def chosen_budget(
+    graph: Graph,
+    budget: str | None,
+    budget_ratio: float | None,
+    gradients: Literal["fresh", "accumulated"],
+) -> int:
+    """Return the budget in bytes from the two options, of which exactly one is given.
+
+    Raises
+    ------
+    BadInput
+        If both or none are given, or one cannot be read.
+    """
+    if (budget is None) == (budget_ratio is None):
+        raise BadInput("give either --budget, such as 8GiB, or --budget-ratio, such as 0.5")
+    if budget is not None:
+        return parse_bytes(budget)
+    assert budget_ratio is not None
+    return budget_of_ratio(graph, budget_ratio, gradients=gradients)

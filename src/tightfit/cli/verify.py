@@ -1,0 +1,57 @@
+"""``tightfit verify``: judge a plan against its graph."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tightfit.cli.output import print_result
+from tightfit.cli.target import load_target
+from tightfit.plan.io import load_plan
+from tightfit.plan.simulate import simulate
+from tightfit.plan.verify import verify as verify_plan
+from tightfit.units import format_bytes
+
+__all__ = ["verify"]
+
+
+def verify(
+    plan: Path,
+    graph: str,
+    /,
+    *,
+    costs: str | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Check every instruction of a plan and its peak against its graph and budget.
+
+    Parameters
+    ----------
+    plan
+        A plan file (.json or .json.gz).
+    graph
+        The graph file the plan was made for.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
+    json
+        Print one JSON object.
+    """
+    started = time.perf_counter()
+    step = load_target(graph, costs)
+    loaded = load_plan(plan)
+    verify_plan(loaded, step)
+    result = simulate(step, loaded)
+    return print_result(
+        f"the plan is valid: peak {format_bytes(result.peak_bytes)} of "
+        f"{format_bytes(loaded.budget_bytes)}, overhead {100 * result.overhead:.2f} %",
+        as_json=json,
+        status="feasible",
+        budget_bytes=loaded.budget_bytes,
+        constant_bytes=step.constant_bytes,
+        planned_peak_bytes=result.peak_bytes,
+        overhead=result.overhead,
+        seconds=time.perf_counter() - started,
+    )

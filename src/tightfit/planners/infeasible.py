@@ -1,0 +1,104 @@
+"""Say why no plan fits a budget, what is the least, and what to try."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import producers
+from tightfit.graph.names import holder_module, name_op
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.plan.simulate import Simulation, simulate
+from tightfit.planners.base import Task
+from tightfit.planners.minimum import MinimumBudget
+from tightfit.units import format_bytes
+
+__all__ = ["infeasible_message"]
+
+_MODULES_SHOWN = 4
+
+
+def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> str:
+    """Return what was asked, the least, what is alive where it is tightest, and ways out.
+
+    Parameters
+    ----------
+    outcome : Outcome
+        The planner's answer for the budget that was asked for: without a plan.
+    least : MinimumBudget
+        The least budget of the same graph.
+    """
+    graph = task.graph
+    tightest = simulate(graph, least.plan)
+    known = "proven: there is none" if outcome.status == "infeasible" else "none was found"
+    note = f"; {outcome.note}" if outcome.note else ""
+    lines = [
+        f"no plan of {graph.name or 'this step'} fits the budget of "
+        f"{format_bytes(task.budget_bytes)} ({known}{note})",
+        f"  least     a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)}); "
+        f"proven: none fits less than {least.lower_bytes} ({format_bytes(least.lower_bytes)}); "
+        f"constants take {format_bytes(graph.constant_bytes)}",
+        f"  tightest  {_where(graph, least, tightest)}, where are alive: "
+        f"{_modules(graph, tightest)}",
+    ]
+    ways = [
+        f"a budget of {_rounded_up(least.found_bytes)}",
+        _batch(task, tightest),
+        _largest(graph, tightest),
+    ]
+    return "\n".join([*lines, "  try       " + "; ".join(way for way in ways if way)])
+
+
+def _where(graph: Graph, least: MinimumBudget, tightest: Simulation) -> str:
+    if tightest.peak_index < 0:
+        return "the start of the step"
+    step = least.plan.instructions[tightest.peak_index]
+    return name_op(graph.ops[step.op]) if isinstance(step, Compute) else "a crossing to user code"
+
+
+def _held(graph: Graph, tightest: Simulation) -> Counter[str]:
+    made_by = producers(graph)
+    held: Counter[str] = Counter()
+    for value, size in tightest.holders:
+        held[holder_module(graph, made_by, value)] += size
+    return held
+
+
+def _modules(graph: Graph, tightest: Simulation) -> str:
+    largest = _held(graph, tightest).most_common(_MODULES_SHOWN)
+    parts = [f"{module} {format_bytes(size)}" for module, size in largest]
+    if tightest.peak_workspace_bytes:
+        parts.append(f"workspace {format_bytes(tightest.peak_workspace_bytes)}")
+    return ", ".join(parts) or "only constants"
+
+
+def _rounded_up(size_bytes: int) -> str:
+    """Return a size that a person can pass as a budget, not below the given one."""
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= 100 * factor:
+            return f"{-(-size_bytes // factor)}{unit}"
+    return f"{size_bytes}B"
+
+
+def _batch(task: Task, tightest: Simulation) -> str:
+    """Estimate the batch that fits: activations scale with it, gradients of parameters do not."""
+    values = task.graph.values
+    gradients = sum(size for value, size in tightest.holders if values[value].role == "gradient")
+    fixed = task.graph.constant_bytes + gradients
+    scaling = tightest.peak_bytes - fixed
+    if scaling <= 0 or task.budget_bytes <= fixed:
+        return (
+            f"less to keep: constants and gradients alone take {format_bytes(fixed)}, so no batch "
+            "fits"
+        )
+    share = 100 * (task.budget_bytes - fixed) / scaling
+    return f"a batch of at most {share:.0f} % of this one (activations scale with it)"
+
+
+def _largest(graph: Graph, tightest: Simulation) -> str:
+    """Name the module that could be split or shrunk with the greatest effect."""
+    largest = _held(graph, tightest).most_common(1)
+    if not largest:
+        return ""
+    module, size = largest[0]
+    return f"splitting or shrinking {module}, which holds {format_bytes(size)} there"

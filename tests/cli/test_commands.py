@@ -1,0 +1,192 @@
+"""Commands on files: what they print, their exit codes, and that they need no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.documents import example_of
+from support.graphs import two_layers
+from tightfit.cli import main
+from tightfit.cli.app import app
+from tightfit.graph.io import save_graph
+from tightfit.plan.io import load_plan
+
+KEYS = {
+    "status",
+    "budget_bytes",
+    "constant_bytes",
+    "planned_peak_bytes",
+    "overhead",
+    "bound",
+    "gap",
+    "minimum_budget_bytes",
+    "seconds",
+}
+NEEDED = 4600  # bytes of the peak of two_layers, which nothing can lower
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    path = tmp_path / "graph.json"
+    save_graph(two_layers(), path)
+    return str(path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main([*words, "--json"])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return code, json.loads(captured.out)
+
+
+def test_the_command_line_is_frozen() -> None:
+    options = {
+        name: {
+            option
+            for argument in app[name].assemble_argument_collection()
+            for option in argument.names
+        }
+        for name in app
+        if not name.startswith("-")
+    }
+    assert options == {
+        "plan": {
+            "GRAPH",
+            "--budget",
+            "--budget-ratio",
+            "--planner",
+            "--time-limit",
+            "--iterations",
+            "--seed",
+            "--gradients",
+            "--costs",
+            "--output",
+            "-o",
+            "--json",
+        },
+        "show": {"FILE", "GRAPH", "--costs", "--json"},
+        "verify": {"PLAN", "GRAPH", "--costs", "--json"},
+        "minimum": {"GRAPH", "--time-limit", "--gradients", "--costs", "--json"},
+    }
+
+
+def test_a_plan_is_found_written_verified_and_shown(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json.gz")
+    code, found = answer(capsys, "plan", graph, "--budget", f"{NEEDED}B", "-o", plan)
+    assert code == 0
+    assert found.keys() >= KEYS
+    assert found["planned_peak_bytes"] == found["budget_bytes"] == NEEDED
+    assert found["constant_bytes"] == 2100
+    assert (found["status"], found["overhead"], found["gap"]) == ("optimal", 0.0, 0.0)
+    assert load_plan(plan).budget_bytes == NEEDED
+    code, verified = answer(capsys, "verify", plan, graph)
+    assert (code, verified["planned_peak_bytes"]) == (0, NEEDED)
+    code, shown = answer(capsys, "show", plan, graph)
+    assert (code, shown["explanation"]["peak_bytes"]) == (0, NEEDED)
+
+
+def test_a_ratio_is_a_share_of_the_activation_peak(
+    graph: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = answer(capsys, "plan", graph, "--budget-ratio", "1.5")
+    assert (code, found["budget_bytes"]) == (0, 2100 + 1.5 * (NEEDED - 2100))
+
+
+def test_modelled_costs_replace_those_of_the_file(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json")
+    words = ["plan", graph, "--budget", "1MiB", "--costs", "a100", "-o", plan]
+    code, found = answer(capsys, *words)
+    assert (code, found["planned_peak_bytes"] % 512) == (0, 0)  # rounded as on a GPU
+    assert answer(capsys, "verify", plan, graph, "--costs", "a100")[0] == 0
+    assert answer(capsys, "verify", plan, graph)[0] == 2
+
+
+def test_an_infeasible_budget_exits_3_and_names_the_minimum(
+    graph: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = answer(capsys, "plan", graph, "--budget", "4KB")
+    assert (code, found["status"], found["proven"]) == (3, "infeasible", True)
+    assert found["minimum_budget_bytes"] == NEEDED
+    assert main(["plan", graph, "--budget", "4KB"]) == 3
+    assert f"a plan fits {NEEDED} bytes" in capsys.readouterr().out
+
+
+def test_the_minimum_is_found(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = answer(capsys, "minimum", graph)
+    assert (code, found["status"]) == (0, "optimal")
+    assert found["minimum_budget_bytes"] == found["lower_bound_bytes"] == NEEDED
+
+
+def test_a_graph_is_shown(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", graph]) == 0
+    text = capsys.readouterr().out
+    assert "3 forward, 4 backward" in text
+    assert "4.49 KiB with nothing recomputed, of which activations 2.44 KiB" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("plan", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
+        (("plan", "GRAPH", "--budget", "1GiB", "--budget-ratio", "1"), "give either --budget"),
+        (("plan", "GRAPH", "--budget", "80%"), "is a percentage, not a size"),
+        (("plan", "GRAPH", "--budget", "8g"), "unknown unit 'g'"),
+        (("plan", "GRAPH", "--budget", "-3GiB"), "the budget must be positive, got '-3GiB'"),
+        (("plan", "GRAPH", "--budget-ratio", "-1"), "must be a positive number"),
+        (("plan", "GRAPH", "--budget", "1GiB", "--time-limit", "0"), "--time-limit must be"),
+        (("plan", "GRAPH", "--budget", "1GiB", "--planner", "best"), "no planner is called 'best'"),
+        (("plan", "GRAPH", "--budget", "1GiB", "--costs", "cheap"), "no modelled costs"),
+        (("plan", "model.py", "--budget", "1GiB"), "'model.py' is no graph file"),
+        (("plan", "none.json", "--budget", "1GiB"), "cannot read none.json"),
+        (("plan", "GRAPH", "--badget", "1GiB"), "--badget"),
+        (("verify", "GRAPH", "GRAPH"), "is a graph file, not a plan"),
+        (("show", "GRAPH", "GRAPH"), "is no plan; a second file is the graph of a plan"),
+        (("shwo", "GRAPH"), "shwo"),
+    ],
+)
+def test_bad_input_exits_2_with_one_message(
+    graph: str, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [graph if word == "GRAPH" else word for word in words]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    code, error = answer(capsys, *arguments)
+    assert (code, error["status"]) == (2, "error")
+    assert message in error["message"]
+
+
+def test_commands_on_files_never_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "graph.json").write_bytes(example_of("graph-format.md"))
+    (tmp_path / "plan.json").write_bytes(example_of("plan-format.md"))
+    commands = [
+        ["plan", "graph.json", "--budget", "12KiB", "-o", "new.json"],
+        ["plan", "graph.json", "--budget-ratio", "1"],
+        ["show", "graph.json"],
+        ["show", "plan.json"],
+        ["show", "plan.json", "graph.json"],
+        ["verify", "plan.json", "graph.json"],
+        ["minimum", "graph.json"],
+        ["--help"],
+    ]
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from tightfit.cli import main\n"
+        f"for words in {commands!r}: assert main(words) == 0, words\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

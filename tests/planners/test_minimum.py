@@ -1,0 +1,28 @@
+"""The least budget lies between its proven limit and the peak with nothing recomputed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from support.graphs import training_graphs, two_layers
+from tightfit.graph import Graph
+from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan import verify
+from tightfit.planners.base import Limits
+from tightfit.planners.minimum import minimum_budget
+
+
+@given(training_graphs())
+def test_the_plan_found_needs_what_is_said_and_no_plan_needs_less_than_the_limit(
+    graph: Graph,
+) -> None:
+    least = minimum_budget(graph, limits=Limits(seconds=1.0, iterations=20))
+    verify(least.plan, graph)
+    assert least.plan.budget_bytes == least.found_bytes
+    assert graph.constant_bytes <= least.lower_bytes <= least.found_bytes
+    assert least.found_bytes <= eager_peak_bytes(graph)
+
+
+def test_it_is_exact_where_one_op_needs_everything() -> None:
+    least = minimum_budget(two_layers())
+    assert least.lower_bytes == least.found_bytes == 4600
