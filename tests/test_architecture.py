@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "alternatives": {"graph", "capture"},
     "execution": {"graph", "plan", "capture", "alternatives", "arena", "allocator"},
     "online": {"eviction", "allocator", "plan"},
-    "report": {"graph", "plan", "arena"},
+    "reporting": {"graph", "plan", "arena"},
     "zoo": set(),
     "_core": set(),
 }

@@ -18,7 +18,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.infeasible import infeasible_message
 from tightfit.planners.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
-from tightfit.report.text import render_explanation, render_outcome
+from tightfit.reporting.text import render_explanation, render_outcome
 
 __all__ = ["plan"]
 

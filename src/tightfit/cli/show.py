@@ -18,7 +18,7 @@ from tightfit.plan.explain import explain
 from tightfit.plan.io import plan_from_json
 from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verified_peak_bytes, verify
-from tightfit.report.text import render_explanation, render_graph, render_plan
+from tightfit.reporting.text import render_explanation, render_graph, render_plan
 
 __all__ = ["show"]
 

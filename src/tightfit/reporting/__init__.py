@@ -1,0 +1,1 @@
+"""Reports for people: text now, one offline HTML file later."""
