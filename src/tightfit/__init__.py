@@ -37,7 +37,7 @@ _HOMES = {
     "TightfitError": "tightfit.errors",
 }
 
-__all__ = [  # noqa: PLE0604 - the names of _HOMES, spelled out for type checkers
+__all__ = [
     "BadInput",
     "BudgetExceeded",
     "CaptureError",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tightfit
-from tightfit.api.session import Planned
+from tightfit.api.shapes import Planned
 from tightfit.execution.attach import attached
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner

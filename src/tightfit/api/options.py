@@ -15,6 +15,8 @@ from tightfit.units import parse_bytes
 
 __all__ = ["Options", "make_options"]
 
+_LIMITS = Limits(seconds=10.0)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -45,7 +47,7 @@ class Options:
     budget_bytes: int | None
     reserve_bytes: int = 0
     planner: str = DEFAULT
-    limits: Limits = Limits(seconds=10.0)
+    limits: Limits = _LIMITS
     plan: Plan | None = None
     costs: str = "measured"
     on_exceed: Literal["raise", "warn"] = "raise"
@@ -103,7 +105,7 @@ def make_options(
 
 def _limits(limits: tuple[float, float] | Limits | None) -> Limits:
     if limits is None:
-        return Limits(seconds=10.0)
+        return _LIMITS
     if isinstance(limits, Limits):
         return limits
     try:

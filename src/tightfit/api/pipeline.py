@@ -50,9 +50,7 @@ def replace_graph(captured: Captured, graph: Graph) -> Captured:
 
 def with_constants(graph: Graph, **sizes_bytes: int) -> Graph:
     """Return the graph with further kinds of constants."""
-    return msgspec.structs.replace(
-        graph, constants_bytes={**graph.constants_bytes, **sizes_bytes}
-    )
+    return msgspec.structs.replace(graph, constants_bytes={**graph.constants_bytes, **sizes_bytes})
 
 
 def with_outside(graph: Graph, outside_bytes: int) -> Graph:

@@ -196,7 +196,6 @@ def prove(
     if steps < 2:
         raise BadInput("a proof needs at least 2 steps: peaks are measured from the second on")
     subject = _Subject(example, seed)
-    args, kwargs = subject.inputs()
     progress.start("proving", 3 + rounds)
     progress.update(0, "plain PyTorch")
     eager = _train(subject, subject.loss_of, steps)
@@ -336,9 +335,7 @@ def _largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) 
     return largest
 
 
-def _time(
-    subject: _Subject, planned: PlannedStep, rounds: int, progress: Progress
-) -> list[float]:
+def _time(subject: _Subject, planned: PlannedStep, rounds: int, progress: Progress) -> list[float]:
     """Return the time ratio of planned to plain steps, interleaved, order alternating."""
     if rounds == 0:
         return []

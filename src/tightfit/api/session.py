@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +20,12 @@ from tightfit.api.pipeline import (
     with_outside,
 )
 from tightfit.api.reporting import Report, report_of
+from tightfit.api.shapes import (
+    Planned,
+    Shape,
+    assumed_outside_bytes,
+    outputs_beside_the_loss,
+)
 from tightfit.api.tuning import Tuner
 from tightfit.capture import _torch as private
 from tightfit.capture.capture import placeholder_tensors
@@ -37,46 +42,13 @@ from tightfit.execution.guard import Guard, announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients, Outcome
+from tightfit.plan.plan import Gradients
 from tightfit.units import format_bytes
 
-__all__ = ["Session", "Shape"]
+__all__ = ["Session"]
 
 _MOST_SHAPES = 16
 _SETTLED_CALLS = 4  # the optimizer's state exists by then
-
-
-@dataclass
-class Shape:
-    """Everything made for one signature of inputs and modules.
-
-    Parameters
-    ----------
-    captured : Captured
-        The step, priced.
-    outside_bytes : int
-        What user code holds between forward and backward: assumed at first, then measured.
-    plans : dict
-        Planned and lowered steps, by what a plan depends on besides the graph.
-    tuner : Tuner or None
-        Times the first steps; None when costs are final.
-    """
-
-    captured: Captured
-    outside_bytes: int = 0
-    outside_known: bool = False
-    plans: dict[Any, Planned] = field(default_factory=dict)
-    used: int = 0
-    tuner: Tuner | None = None
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan ready to run."""
-
-    graph: Graph
-    outcome: Outcome
-    runner: Runner
 
 
 class Session:
@@ -224,7 +196,7 @@ class Session:
             shape = Shape(self._capture(key, args, kwargs))
             if self.options.costs == "measured" and shape.captured.graph.device.kind == "cpu":
                 shape.tuner = Tuner()
-            shape.outside_bytes = _assumed_outside(shape.captured)
+            shape.outside_bytes = assumed_outside_bytes(shape.captured)
             self.shapes[key] = shape
             self._forget_oldest()
         shape.used = self.calls
@@ -233,7 +205,7 @@ class Session:
     def _warn_of_hooks(self) -> None:
         """Name each inner module whose hooks become part of the captured step, once."""
         root = self.root() if self.root is not None else None
-        for name, module in hooked_modules(self.modules, root):
+        for name, _ in hooked_modules(self.modules, root):
             if name not in self.warned_hooks:
                 self.warned_hooks.add(name)
                 warnings.warn(
@@ -248,7 +220,7 @@ class Session:
         detached = self.detached.get(key, frozenset())
         call = TracedCall(self.function, self.modules, args, kwargs, detached)
         captured = capture_step(call, self.options, self.name)
-        others = _beside_the_loss(captured) - detached
+        others = outputs_beside_the_loss(captured) - detached
         if others:
             self.detached[key] = detached | others
             call = TracedCall(self.function, self.modules, args, kwargs, detached | others)
@@ -313,9 +285,7 @@ class Session:
     def _tune(self, shape: Shape) -> None:
         """Put costs from real steps in place of isolated ones, once; plans are made anew."""
         assert shape.tuner is not None
-        shape.captured = replace_graph(
-            shape.captured, shape.tuner.tuned(shape.captured.graph)
-        )
+        shape.captured = replace_graph(shape.captured, shape.tuner.tuned(shape.captured.graph))
         shape.tuner = None
         shape.plans.clear()
 
@@ -424,28 +394,6 @@ class Session:
         return finished
 
 
-def _assumed_outside(captured: Captured) -> int:
-    """Assume what a loss outside the plan holds until it is measured: three times the outputs."""
-    tangents = [v for v in captured.graph.values if v.role == "tangent"]
-    return 3 * sum(v.size_bytes for v in tangents)
-
-
-def _beside_the_loss(captured: Captured) -> frozenset[int]:
-    """Return the differentiable outputs beside a loss the output carries, if it carries one."""
-    joint = captured.joint
-    positions = list(range(len(joint.outputs)))
-    nested = private.pytree.tree_unflatten(positions, joint.output_spec)
-    loss = nested.get("loss") if isinstance(nested, dict) else getattr(nested, "loss", None)
-    if not isinstance(loss, int) or not joint.outputs[loss].requires_grad:
-        return frozenset()
-    node = joint.raw_outputs[loss]
-    if node.meta["val"].numel() != 1:
-        return frozenset()
-    return frozenset(
-        i for i, info in enumerate(joint.outputs) if i != loss and info.requires_grad
-    )
-
-
 def _device_budget(graph: Graph) -> int:
     if graph.device.kind == "cuda":
         free, _ = torch.cuda.mem_get_info()
@@ -454,5 +402,3 @@ def _device_budget(graph: Graph) -> int:
         "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, such "
         "as budget='8GiB'"
     )
-
-

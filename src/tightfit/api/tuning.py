@@ -88,5 +88,3 @@ class Tuner:
         steps = self._times.get((op, alternative), [])[1:]
         times = [t for step in steps for t in step]
         return statistics.median(times) if times else None
-
-

@@ -114,9 +114,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def regenerate_alias(
-    base: torch.Tensor, output: torch.Tensor, requires_grad: bool
-) -> torch.Tensor:
+def regenerate_alias(base: torch.Tensor, output: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     """Return the view of `base` with the geometry of `output`, as autograd sees views."""
     return gen_alias_from_base(base, output, requires_grad, None, replay_views=False)
 

@@ -159,9 +159,7 @@ def trace(call: TracedCall) -> JointGraph:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(trail)
-            joint = private.aot_export_joint_with_descriptors(
-                stack, callee, call.args, call.kwargs
-            )
+            joint = private.aot_export_joint_with_descriptors(stack, callee, call.args, call.kwargs)
     return _read(joint, trail, call.detached_outputs)
 
 

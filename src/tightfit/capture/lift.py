@@ -278,9 +278,7 @@ class _Lifter:
     def _pin(self, node: fx.Node, alternative: Alternative) -> str | None:
         if any(self.values[v].fate == "handed_over" for v in alternative.writes):
             return "makes a gradient that is handed over"
-        replaced = {
-            self.value_of[self.joint.placeholders[i]] for i in self.written.values()
-        }
+        replaced = {self.value_of[self.joint.placeholders[i]] for i in self.written.values()}
         for value in alternative.reads:
             if value in replaced:
                 return f"reads {self.values[value].name}, which the step updates"

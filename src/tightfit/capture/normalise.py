@@ -85,7 +85,9 @@ def _correct_statistics(joint: JointGraph) -> None:
         x = node.args[0].meta["val"]
         if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16):
             continue
-        tiny = [None if a is None else torch.ones(1, dtype=a.meta["val"].dtype) for a in node.args[1:5]]
+        tiny = [
+            None if a is None else torch.ones(1, dtype=a.meta["val"].dtype) for a in node.args[1:5]
+        ]
         sample = torch.ones(2, 1, 1, dtype=x.dtype)
         real = node.target(sample, *tiny, *node.args[5:])
         fixed = [
@@ -263,8 +265,7 @@ def _own_write_backs(joint: JointGraph) -> None:
     kept = {base_of(n) for n in joint.raw_outputs if isinstance(n, fx.Node)}
     kept |= {base_of(n) for n, _ in joint.gradients}
     forward = _ancestors(
-        [n for n in joint.raw_outputs if isinstance(n, fx.Node)]
-        + [n for n, _ in joint.write_backs]
+        [n for n in joint.raw_outputs if isinstance(n, fx.Node)] + [n for n, _ in joint.write_backs]
     )
     result = []
     for node, position in joint.write_backs:
@@ -305,8 +306,7 @@ def _snapshot_mutated(joint: JointGraph) -> None:
     """Let backward operators read a copy of a buffer the forward pass overwrites."""
     placeholders = joint.placeholders
     forward = _ancestors(
-        [n for n in joint.raw_outputs if isinstance(n, fx.Node)]
-        + [n for n, _ in joint.write_backs]
+        [n for n in joint.raw_outputs if isinstance(n, fx.Node)] + [n for n, _ in joint.write_backs]
     )
     for _, position in joint.write_backs:
         primal = placeholders[position]

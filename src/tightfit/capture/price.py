@@ -25,9 +25,7 @@ from tightfit.progress import Progress
 __all__ = ["measured_costs"]
 
 
-def measured_costs(
-    captured: Captured, measure_peak: PeakFunction, progress: Progress
-) -> Captured:
+def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Progress) -> Captured:
     """Return the captured step with the cost and workspace of every alternative measured.
 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
@@ -94,9 +92,7 @@ def _measure(
 
     args, kwargs = fx.map_arg((call.args, call.kwargs), real)
     with private.without_autocast():
-        return measure_call(
-            call.function, args, kwargs, device=device, measure_peak=measure_peak
-        )
+        return measure_call(call.function, args, kwargs, device=device, measure_peak=measure_peak)
 
 
 def _materialised(fake: torch.Tensor) -> torch.Tensor:

@@ -67,9 +67,7 @@ class PythonState:
     def _restore_members(self, name: str, module: nn.Module) -> None:
         kept = (module._parameters, module._buffers, module._modules)
         for current, before in zip(kept, self._members[name], strict=True):
-            if current.keys() != before.keys() or any(
-                current[k] is not before[k] for k in before
-            ):
+            if current.keys() != before.keys() or any(current[k] is not before[k] for k in before):
                 changed = [k for k in {*current, *before} if current.get(k) is not before.get(k)]
                 self._changed.append(f"{_of(name)}.{changed[0]}")
                 current.clear()

@@ -117,9 +117,7 @@ class _Lowering:
         self.saved_names: set[str] = set()
         self.states: dict[OpId, _Code] = {}
         self.counts: dict[OpId, int] = {}
-        self.total = {
-            op: n for op, n in _compute_counts(plan).items() if n > 1
-        }
+        self.total = {op: n for op, n in _compute_counts(plan).items() if n > 1}
         joint = captured.joint
         self.placeholders = joint.placeholders
         self.position = {n: i for i, n in enumerate(self.placeholders)}
@@ -318,9 +316,7 @@ class _Lowering:
 
     def _assemble(self) -> Program:
         joint = self.captured.joint
-        inputs = [
-            f"p{i}" for i, s in enumerate(joint.sources) if s.kind != "tangent"
-        ]
+        inputs = [f"p{i}" for i, s in enumerate(joint.sources) if s.kind != "tangent"]
         constants = [f"p{i}" for i in self.backward.constants_used]
         saved_values = [e.removesuffix(".detach()") for e in self.saved]
         tangents = [

@@ -46,9 +46,7 @@ class Runner:
             for node, source in zip(self.placeholders, joint.sources, strict=True)
             if source.kind == "tangent"
         ]
-        self.plain = [
-            i for i in range(len(joint.raw_outputs)) if _through_autograd(joint, i)
-        ]
+        self.plain = [i for i in range(len(joint.raw_outputs)) if _through_autograd(joint, i)]
         self.differentiable = {index for index, _ in self.tangents}
         self.wants_gradient = {
             info.base for info in joint.outputs if info.kind == "plain" and info.requires_grad
@@ -68,7 +66,9 @@ class Runner:
         raw = raw if isinstance(raw, tuple) else (raw,)
         by_position = dict(zip(self.plain, raw, strict=True)) | run.aliases
         run.aliases = {}
-        return [self._output(info, inputs, by_position, i) for i, info in enumerate(self.joint.outputs)]
+        return [
+            self._output(info, inputs, by_position, i) for i, info in enumerate(self.joint.outputs)
+        ]
 
     def _output(self, info: Any, inputs: list[Any], raw: dict[int, Any], index: int) -> Any:
         match info.kind:
@@ -262,5 +262,3 @@ def _tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
 
 def _empty(meta: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
-
-

@@ -1,0 +1,68 @@
+"""What is made for one signature of a fitted callable: the captured step and its plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tightfit.api.tuning import Tuner
+from tightfit.capture import _torch as private
+from tightfit.capture.lift import Captured
+from tightfit.execution.runtime import Runner
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Outcome
+
+__all__ = ["Planned", "Shape", "assumed_outside_bytes", "outputs_beside_the_loss"]
+
+
+@dataclass
+class Shape:
+    """Everything made for one signature of inputs and modules.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step, priced.
+    outside_bytes : int
+        What user code holds between forward and backward: assumed at first, then measured.
+    plans : dict
+        Planned and lowered steps, by what a plan depends on besides the graph.
+    tuner : Tuner or None
+        Times the first steps; None when costs are final.
+    """
+
+    captured: Captured
+    outside_bytes: int = 0
+    outside_known: bool = False
+    plans: dict[Any, Planned] = field(default_factory=dict)
+    used: int = 0
+    tuner: Tuner | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan ready to run."""
+
+    graph: Graph
+    outcome: Outcome
+    runner: Runner
+
+
+def assumed_outside_bytes(captured: Captured) -> int:
+    """Assume what a loss outside the plan holds until it is measured: three times the outputs."""
+    tangents = [v for v in captured.graph.values if v.role == "tangent"]
+    return 3 * sum(v.size_bytes for v in tangents)
+
+
+def outputs_beside_the_loss(captured: Captured) -> frozenset[int]:
+    """Return the differentiable outputs beside a loss the output carries, if it carries one."""
+    joint = captured.joint
+    positions = list(range(len(joint.outputs)))
+    nested = private.pytree.tree_unflatten(positions, joint.output_spec)
+    loss = nested.get("loss") if isinstance(nested, dict) else getattr(nested, "loss", None)
+    if not isinstance(loss, int) or not joint.outputs[loss].requires_grad:
+        return frozenset()
+    node = joint.raw_outputs[loss]
+    if node.meta["val"].numel() != 1:
+        return frozenset()
+    return frozenset(i for i, info in enumerate(joint.outputs) if i != loss and info.requires_grad)
