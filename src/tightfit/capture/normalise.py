@@ -268,8 +268,8 @@ def _own_write_backs(joint: JointGraph) -> None:
         [n for n in joint.raw_outputs if isinstance(n, fx.Node)] + [n for n, _ in joint.write_backs]
     )
     result = []
-    for node, position in joint.write_backs:
-        base = base_of(node)
+    for written, position in joint.write_backs:
+        node, base = written, base_of(written)
         read_later = any(user not in forward for user in _readers(base))
         if base.op != "call_function" or base in kept or read_later:
             node = _insert(joint, node, aten.clone.default, (node,), _like(node.meta["val"]))

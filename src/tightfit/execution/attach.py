@@ -65,12 +65,12 @@ def attach(module: nn.Module, session: Any, refit: Callable[[nn.Module], Any]) -
     _refuse_wrapped(module)
     _refuse_nested(module)
     own = module.__dict__.get("forward")
-    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
-        if _planned_function(module) is None:
-            raise BadInput(
-                "the forward of this instance was replaced by another tool "
-                f"({getattr(own, '__module__', '?')}): fit the model before that tool wraps it"
-            )
+    foreign = own is not None and getattr(own, "__func__", None) is not type(module).forward
+    if foreign and _planned_function(module) is None:
+        raise BadInput(
+            "the forward of this instance was replaced by another tool "
+            f"({getattr(own, '__module__', '?')}): fit the model before that tool wraps it"
+        )
     function = _make_function(session, refit, type(module).forward)
     module.__dict__["forward"] = types.MethodType(function, module)
     _FITTED.add(module)
