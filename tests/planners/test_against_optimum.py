@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,3 +44,35 @@ def test_greedy_on_every_feature_of_the_format(graph: Graph, share: float) -> No
     if outcome.plan is not None:
         assert outcome.overhead >= optimum - TOLERANCE
     assert (outcome.status == "infeasible") <= (optimum == float("inf"))
+
+
+@given(small_graphs(), st.floats(0.0, 1.0))
+def test_the_default_finds_the_optimum_of_small_graphs(graph: Graph, share: float) -> None:
+    budget = tight_budget(graph, share)
+    outcome = plan_with("anytime", Task(graph=graph, budget_bytes=budget), Limits(seconds=2))
+    assert outcome.overhead == pytest.approx(optimal_overhead(graph, budget), abs=1e-6)
+
+
+@given(training_graphs(max_layers=2), st.floats(0.0, 1.0))
+@settings(max_examples=25, deadline=None)
+def test_the_default_finds_the_optimum_with_every_feature(graph: Graph, share: float) -> None:
+    budget = tight_budget(graph, share)
+    outcome = plan_with("anytime", Task(graph=graph, budget_bytes=budget), Limits(seconds=2))
+    optimum = optimal_overhead(graph, budget)
+    assert outcome.bound <= optimum + 1e-6
+    if not graph.choices:
+        assert outcome.overhead == pytest.approx(optimum, abs=1e-6)
+
+
+@given(small_graphs(), st.floats(0.0, 1.0))
+@settings(max_examples=50, deadline=None)
+def test_search_and_bound_without_exhaustion(graph: Graph, share: float) -> None:
+    """The pipeline for large graphs on small ones: valid bounds, plans, proofs."""
+    budget = tight_budget(graph, share)
+    task = Task(graph=graph, budget_bytes=budget)
+    limits = Limits(seconds=10.0, iterations=400, workers=1)
+    with patch("tightfit.planners.anytime.exhaustive._MOST_VALUES", 0):
+        outcome = plan_with("anytime", task, limits)
+    optimum = optimal_overhead(graph, budget)
+    assert outcome.bound <= optimum + 1e-6
+    assert outcome.overhead >= optimum - 1e-9

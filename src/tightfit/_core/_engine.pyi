@@ -88,3 +88,12 @@ class Search:
     def improve(
         self, seconds: float, iterations: int, hot: float, cold: float, target: int
     ) -> int: ...
+
+MOST_EXHAUSTIVE_VALUES: int
+
+def solve_exhaustively(
+    problem: Problem, budget: int, most_states: int
+) -> tuple[bool, bool, int, list[tuple[int, int, int]]]: ...
+def least_bytes(
+    problem: Problem, op: int, floor: int, most_states: int, seconds: float
+) -> tuple[int, bool]: ...

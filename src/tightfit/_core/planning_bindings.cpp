@@ -15,6 +15,8 @@
 #include <tuple>
 
 #include "bindings.hpp"
+#include "exhaustive.hpp"
+#include "reach.hpp"
 #include "search.hpp"
 
 namespace nb = nanobind;
@@ -50,16 +52,17 @@ Snapshot to_snapshot(const Schedule& schedule, const Words& words, std::vector<i
     return snapshot;
 }
 
+Row graph_row(const Problem& problem, const Computed& one) {
+    const Option& option =
+        problem.ops[one.op].alternatives[one.alternative].options[one.option];
+    return {one.op, option.alternative, option.variant};
+}
+
 std::vector<Row> computes(const Schedule& schedule) {
     std::vector<Row> rows;
     for (int stage = 0; stage < schedule.stages(); ++stage)
-        for (const Computed& one : schedule.computed(stage)) {
-            const Option& option = schedule.problem()
-                                       .ops[one.op]
-                                       .alternatives[one.alternative]
-                                       .options[one.option];
-            rows.emplace_back(one.op, option.alternative, option.variant);
-        }
+        for (const Computed& one : schedule.computed(stage))
+            rows.push_back(graph_row(schedule.problem(), one));
     return rows;
 }
 
@@ -179,12 +182,35 @@ void bind_search(nb::module_& module) {
              nb::call_guard<nb::gil_scoped_release>());
 }
 
+void bind_exact(nb::module_& module) {
+    module.attr("MOST_EXHAUSTIVE_VALUES") = kMostExhaustiveValues;
+    module.def(
+        "solve_exhaustively",
+        [](const Problem& problem, Bytes budget, std::int64_t most_states) {
+            const Exhaustive found = solve_exhaustively(problem, budget, most_states);
+            std::vector<Row> rows;
+            for (const Computed& one : found.computed) rows.push_back(graph_row(problem, one));
+            return std::make_tuple(found.finished, found.feasible, found.cost, rows);
+        },
+        "problem"_a, "budget"_a, "most_states"_a);
+    module.def(
+        "least_bytes",
+        [](const Problem& problem, int op, Bytes floor, std::int64_t most_states,
+           double seconds) {
+            const Reach reach = least_bytes(problem, op, floor, most_states, seconds);
+            return std::make_pair(reach.bytes, reach.exact);
+        },
+        "problem"_a, "op"_a, "floor"_a, "most_states"_a, "seconds"_a,
+        nb::call_guard<nb::gil_scoped_release>());
+}
+
 }  // namespace
 
 void bind_planning(nb::module_& module) {
     bind_problem(module);
     bind_schedule(module);
     bind_search(module);
+    bind_exact(module);
 }
 
 }  // namespace tightfit

@@ -1,4 +1,4 @@
-"""The least budget: what no plan can go below, and the smallest for which a plan is found."""
+"""The smallest budget: a proven lower limit, and the smallest one for which a plan is found."""
 
 from __future__ import annotations
 
@@ -6,40 +6,52 @@ import time
 
 import msgspec
 
-from tightfit.graph.ir import Graph
-from tightfit.plan.assemble import assemble, keep_everything
-from tightfit.plan.plan import Gradients, Plan
-from tightfit.plan.simulate import simulate
-from tightfit.planners.base import Limits, Task
-from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit._core import _engine
+from tightfit.graph.ir import Graph, OpId
+from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan.assemble import keep_everything
+from tightfit.plan.plan import Compute, Gradients, Plan
+from tightfit.planners.base import Limits, Task, finish
+from tightfit.planners.greedy import descend
+from tightfit.planners.problem import EngineProblem, build_problem, computes_of
+from tightfit.planners.reach import lower_limit
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 
 __all__ = ["MinimumBudget", "minimum_budget"]
 
-_RESOLUTION = 1000  # the search ends when this part of the activation peak is left
-_SHARE = 8  # one attempt may take this part of the time
+_RESOLUTION = 0.002  # of the peak: where the search for a smaller budget ends
+_LIMIT_SHARE = 0.3  # of the time for the lower limit
+_PIECES_S = (0.4, 1.5, 5.0)  # of search per budget beyond the greedy descent, pass by pass
 
 
 class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the least budget.
+    """How small a budget can be.
 
     Parameters
     ----------
     lower_bytes : int
-        Proven: no plan needs less, constants included.
+        Proven: no plan needs less, constants included, in any order of first computations.
+    lower_op : int or None
+        The op that needs that much, None if the constants do.
+    settled : bool
+        False if time ran out before every op was examined.
     found_bytes : int
-        The smallest budget for which a plan is known.
+        The peak of `plan`, the smallest budget for which one was found.
     plan : Plan
-        That plan.
+        A verified plan with that peak.
+    overhead : float
+        Its overhead, a fraction.
     seconds : float
         Wall time spent.
     """
 
     lower_bytes: int
+    lower_op: OpId | None
+    settled: bool
     found_bytes: int
     plan: Plan
+    overhead: float
     seconds: float
 
 
@@ -48,57 +60,108 @@ def minimum_budget(
     gradients: Gradients = "fresh",
     limits: Limits | None = None,
     progress: Progress = SILENT,
-    *,
-    planner: str = DEFAULT,
 ) -> MinimumBudget:
-    """Bisect for the smallest budget for which a planner finds a plan (planning.md, section 9).
+    """Find the smallest budget of a graph from both sides (planning.md, section 9).
 
     Parameters
     ----------
     graph : Graph
-        The step, validated.
-    gradients : str
-        ``"fresh"`` or ``"accumulated"``.
+        The step.
     limits : Limits
-        Of the whole search; interrupting it returns what is known by then.
-    planner : str
-        The planner that is asked at each budget.
+        Of the whole search; by default 10 seconds.
+    progress : Progress
+        An interruption ends the search with the best so far.
     """
-    limits = limits or Limits()
-    started = time.perf_counter()
-    lower_bytes, _ = working_set_bytes(graph, gradients)
-    best = assemble(graph, keep_everything(graph), budget_bytes=0, gradients=gradients)
-    found_bytes = simulate(graph, best).peak_bytes
-    failed_bytes = lower_bytes - 1
-    resolution = max(1, (found_bytes - graph.constant_bytes) // _RESOLUTION)
-    progress.start("least budget")
+    limits = limits or Limits(seconds=10.0)
+    search = _Search(graph, gradients, limits)
+    progress.start("smallest budget")
     try:
-        while found_bytes - failed_bytes > resolution:
-            left = limits.seconds - (time.perf_counter() - started)
-            if left <= 0:
-                break
-            progress.update(0, f"{format_bytes(failed_bytes)} to {format_bytes(found_bytes)}")
-            middle = (
-                lower_bytes if failed_bytes < lower_bytes else (failed_bytes + found_bytes) // 2
-            )
-            attempt = msgspec.structs.replace(
-                limits, seconds=min(left, limits.seconds / _SHARE), gap=float("inf")
-            )
-            task = Task(graph=graph, budget_bytes=middle, gradients=gradients)
-            outcome = plan_with(planner, task, attempt, progress)
-            if outcome.plan is None:
-                failed_bytes = middle
-                if outcome.status == "infeasible":
-                    lower_bytes = max(lower_bytes, middle + 1)
-            else:
-                best, found_bytes = outcome.plan, outcome.peak_bytes
+        search.find_limit(progress)
+        search.descend_by_bisection(progress)
     except KeyboardInterrupt:
-        progress.update(0, "interrupted")
+        pass
     finally:
         progress.stop()
-    return MinimumBudget(
-        lower_bytes=lower_bytes,
-        found_bytes=found_bytes,
-        plan=msgspec.structs.replace(best, budget_bytes=found_bytes),
-        seconds=time.perf_counter() - started,
-    )
+    return search.result()
+
+
+class _Search:
+    """The bracket: a proven limit below, a schedule that fits above."""
+
+    def __init__(self, graph: Graph, gradients: Gradients, limits: Limits) -> None:
+        self.started = time.perf_counter()
+        self.graph = graph
+        self.gradients: Gradients = gradients
+        self.limits = limits
+        self.eager = eager_peak_bytes(graph, gradients=gradients)
+        self.best = self.eager
+        self.computes: list[Compute] = keep_everything(graph)
+        self.limit, self.limit_op, self.settled = graph.constant_bytes, None, False
+        task = self.task(self.eager)
+        self.problem: EngineProblem = build_problem(task)
+        self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
+
+    def task(self, budget_bytes: int) -> Task:
+        return Task(graph=self.graph, budget_bytes=budget_bytes, gradients=self.gradients)
+
+    def left(self) -> float:
+        return self.limits.seconds - (time.perf_counter() - self.started)
+
+    def find_limit(self, progress: Progress) -> None:
+        """Raise the proven limit."""
+        self.limit, self.limit_op, self.settled = lower_limit(
+            self.task(self.eager),
+            self.problem,
+            seconds=_LIMIT_SHARE * self.limits.seconds,
+            progress=progress,
+        )
+
+    def descend_by_bisection(self, progress: Progress) -> None:
+        """Halve the bracket, in passes with more and more search per budget."""
+        step = max(1, int(_RESOLUTION * (self.eager - self.graph.constant_bytes)))
+        tries = 0
+        for piece_s in _PIECES_S:
+            low = self.limit
+            while self.best - low > step and self.left() > 0:
+                tries += 1
+                progress.update(tries, f"smallest budget so far {format_bytes(self.best)}")
+                middle = (self.best + low) // 2
+                if not self.reach(middle, piece_s, progress):
+                    low = middle
+
+    def reach(self, budget_bytes: int, piece_s: float, progress: Progress) -> bool:
+        """Look for a schedule within a budget; keep it if there is one."""
+        self.schedule.set_budget(budget_bytes - self.graph.constant_bytes)
+        self.schedule.keep_everything()
+        limits = msgspec.structs.replace(self.limits, seconds=max(0.05, self.left()))
+        found = descend(self.schedule, limits, progress, time.perf_counter())
+        if not found and self.left() > 0:
+            search = _engine.Search(self.schedule, self.limits.seed, _engine.Settings())
+            cost = self.problem.baseline_cost
+            seconds = min(piece_s, self.left())
+            count = -1 if self.limits.iterations is None else self.limits.iterations
+            search.improve(seconds, count, 1e-4 * cost, 1e-5 * cost, 1 << 60)
+            found = self.schedule.fits
+        if found:
+            self.best = self.schedule.peak() + self.graph.constant_bytes
+            self.computes = computes_of(self.problem, self.schedule)
+        return found
+
+    def result(self) -> MinimumBudget:
+        outcome = finish(
+            self.task(self.best),
+            self.computes,
+            bound=0.0,
+            bound_source="trivial",
+            started=self.started,
+        )
+        assert outcome.plan is not None
+        return MinimumBudget(
+            lower_bytes=min(self.limit, outcome.peak_bytes),
+            lower_op=self.limit_op,
+            settled=self.settled,
+            found_bytes=outcome.peak_bytes,
+            plan=outcome.plan,
+            overhead=outcome.overhead,
+            seconds=time.perf_counter() - self.started,
+        )

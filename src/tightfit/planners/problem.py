@@ -283,9 +283,7 @@ class _Builder:
         self.required.append(required)
         self.programs.append(program)
 
-    def _add_value(
-        self, value: ValueId | None, size: int, producer: int, kept_until: int
-    ) -> int:
+    def _add_value(self, value: ValueId | None, size: int, producer: int, kept_until: int) -> int:
         """Add a value of the graph, or (None) the state of a random generator."""
         number = self.engine.add_value(size, producer, kept_until, state=value is None)
         self.sizes.append(size)

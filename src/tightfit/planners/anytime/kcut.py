@@ -60,7 +60,9 @@ class CutProgram:
         """The values alive at cut k in a solution."""
         assert answer.values is not None
         values = answer.values
-        return {v for (cut, v), column in self.resident.items() if cut == k and values[column] > 0.5}
+        return {
+            v for (cut, v), column in self.resident.items() if cut == k and values[column] > 0.5
+        }
 
 
 def cut_program(
@@ -103,7 +105,7 @@ def cut_program(
 
 
 def _cost(model: CutProgram, units: int) -> float:
-    return COST_UNITS * units / model.outline.problem.baseline_cost
+    return COST_UNITS * units / max(1, model.outline.problem.baseline_cost)
 
 
 def _ways(model: CutProgram) -> None:
@@ -176,13 +178,14 @@ def _constant(model: CutProgram) -> None:
 def _memory_row(model: CutProgram, k: int) -> None:
     """What is alive while the cut's op runs fits the budget."""
     outline, cut = model.outline, model.cuts[k]
-    unit = model.budget_bytes / BUDGET_UNITS
+    unit = max(1, model.budget_bytes) / BUDGET_UNITS
     terms = [
         (column, outline.problem.sizes[value] / unit)
         for (at, value), column in model.resident.items()
         if at == k
     ]
-    model.builder.row(terms, upper=BUDGET_UNITS - outline.running_bytes[cut] / unit)
+    room = model.budget_bytes - outline.running_bytes[cut]
+    model.builder.row(terms, upper=room / unit)
 
 
 def _reading(model: CutProgram, op: int, value: int) -> _Terms:

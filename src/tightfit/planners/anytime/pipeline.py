@@ -7,6 +7,7 @@ a bound and a seed; then search beside cutting planes until the gap is closed or
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -15,18 +16,21 @@ from concurrent.futures import ThreadPoolExecutor
 from tightfit._core import _engine
 from tightfit.plan.plan import Outcome
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
+from tightfit.planners.anytime.exhaustive import solve_small
 from tightfit.planners.anytime.outline import outline
 from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, polish
 from tightfit.planners.anytime.pool import Candidate, Pool, cross
 from tightfit.planners.base import Limits, Task, finish, no_plan
 from tightfit.planners.greedy import fits_without_recomputation, prove_by_working_set
 from tightfit.planners.problem import EngineProblem, build_problem, computes_of
+from tightfit.planners.reach import lower_limit
 from tightfit.progress import Progress
 
 __all__ = ["plan_anytime"]
 
 _LARGE = 1000  # ops from which on long searches beat many short ones
 _FIRST_SOLVE_S = 3.0
+_LIMIT_S = 1.0
 _JOB_ITERATIONS = 50  # per piece of search under an iteration limit
 _NODES = 2000  # branch-and-bound nodes per program under an iteration limit
 _ROUNDS = 4  # programs after the first one under an iteration limit
@@ -48,7 +52,10 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
     if easy is not None:
         return easy
     problem = build_problem(task)
-    run = _Run(problem, limits, progress, started)
+    exact = solve_small(task, problem, limits, started)
+    if exact is not None:
+        return exact
+    run = _Run(task, problem, limits, progress, started)
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
         run.search()
@@ -93,8 +100,14 @@ class _Run:
     """One search: its pool, its clock, its random choices."""
 
     def __init__(
-        self, problem: EngineProblem, limits: Limits, progress: Progress, started: float
+        self,
+        task: Task,
+        problem: EngineProblem,
+        limits: Limits,
+        progress: Progress,
+        started: float,
     ) -> None:
+        self.task = task
         self.problem = problem
         self.limits = limits
         self.progress = progress
@@ -124,6 +137,7 @@ class _Run:
         self.pool.raise_bound(self.trivial, "trivial")
         self.run([self.job(None, 1e-4, COARSE, 0.0)])
         self.report()
+        self.prove_infeasible()
         if self.pool.done:
             return
         loop = CutLoop(self.outline, self.pool, "highs")
@@ -140,6 +154,16 @@ class _Run:
                 self.report()
                 free = max(1, len(self.schedules) - int(worker.alive))
                 self.run([self.next_job() for _ in range(free)], threads)
+
+    def prove_infeasible(self) -> None:
+        """Look for an op that cannot be computed within the budget, if no plan came at once."""
+        if self.pool.best is not None:
+            return
+        seconds = _LIMIT_S if self.limits.iterations is None else 1e4
+        asked = self.task.budget_bytes
+        limit, _, _ = lower_limit(self.task, self.problem, seconds=seconds, enough_bytes=asked)
+        if limit > asked:
+            self.pool.raise_bound(math.inf, "backward set search")
 
     def search_by_iterations(self, loop: CutLoop) -> None:
         """The same in an order that depends on the seed only."""

@@ -86,7 +86,9 @@ class Pool:
     @property
     def target(self) -> int:
         """The cost at which the gap is closed."""
-        return self.problem.cost_at(self.bound + 0.9 * self.gap) if self.bound > -1.0 else 0
+        if not -1.0 < self.bound < math.inf:
+            return 0
+        return self.problem.cost_at(self.bound + 0.9 * self.gap)
 
     def raise_bound(self, bound: float, source: str) -> None:
         """Take in a proven lower bound on the overhead."""

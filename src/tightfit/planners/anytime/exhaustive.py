@@ -1,0 +1,42 @@
+"""Small graphs are solved exactly: the cheapest path through what may be alive."""
+
+from __future__ import annotations
+
+from tightfit._core import _engine
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.problem import EngineProblem
+
+__all__ = ["solve_small"]
+
+_MOST_VALUES = 22
+_MOST_STATES = 400_000
+_SOURCE = "exhaustive search"
+
+
+def solve_small(
+    task: Task, problem: EngineProblem, limits: Limits, started: float
+) -> Outcome | None:
+    """Return the optimum of a small problem or the proof that it has none; None if it is large.
+
+    Here an op may also be computed twice between two first computations, which the engine's
+    schedules do not contain.
+    """
+    if len(problem.sizes) > _MOST_VALUES or task.graph.choices:
+        return None
+    finished, feasible, cost, rows = _engine.solve_exhaustively(
+        problem.engine, problem.budget_bytes, _MOST_STATES
+    )
+    if not finished:
+        return None
+    if not feasible:
+        return no_plan(started=started, proven=True, bound_source=_SOURCE)
+    computes = [
+        Compute(problem.graph_ops[op], alternative, variant)
+        for op, alternative, variant in rows
+        if problem.graph_ops[op] >= 0
+    ]
+    bound = problem.overhead(cost) - 1e-9
+    return finish(
+        task, computes, bound=bound, bound_source=_SOURCE, started=started, gap=limits.gap
+    )

@@ -1,0 +1,77 @@
+"""A proven lower limit on the budget: what some op needs when it is computed from nothing.
+
+A plan exists only if every op can be computed starting from an empty memory; the backward set
+search of planning.md, section 9, finds the least bytes for that, any number of recomputations
+allowed. It holds for every order of first computations.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tightfit._core import _engine
+from tightfit.graph.ir import OpId
+from tightfit.planners.base import Task
+from tightfit.planners.bounds import working_set_bytes
+from tightfit.planners.problem import EngineProblem
+from tightfit.progress import SILENT, Progress
+
+__all__ = ["lower_limit"]
+
+_STATES = 30_000  # sets looked at per op
+_OP_SECONDS = 0.3
+
+
+def lower_limit(
+    task: Task,
+    problem: EngineProblem,
+    *,
+    seconds: float,
+    enough_bytes: int | None = None,
+    progress: Progress = SILENT,
+) -> tuple[int, OpId | None, bool]:
+    """Return bytes below which no plan exists, the op that needs them, and whether all is settled.
+
+    Parameters
+    ----------
+    seconds : float
+        Wall time; ops with the largest working set are examined first.
+    enough_bytes : int or None
+        Stop once the limit exceeds this.
+
+    Returns
+    -------
+    tuple
+        Bytes, constants included; the op of the graph; False if time ran out for some op.
+    """
+    started = time.perf_counter()
+    limit, where = working_set_bytes(task.graph, task.gradients)
+    constants = task.graph.constant_bytes
+    settled = True
+    for count, op in enumerate(_by_working_set(problem)):
+        if time.perf_counter() - started > seconds:
+            return limit, where, False
+        if enough_bytes is not None and limit > enough_bytes:
+            return limit, where, False
+        if count % 16 == 0:
+            progress.update(count, "lower limit")
+        floor = limit - constants
+        needed, exact = _engine.least_bytes(problem.engine, op, floor, _STATES, _OP_SECONDS)
+        settled = settled and exact
+        if needed > floor:
+            limit, where = needed + constants, problem.graph_ops[op]
+    return limit, where, settled
+
+
+def _by_working_set(problem: EngineProblem) -> list[int]:
+    """Ops that must run, those that hold most while they run first."""
+    needs: dict[int, int] = {}
+    for op, ways in enumerate(problem.ways):
+        if not problem.required[op] or problem.graph_ops[op] < 0:
+            continue
+        needs[op] = min(
+            way.workspace_bytes + sum(problem.sizes[v] for v in {*way.reads, *way.writes})
+            for way in ways
+            if way.first
+        )
+    return sorted(needs, key=lambda op: (-needs[op], op))
