@@ -52,8 +52,8 @@ TORCH_PACKAGES = {
 TORCH_FILES = {"costs/measured.py", "costs/this_cpu.py"}
 
 LONGEST_FILE = 400
-LONGER_FILES = {"api/session.py": 450}
-"""Files that may be longer, with their own limits: one class whose parts need each other."""
+LONGER_FILES = {"api/session.py": 500, "planners/problem.py": 450}
+"""Files that may be longer, with their own limits: what they hold belongs together."""
 LONGEST_BODY = 60
 """Lines of a function without its signature and docstring."""
 
