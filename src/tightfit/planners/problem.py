@@ -11,12 +11,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from tightfit._core import _engine
-from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Graph, Op, OpId, SegmentId, ValueId
+from tightfit.graph.ir import CONSTANT_ROLES, Op, OpId, SegmentId, ValueId
 from tightfit.plan.plan import Compute
 from tightfit.plan.simulate import baseline_cost_s
+from tightfit.planners.again import has_plain_twin, ways_again
 from tightfit.planners.base import Task
 
-__all__ = ["EngineProblem", "Way", "build_problem", "computes_of", "ways_again"]
+__all__ = ["EngineProblem", "Way", "build_problem", "computes_of"]
 
 _COST_UNITS = float(2**40)  # of the baseline: exact integers, a resolution of 1e-12
 _CROSSING = -1
@@ -109,56 +110,6 @@ class _Family:
     first: bool
     again: bool
     members: tuple[int, ...]
-
-
-def ways_again(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Return, per op, the alternatives by which a plan of the engine may compute it again.
-
-    Left out: pinned and optional ops; alternatives that serve the first computation only, make a
-    finished gradient or a written-back value twice, read a constant that is replaced during the
-    step, cannot avoid to overwrite what they read, or read what is overwritten and cannot be
-    computed again itself.
-    """
-    replaced = {v.replaces for v in graph.values if v.fate == "written_back"}
-    once = {v.id for v in graph.values if v.fate in ("handed_over", "written_back")}
-    lost = _lost_values(graph)
-    return tuple(
-        ()
-        if op.pinned is not None or not op.required
-        else tuple(
-            number
-            for number, way in enumerate(op.alternatives)
-            if way.use != "first"
-            and (way.overwrites is None or _has_plain_twin(op, way))
-            and once.isdisjoint(way.writes)
-            and replaced.isdisjoint(way.reads)
-            and lost.isdisjoint(way.reads)
-        )
-        for op in graph.ops
-    )
-
-
-def _lost_values(graph: Graph) -> set[ValueId]:
-    """Values of pinned ops that some alternative cannot avoid to overwrite."""
-    pinned = {
-        v for op in graph.ops if op.pinned is not None for a in op.alternatives for v in a.writes
-    }
-    return {
-        way.overwrites
-        for op in graph.ops
-        for way in op.alternatives
-        if way.overwrites in pinned and not _has_plain_twin(op, way)
-    }
-
-
-def _has_plain_twin(op: Op, alternative: Alternative) -> bool:
-    return any(
-        other.overwrites is None
-        and other.use == alternative.use
-        and set(other.reads) == set(alternative.reads)
-        and other.writes == alternative.writes
-        for other in op.alternatives
-    )
 
 
 def build_problem(task: Task, *, alternatives: bool = True) -> EngineProblem:
@@ -325,7 +276,7 @@ class _Builder:
             )
             again = number in self.ways_again[op.id]
             target = alternative.overwrites
-            if target is not None and _has_plain_twin(op, alternative):
+            if target is not None and has_plain_twin(op, alternative):
                 target = None
             if first or again:
                 key = (frozenset(alternative.reads), alternative.writes, first, again, target)

@@ -1,4 +1,4 @@
-"""One piece of search: repair a schedule, then anneal around it (planning.md, sections 3 and 10)."""
+"""One piece of search: repair a schedule, then anneal around it (planning.md, sections 3, 10)."""
 
 from __future__ import annotations
 

@@ -6,14 +6,16 @@ import math
 import random
 import threading
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tightfit._core import _engine
 from tightfit.planners.problem import EngineProblem
 
 __all__ = ["Candidate", "Pool", "cross"]
+
+Words: TypeAlias = Any  # array of uint64, shape (values, words of 64 stages)
 
 _SIZE = 10
 _NEAR = 4  # entries in which plans that count as alike may differ
@@ -23,7 +25,7 @@ _NEAR = 4  # entries in which plans that count as alike may differ
 class Candidate:
     """A schedule as data: residency words, choices, and what it costs in engine units."""
 
-    words: NDArray[np.uint64]
+    words: Words
     first_choices: list[int]
     again_choices: list[int]
     cost: int
@@ -164,8 +166,9 @@ def cross(a: Candidate, b: Candidate, stages: int, random_: random.Random) -> Ca
     return Candidate(words, first_choices, list(a.again_choices), 0, False)
 
 
-def _stage_mask(low: int, high: int, width: int) -> NDArray[np.uint64]:
+def _stage_mask(low: int, high: int, width: int) -> Words:
     """Words with a one for every stage in [low, high)."""
-    bits = np.zeros(width * 64, dtype=np.uint8)
+    bits: Any = np.zeros(width * 64, dtype=np.uint8)
     bits[low:high] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint64)
+    packed: Any = np.packbits(bits, bitorder="little")
+    return packed.view(np.uint64)
