@@ -6,6 +6,7 @@ import msgspec
 
 from tightfit.execution.guard import StepPeaks
 from tightfit.plan.plan import Outcome, Plan
+from tightfit.units import format_bytes
 
 __all__ = ["Report", "report_of"]
 
@@ -44,6 +45,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def measured_peak_bytes(self) -> int | None:
         """The measured peak of the last complete step, constants included."""
         return self.measured.peak_bytes if self.measured is not None else None
+
+    def __str__(self) -> str:
+        """Return two lines for people."""
+        measured = self.measured_peak_bytes
+        held = f", measured {format_bytes(measured)}" if measured is not None else ""
+        return (
+            f"budget {format_bytes(self.budget_bytes)}: planned peak "
+            f"{format_bytes(self.planned_peak_bytes)} (constants "
+            f"{format_bytes(self.constant_bytes)}){held}\n"
+            f"extra compute {self.overhead:.1%}, proven least {self.bound:.1%} ({self.status}, "
+            f"costs {self.cost_source})"
+        )
 
 
 def report_of(

@@ -1,0 +1,47 @@
+# The only thing needed: Python >= 3.10 with pip, and a C++ compiler. All else comes from PyPI.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+NATIVE := $(wildcard src/tightfit/_core/*.cpp src/tightfit/_core/*.hpp src/tightfit/allocator/*.c)
+
+# An empty virtual environment whose pip works, also where Python came without ensurepip.
+define new_environment
+$(PYTHON) -m venv $(1) 2>/dev/null || { $(PYTHON) -m venv --without-pip $(1) \
+	&& $(PYTHON) -m pip --python $(1)/bin/python install --quiet pip; }
+endef
+
+.PHONY: install test lint demo wheel clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
+	$(call new_environment,$(VENV))
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: install
+	$(BIN)/pytest
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+demo: install
+	$(BIN)/tightfit demo
+
+# Builds a wheel, installs it into an empty environment in which no compiler can be found, and
+# uses it there.
+wheel: install
+	rm -rf dist build/wheel
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+	$(call new_environment,build/wheel)
+	cd build/wheel && PATH="$$PWD/bin" bin/python -m pip --disable-pip-version-check install \
+		--quiet --only-binary :all: --constraint ../../constraints.txt ../../dist/tightfit-*.whl
+	cd build/wheel && PATH="$$PWD/bin" bin/python ../../examples/train_in_a_budget.py
+
+clean:
+	rm -rf $(VENV) build dist
