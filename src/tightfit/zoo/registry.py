@@ -128,12 +128,12 @@ MODELS: dict[str, Entry] = {
     "bert": Entry(
         "tightfit.zoo.bert:bert",
         "BERT base with its masked-word head, loss inside, 110 million parameters",
-        {"default": {"batch": 4, "sequence": 128, "dropout": 0.1}},
+        {"default": {"batch": 8, "sequence": 128, "dropout": 0.1}},
     ),
     "vit": Entry(
         "tightfit.zoo.vit:vit",
         "ViT-B/16, 87 million parameters",
-        {"default": {"batch": 4, "size": 224, "dropout": 0.0}},
+        {"default": {"batch": 6, "size": 224, "dropout": 0.0}},
     ),
     "lstm": Entry(
         "tightfit.zoo.lstm:lstm",
