@@ -43,6 +43,7 @@ from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
+from tightfit.plan.simulate import simulate
 from tightfit.units import format_bytes
 
 __all__ = ["Session"]
@@ -162,7 +163,7 @@ class Session:
                 "their backward: each would keep its activations and the budget would not hold. "
                 "Put the whole computation into one function and fit that with tightfit.step("
                 "function, modules=...), call backward first, or allow it with in_flight="
-                f"{len(waiting) + 1} (the budget then counts every open call)"
+                f"{len(waiting) + 1} (each call then gets its share of the budget)"
             )
 
     def _signature(self, leaves: list[Any], spec: Any) -> Any:
@@ -255,7 +256,8 @@ class Session:
         granularity = graph.device.granularity_bytes
         existing = gradient_bytes(self.modules, granularity)
         state = self._state_bytes(graph)
-        budget = self.budget_bytes(graph)
+        constant_bytes = graph.constant_bytes + existing + state
+        budget = self._share(self.budget_bytes(graph), constant_bytes)
         key = (gradients, existing, state, shape.outside_bytes, budget)
         if key not in shape.plans:
             graph = with_outside(
@@ -268,6 +270,12 @@ class Session:
             program = lower(shape.captured, outcome.plan, clock=clock)
             shape.plans[key] = Planned(graph, outcome, Runner(shape.captured, program))
         return shape.plans[key]
+
+    def _share(self, budget_bytes: int, constant_bytes: int) -> int:
+        """Return the budget of one of the calls that may be open at once."""
+        if budget_bytes <= constant_bytes:
+            return budget_bytes
+        return constant_bytes + (budget_bytes - constant_bytes) // self.options.in_flight
 
     def _state_bytes(self, graph: Graph) -> int:
         """Return the optimizer state that exists, is predicted, or was seen to appear."""
@@ -334,13 +342,21 @@ class Session:
                 self._learn_state(shape, guard)
         if not shape.outside_known and shape.plans:
             shape.outside_known = True
-            measured = step.outside_bytes
-            if measured > shape.outside_bytes or measured < 0.9 * shape.outside_bytes:
-                shape.outside_bytes = measured
+            if not self._still_fits(shape, step.outside_bytes):
+                shape.outside_bytes = step.outside_bytes
                 announce(
-                    f"user code holds {format_bytes(measured)} between forward and backward: "
-                    "planning with that"
+                    f"user code holds {format_bytes(step.outside_bytes)} between forward and "
+                    "backward: planning with that"
                 )
+
+    def _still_fits(self, shape: Shape, outside_bytes: int) -> bool:
+        """Whether the plans at hand hold what was measured and waste little on assumptions."""
+        assert self.last is not None and self.last.outcome.plan is not None
+        graph = with_outside(self.last.graph, outside_bytes)
+        peak = simulate(graph, self.last.outcome.plan).peak_bytes
+        wasted = shape.outside_bytes - outside_bytes
+        little = 0.01 * (self.last.outcome.peak_bytes - graph.constant_bytes)
+        return peak <= self.budget_bytes(graph) and wasted <= little
 
     def _learn_state(self, shape: Shape, guard: Guard) -> None:
         """See what the first step left behind: the optimizer's state, if nobody told its size."""

@@ -85,6 +85,8 @@ class JointGraph:
     ----------
     module : torch.fx.GraphModule
         Placeholders (in the order of `sources`), operators, one output node.
+    placeholders : list of node
+        The input nodes.
     sources : list of Source
         One for each placeholder.
     write_backs : list of (node, int)
@@ -102,6 +104,7 @@ class JointGraph:
     """
 
     module: fx.GraphModule
+    placeholders: list[fx.Node]
     sources: list[Source]
     write_backs: list[tuple[fx.Node, int]]
     raw_outputs: list[Any]
@@ -109,11 +112,6 @@ class JointGraph:
     gradients: list[tuple[fx.Node, int]]
     output_spec: Any
     trail: ModuleTrail
-
-    @property
-    def placeholders(self) -> list[fx.Node]:
-        """The input nodes, in the order of `sources`."""
-        return [n for n in self.module.graph.nodes if n.op == "placeholder"]
 
 
 class _Callee(nn.Module):
@@ -192,6 +190,7 @@ def _read(joint: Any, trail: ModuleTrail, detached: frozenset[int]) -> JointGrap
                 )
     return JointGraph(
         module=module,
+        placeholders=placeholders,
         sources=_sources(placeholders, descriptors),
         write_backs=write_backs,
         raw_outputs=raw,

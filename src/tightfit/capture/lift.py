@@ -119,9 +119,11 @@ class _Lifter:
         self.gradient_bases = {base_of(n) for n, _ in joint.gradients}
         self.returned = {base_of(n) for n in joint.raw_outputs if isinstance(n, fx.Node)}
         self.written = {base_of(n): i for n, i in joint.write_backs}
+        self.replaced: set[ValueId] = set()
 
     def run(self, name: str) -> Captured:
         self._add_constants()
+        self.replaced = {self.value_of[self.joint.placeholders[i]] for i in self.written.values()}
         forward = self._forward_nodes()
         ordered = [n for n in self.joint.module.graph.nodes if is_op(n)]
         for node in [n for n in ordered if n in forward]:
@@ -278,9 +280,8 @@ class _Lifter:
     def _pin(self, node: fx.Node, alternative: Alternative) -> str | None:
         if any(self.values[v].fate == "handed_over" for v in alternative.writes):
             return "makes a gradient that is handed over"
-        replaced = {self.value_of[self.joint.placeholders[i]] for i in self.written.values()}
         for value in alternative.reads:
-            if value in replaced:
+            if value in self.replaced:
                 return f"reads {self.values[value].name}, which the step updates"
         if alternative.overwrites is not None:
             return "writes over one of its arguments"
