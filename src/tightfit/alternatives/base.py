@@ -26,12 +26,15 @@ class Extension:
         How the default may be used from now on.
     unpins : bool
         Whether the op may be recomputed now although its default may not.
+    optional : tuple of node
+        Operators that only the default reads: computed only if it is used.
     """
 
     alternatives: tuple[Alternative, ...]
     calls: tuple[Call, ...]
     default_use: Literal["any", "first"] = "any"
     unpins: bool = False
+    optional: tuple[fx.Node, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,34 +13,43 @@ import torch
 
 from tightfit.alternatives.base import Extension, OpView
 from tightfit.alternatives.batch_norm import batch_norm_again
+from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
+from tightfit.alternatives.in_place import IN_PLACE, in_place
+from tightfit.alternatives.tied_embedding import folded_embedding_gradient
 from tightfit.capture.lift import Captured
+from tightfit.graph.ir import Op
 from tightfit.graph.validate import validate_graph
 
 __all__ = ["CONTRIBUTORS", "with_alternatives"]
 
 aten = torch.ops.aten
 
-CONTRIBUTORS: dict[Any, Callable[[OpView], Extension | None]] = {
-    aten._native_batch_norm_legit_functional.default: batch_norm_again,
+Contributor = Callable[[OpView], Extension | None]
+
+CONTRIBUTORS: dict[Any, tuple[Contributor, ...]] = {
+    aten._native_batch_norm_legit_functional.default: (batch_norm_again,),
+    aten._log_softmax_backward_data.default: (fused_cross_entropy_gradient,),
+    aten.add_.Tensor: (folded_embedding_gradient,),
 }
+for _target in IN_PLACE:
+    CONTRIBUTORS[_target] = (*CONTRIBUTORS.get(_target, ()), in_place)
 
 
 def with_alternatives(captured: Captured) -> Captured:
     """Return the captured step with every alternative the registry knows for its ops."""
     ops = list(captured.graph.ops)
     calls = list(captured.calls)
+    number = {node: op for op, node in enumerate(captured.nodes)}
     for op in captured.graph.ops:
-        contributor = CONTRIBUTORS.get(captured.nodes[op.id].target)
-        extension = contributor(OpView(captured, op)) if contributor is not None else None
-        if extension is None:
-            continue
-        first = msgspec.structs.replace(op.alternatives[0], use=extension.default_use)
-        ops[op.id] = msgspec.structs.replace(
-            op,
-            alternatives=(first, *extension.alternatives),
-            pinned=None if extension.unpins else op.pinned,
-        )
-        calls[op.id] = (*calls[op.id], *extension.calls)
+        for contributor in CONTRIBUTORS.get(captured.nodes[op.id].target, ()):
+            extension = contributor(OpView(captured, op))
+            if extension is None:
+                continue
+            ops[op.id] = _extended(ops[op.id], extension)
+            calls[op.id] = (*calls[op.id], *extension.calls)
+            for node in extension.optional:
+                other = number[node]
+                ops[other] = msgspec.structs.replace(ops[other], required=False)
     graph = msgspec.structs.replace(captured.graph, ops=tuple(ops))
     return Captured(
         graph=validate_graph(graph),
@@ -48,4 +57,15 @@ def with_alternatives(captured: Captured) -> Captured:
         calls=tuple(calls),
         nodes=captured.nodes,
         value_of=captured.value_of,
+    )
+
+
+def _extended(op: Op, extension: Extension) -> Op:
+    first = op.alternatives[0]
+    if extension.default_use == "first":
+        first = msgspec.structs.replace(first, use="first")
+    return msgspec.structs.replace(
+        op,
+        alternatives=(first, *op.alternatives[1:], *extension.alternatives),
+        pinned=None if extension.unpins else op.pinned,
     )

@@ -11,6 +11,7 @@ from collections import defaultdict
 import msgspec
 
 from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
+from tightfit.graph.liveness import computed_ops
 from tightfit.plan.plan import Compute, Enter, Free, Gradients, HandOver, Instruction, Plan
 
 __all__ = ["Simulation", "baseline_cost_s", "simulate"]
@@ -60,8 +61,7 @@ def baseline_cost_s(graph: Graph) -> float:
     """Return the cost in seconds with nothing recomputed and default alternatives."""
     return sum(
         min(variant.cost_s for variant in op.alternatives[0].variants)
-        for op in graph.ops
-        if op.required
+        for op in computed_ops(graph)
     )
 
 

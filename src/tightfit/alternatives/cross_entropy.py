@@ -1,0 +1,114 @@
+"""The gradient of a cross entropy, fused over a few rows at a time.
+
+Eager makes the gradient of the log-probabilities (as large as the logits, almost all zeros) and
+from it the gradient of the logits. Row by row both kernels give the same bits, so the first can
+live in a few rows, and the result can take the place of the log-probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.alternatives.base import Extension, OpView
+from tightfit.capture.effects import base_of
+from tightfit.capture.lift import Call
+from tightfit.graph.ir import Alternative
+
+__all__ = ["cross_entropy_gradient", "fused_cross_entropy_gradient"]
+
+aten = torch.ops.aten
+
+_ROWS = 4
+
+
+def cross_entropy_gradient(
+    gradient: torch.Tensor,
+    log_probabilities: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignored: int,
+    total_weight: torch.Tensor,
+    precision: torch.dtype,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the gradient of the logits.
+
+    Parameters
+    ----------
+    gradient : Tensor, scalar (or [N] without reduction)
+        Of the loss.
+    log_probabilities : Tensor, [N, classes]
+        What the forward pass kept.
+    target : Tensor, [N]
+        Classes.
+    weight, reduction, ignored, total_weight
+        As in ``nll_loss_backward``.
+    precision : torch.dtype
+        Of the logits.
+    out : Tensor, [N, classes], optional
+        Written over; may be `log_probabilities` itself.
+    """
+    if out is None:
+        out = torch.empty_like(log_probabilities)
+    for start in range(0, log_probabilities.shape[0], _ROWS):
+        rows = slice(start, start + _ROWS)
+        part = log_probabilities[rows]
+        own = gradient[rows] if gradient.dim() else gradient
+        of_rows = aten.nll_loss_backward.default(
+            own, part, target[rows], weight, reduction, ignored, total_weight
+        )
+        aten._log_softmax_backward_data.out(of_rows, part, 1, precision, out=out[rows])
+    return out
+
+
+def _over_log_probabilities(gradient: Any, log_probabilities: torch.Tensor, *rest: Any) -> Any:
+    return cross_entropy_gradient(gradient, log_probabilities, *rest, out=log_probabilities)
+
+
+def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
+    """Offer the fused gradient for a log-softmax backward that follows an nll-loss backward."""
+    incoming, log_probabilities, dimension, precision = view.call.args
+    if not isinstance(incoming, fx.Node) or dimension != 1 or view.call.kwargs:
+        return None
+    loss = incoming
+    only_reader = len(loss.users) == 1 and loss.target is aten.nll_loss_backward.default
+    if not only_reader or loss.meta["val"].dim() != 2:
+        return None
+    if log_probabilities.meta["val"].dtype != precision:
+        return None
+    gradient, _, target, weight, reduction, ignored, total_weight = loss.args
+    args = (
+        gradient,
+        log_probabilities,
+        target,
+        weight,
+        reduction,
+        ignored,
+        total_weight,
+        precision,
+    )
+    reads = view.values_of(*args)
+    fused = Alternative(
+        name="cross_entropy.fused", reads=reads, writes=view.op.alternatives[0].writes
+    )
+    alternatives = [fused]
+    calls = [Call(cross_entropy_gradient, args, {}, view.call.outputs, is_tuple=False)]
+    kept = view.values_of(log_probabilities)[0]
+    own = base_of(log_probabilities).op == "call_function"
+    value = view.captured.graph.values[kept]
+    written = view.captured.graph.values[fused.writes[0]]
+    if own and value.fate == "none" and value.size_bytes == written.size_bytes:
+        alternatives.append(
+            Alternative(
+                name="cross_entropy.fused_over_log_probabilities",
+                reads=reads,
+                writes=fused.writes,
+                overwrites=kept,
+            )
+        )
+        calls.append(Call(_over_log_probabilities, args, {}, view.call.outputs, is_tuple=False))
+    return Extension(tuple(alternatives), tuple(calls), optional=(loss,))

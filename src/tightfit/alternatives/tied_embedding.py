@@ -1,0 +1,79 @@
+"""The gradient of an embedding added to that of the output layer it shares its weight with.
+
+Eager makes a dense gradient as large as the vocabulary and adds it. Rows are independent, so the
+embedding's gradient can be made for a stretch of the vocabulary at a time and added in place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tightfit.alternatives.base import Extension, OpView
+from tightfit.capture.lift import Call
+from tightfit.graph.ir import Alternative
+
+__all__ = ["add_embedding_gradient_", "folded_embedding_gradient"]
+
+aten = torch.ops.aten
+
+_ROWS = 6400
+
+
+def add_embedding_gradient_(
+    total: torch.Tensor,
+    gradient: torch.Tensor,
+    indices: torch.Tensor,
+    vocabulary: int,
+    padding: int,
+    scale_by_frequency: bool,
+) -> torch.Tensor:
+    """Add the gradient of an embedding to `total`, in place.
+
+    Parameters
+    ----------
+    total : Tensor, [vocabulary, width]
+        Written over.
+    gradient : Tensor, [..., width]
+        Of the embedded words.
+    indices : Tensor, [...]
+        The words.
+    vocabulary, padding, scale_by_frequency
+        As in ``embedding_dense_backward``.
+    """
+    words = indices.reshape(-1)
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    for start in range(0, vocabulary, _ROWS):
+        count = min(_ROWS, vocabulary - start)
+        mine = ((words >= start) & (words < start + count)).nonzero().squeeze(1)
+        if mine.numel() == 0:
+            continue
+        inside = start <= padding < start + count
+        part = aten.embedding_dense_backward.default(
+            rows[mine],
+            words[mine] - start,
+            count,
+            padding - start if inside else -1,
+            scale_by_frequency,
+        )
+        total[start : start + count].add_(part)
+    return total
+
+
+def folded_embedding_gradient(view: OpView) -> Extension | None:
+    """Offer the folded sum for an in-place addition of an embedding's gradient."""
+    total, other = view.call.args
+    if not isinstance(other, fx.Node) or view.call.kwargs:
+        return None
+    if other.target is not aten.embedding_dense_backward.default or len(other.users) != 1:
+        return None
+    gradient, indices, vocabulary, padding, scale = other.args
+    args = (total, gradient, indices, vocabulary, padding, scale)
+    alternative = Alternative(
+        name="tied_embedding.folded",
+        reads=view.values_of(*args),
+        writes=view.op.alternatives[0].writes,
+        overwrites=view.op.alternatives[0].overwrites,
+    )
+    call = Call(add_embedding_gradient_, args, {}, view.call.outputs, is_tuple=False)
+    return Extension((alternative,), (call,), optional=(other,))
