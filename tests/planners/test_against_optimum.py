@@ -26,6 +26,7 @@ def tight_budget(graph: Graph, share: float) -> int:
 
 
 @given(small_graphs(), st.floats(0.0, 1.0))
+@settings(deadline=None)
 def test_greedy_is_never_cheaper_than_the_optimum(graph: Graph, share: float) -> None:
     budget = tight_budget(graph, share)
     outcome = plan_with("greedy", Task(graph=graph, budget_bytes=budget), Limits(seconds=1))
@@ -47,6 +48,7 @@ def test_greedy_on_every_feature_of_the_format(graph: Graph, share: float) -> No
 
 
 @given(small_graphs(), st.floats(0.0, 1.0))
+@settings(deadline=None)
 def test_the_default_finds_the_optimum_of_small_graphs(graph: Graph, share: float) -> None:
     budget = tight_budget(graph, share)
     outcome = plan_with("anytime", Task(graph=graph, budget_bytes=budget), Limits(seconds=2))

@@ -19,7 +19,9 @@ from tightfit.planners.solvers import Answer, Options, solve
 
 __all__ = ["BoundWorker", "CutLoop"]
 
-_GAP = 0.002  # of the program's objective, in percent of the baseline
+_FINEST_GAP, _COARSEST_GAP = 0.002, 0.1  # of the program's objective, in percent
+_GAP_SHARE = 0.3  # of the open gap between plan and bound that a program may leave
+_ROUND_S = 8.0  # per program; then its best solution gives the next cut
 _TOLERANCE = 1e-8  # what the solver's feasibility tolerance may be worth
 _DEAREST = 1.6  # completions above this many times the baseline are no seeds
 
@@ -63,6 +65,7 @@ class CutLoop:
         self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
         self.cuts: tuple[int, ...] = (self.schedule.fullest_stage(),)
         self.finished = False
+        self.exact = False  # solve the present cuts as exactly as it gets: there is no next one
         self.stop_event = threading.Event()
 
     def round(self, seconds: float, nodes: int | None = None, *, in_child: bool = False) -> None:
@@ -75,10 +78,9 @@ class CutLoop:
             return
         if answer.bound > -math.inf:
             self.pool.raise_bound(model.overhead(answer.bound) - _TOLERANCE, self.source)
-        if answer.values is None:
-            self.finished = True
-            return
-        self.finished = not self._take_solution(model, answer)
+        if answer.values is None or not self._take_solution(model, answer):
+            self.finished = self.exact
+            self.exact = True
 
     @property
     def source(self) -> str:
@@ -88,7 +90,7 @@ class CutLoop:
     def _solve(
         self, model: CutProgram, seconds: float, nodes: int | None, in_child: bool
     ) -> Answer:
-        options = Options(seconds=seconds, gap=_GAP, nodes=nodes)
+        options = Options(seconds=seconds, gap=self._gap(), nodes=nodes)
         return solve(
             model.program,
             options,
@@ -96,6 +98,14 @@ class CutLoop:
             progress=_Until(self.stop_event),
             in_child=in_child,
         )
+
+    def _gap(self) -> float:
+        """How exactly to solve: early programs are only steps to better cuts."""
+        pool = self.pool
+        if pool.best is None or self.exact:
+            return _FINEST_GAP
+        open_percent = 100.0 * (pool.overhead - pool.bound)
+        return min(_COARSEST_GAP, max(_FINEST_GAP, _GAP_SHARE * open_percent))
 
     def _take_solution(self, model: CutProgram, answer: Answer) -> bool:
         """Complete and judge a solution; return whether there is a next cut."""
@@ -145,6 +155,6 @@ class BoundWorker:
                 left = self.deadline - time.perf_counter()
                 if left < 0.3:
                     return
-                self.loop.round(left, in_child=True)
+                self.loop.round(left if self.loop.exact else min(left, _ROUND_S), in_child=True)
         except BaseException as error:
             self.error = error

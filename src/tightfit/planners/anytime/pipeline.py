@@ -12,6 +12,9 @@ import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
 
 from tightfit._core import _engine
 from tightfit.plan.plan import Outcome
@@ -21,15 +24,16 @@ from tightfit.planners.anytime.outline import outline
 from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, polish
 from tightfit.planners.anytime.pool import Candidate, Pool, cross
 from tightfit.planners.base import Limits, Task, finish, no_plan
-from tightfit.planners.greedy import fits_without_recomputation, prove_by_working_set
+from tightfit.planners.greedy import descend, fits_without_recomputation, prove_by_working_set
 from tightfit.planners.problem import EngineProblem, build_problem, computes_of
 from tightfit.planners.reach import lower_limit
 from tightfit.progress import Progress
 
-__all__ = ["plan_anytime"]
+__all__ = ["FirstPlan", "plan_anytime", "run_anytime"]
 
 _LARGE = 1000  # ops from which on long searches beat many short ones
-_FIRST_SOLVE_S = 3.0
+_FIRST_SOLVE_S = 1.0
+_DESCENT_S = 2.0
 _LIMIT_S = 1.0
 _JOB_ITERATIONS = 50  # per piece of search under an iteration limit
 _NODES = 2000  # branch-and-bound nodes per program under an iteration limit
@@ -45,22 +49,39 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
         The best verified plan and the best proven bound when the gap is closed, the limits are
         reached or the search is interrupted.
     """
+    return run_anytime(task, limits, progress)[0]
+
+
+@dataclass(frozen=True)
+class FirstPlan:
+    """When the first plan was there, in seconds from the start, and its overhead (a fraction)."""
+
+    seconds: float
+    overhead: float
+
+
+def run_anytime(task: Task, limits: Limits, progress: Progress) -> tuple[Outcome, FirstPlan | None]:
+    """As `plan_anytime`, with the time and overhead of the first plan."""
     started = time.perf_counter()
     easy = prove_by_working_set(task, started)
     if easy is None and not _has_cheaper_ways(task):
         easy = fits_without_recomputation(task, limits, started)
     if easy is not None:
-        return easy
+        return easy, _first(easy)
     problem = build_problem(task)
     exact = solve_small(task, problem, limits, started)
     if exact is not None:
-        return exact
+        return exact, _first(exact)
     run = _Run(task, problem, limits, progress, started)
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
         run.search()
     progress.stop()
-    return _outcome(task, limits, run, started)
+    return _outcome(task, limits, run, started), run.first
+
+
+def _first(outcome: Outcome) -> FirstPlan | None:
+    return None if outcome.plan is None else FirstPlan(outcome.seconds, outcome.overhead)
 
 
 def _has_cheaper_ways(task: Task) -> bool:
@@ -116,6 +137,7 @@ class _Run:
         self.random = random.Random(limits.seed)
         self.ops = problem.engine.op_count
         self.outline = outline(problem)
+        self.first: FirstPlan | None = None
         self.jobs = 0
         self.iterations_left = limits.iterations
         workers = max(1, limits.workers)
@@ -135,7 +157,7 @@ class _Run:
         """Fill the pool until the gap is closed or a limit is reached."""
         self.report()
         self.pool.raise_bound(self.trivial, "trivial")
-        self.run([self.job(None, 1e-4, COARSE, 0.0)])
+        self.first_plan()
         self.report()
         self.prove_infeasible()
         if self.pool.done:
@@ -154,6 +176,15 @@ class _Run:
                 self.report()
                 free = max(1, len(self.schedules) - int(worker.alive))
                 self.run([self.next_job() for _ in range(free)], threads)
+
+    def first_plan(self) -> None:
+        """Descend greedily, several times at random if the first descent gets stuck."""
+        schedule = self.schedules[0]
+        limits = msgspec.structs.replace(self.limits, seconds=min(_DESCENT_S, self.limits.seconds))
+        if self.limits.iterations is not None:
+            limits = msgspec.structs.replace(limits, seconds=1e4)
+        if descend(schedule, limits, self.progress, time.perf_counter()):
+            self.add([Candidate.of(schedule)])
 
     def prove_infeasible(self) -> None:
         """Look for an op that cannot be computed within the budget, if no plan came at once."""
@@ -199,8 +230,14 @@ class _Run:
                 for s, j in zip(self.schedules, jobs, strict=False)
             ]
             found = [future.result() for future in running]
+        self.add(found)
+
+    def add(self, found: Sequence[Candidate | None]) -> None:
+        """Take in what was found; note the first plan."""
         for candidate in found:
             self.pool.add(candidate)
+        if self.first is None and self.pool.best is not None:
+            self.first = FirstPlan(time.perf_counter() - self.started, self.pool.overhead)
 
     def job(
         self,
