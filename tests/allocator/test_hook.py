@@ -62,6 +62,71 @@ def test_peak_is_the_highest_level_since_the_reset():
     assert meter.peak_bytes() == start
 
 
+def test_every_meter_has_its_own_peak():
+    outer, inner = CpuMeter(), CpuMeter()
+    start = outer.live_bytes()
+    high = torch.empty(4 * KIB)
+    del high
+    inner.reset_peak()
+    _, nested = measure_peak(lambda: torch.empty(KIB))
+    assert nested.peak_bytes == 4 * KIB
+    assert inner.peak_bytes() - start == 4 * KIB
+    assert outer.peak_bytes() - start == 16 * KIB
+
+
+def test_meters_that_are_gone_make_room():
+    meters = [CpuMeter() for _ in range(1000)]
+    first = meters[0]
+    first.reset_peak()
+    start = first.live_bytes()
+    del meters
+    gc.collect()
+    more = [CpuMeter() for _ in range(1000)]
+    torch.empty(KIB)
+    assert {meter.peak_bytes() - start for meter in [first, *more]} == {4 * KIB}
+    with pytest.raises(HookUnavailable, match="1024 meters"):
+        more += [CpuMeter() for _ in range(100)]
+
+
+class OnePeak:
+    """The part of torch.cuda that a meter uses, with levels set by hand."""
+
+    def __init__(self) -> None:
+        self.live = self.peak = 0
+
+    def set(self, live: int) -> None:
+        self.live = live
+        self.peak = max(self.peak, live)
+
+    def reset(self, index: int) -> None:
+        self.peak = self.live
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: self.live)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+
+
+def test_every_cuda_meter_has_its_own_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's only peak is shared out; checked here without a GPU."""
+    device = OnePeak()
+    device.patch(monkeypatch)
+    device.set(1000)
+    outer = meter_for("cuda:0")
+    device.set(5000)
+    device.set(2000)
+    inner = meter_for("cuda:0")
+    assert (outer.peak_bytes(), inner.peak_bytes()) == (5000, 2000)
+    device.set(3000)
+    device.set(500)
+    inner.reset_peak()
+    device.set(700)
+    assert (outer.peak_bytes(), inner.peak_bytes()) == (5000, 700)
+    outer.reset_peak()
+    device.set(600)
+    assert (outer.peak_bytes(), inner.peak_bytes()) == (700, 700)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_onednn_operators_work_and_free_everything(dtype):
     """Their raw buffers need the context of a block to be its data pointer."""

@@ -1,4 +1,4 @@
-/* Hook in c10's CPU allocator: counts live and peak bytes, records lifetimes.
+/* Hook in c10's CPU allocator: counts live bytes and peaks, records lifetimes.
  *
  * Plain C, no torch headers, loaded by ctypes. `tightfit_hook_install` copies the vtable of
  * c10's default CPU allocator, replaces `allocate` and `raw_deleter`, and registers the copy.
@@ -24,7 +24,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 1
+#define VERSION 2
 #define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
 /* ------------------------------------------------------------------ c10's binary interface */
@@ -162,7 +162,14 @@ static Entry table_remove(void *address) {
 
 /* ------------------------------------------------------------------ counting */
 
-static atomic_int_fast64_t live_bytes, peak_bytes, lost_blocks;
+static atomic_int_fast64_t live_bytes, lost_blocks;
+
+/* One peak per meter. A closed slot holds INT64_MAX, so that no level is above it; slots from
+ * `slots_end` on were never open or are closed again. */
+#define PEAK_SLOTS 1024
+static atomic_int_fast64_t peak_bytes[PEAK_SLOTS];
+static atomic_int slots_end;
+static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static inline int64_t rounded(uint64_t size) {
     return (int64_t)((size + GRANULARITY - 1) & ~(uint64_t)(GRANULARITY - 1));
@@ -170,8 +177,11 @@ static inline int64_t rounded(uint64_t size) {
 
 static inline void count_allocation(uint64_t size) {
     int64_t live = atomic_fetch_add(&live_bytes, rounded(size)) + rounded(size);
-    int_fast64_t peak = atomic_load(&peak_bytes);
-    while (live > peak && !atomic_compare_exchange_weak(&peak_bytes, &peak, live)) {
+    int end = atomic_load_explicit(&slots_end, memory_order_acquire);
+    for (int slot = 0; slot < end; slot++) {
+        int_fast64_t peak = atomic_load(&peak_bytes[slot]);
+        while (live > peak && !atomic_compare_exchange_weak(&peak_bytes[slot], &peak, live)) {
+        }
     }
 }
 
@@ -271,6 +281,7 @@ static Deleter hook_raw_deleter(const void *self) {
 /* ------------------------------------------------------------------ fork */
 
 static void lock_all(void) {
+    pthread_mutex_lock(&slots_lock);
     pthread_mutex_lock(&record_lock);
     for (int shard = 0; shard < SHARDS; shard++)
         pthread_mutex_lock(&shards[shard].lock);
@@ -280,6 +291,7 @@ static void unlock_all(void) {
     for (int shard = SHARDS - 1; shard >= 0; shard--)
         pthread_mutex_unlock(&shards[shard].lock);
     pthread_mutex_unlock(&record_lock);
+    pthread_mutex_unlock(&slots_lock);
 }
 
 static void stop_recording_in_child(void) {
@@ -362,8 +374,38 @@ EXPORT const char *tightfit_hook_install(const char *library) {
 
 EXPORT int tightfit_hook_version(void) { return VERSION; }
 EXPORT int64_t tightfit_hook_live_bytes(void) { return atomic_load(&live_bytes); }
-EXPORT int64_t tightfit_hook_peak_bytes(void) { return atomic_load(&peak_bytes); }
-EXPORT void tightfit_hook_reset_peak(void) { atomic_store(&peak_bytes, atomic_load(&live_bytes)); }
+
+/* Opens a peak that starts from what is live now. Returns its slot, or -1 if all are open. */
+EXPORT int tightfit_hook_peak_open(void) {
+    pthread_mutex_lock(&slots_lock);
+    int end = atomic_load(&slots_end), slot = 0;
+    while (slot < end && atomic_load(&peak_bytes[slot]) != INT64_MAX)
+        slot++;
+    if (slot == PEAK_SLOTS) {
+        slot = -1;
+    } else {
+        atomic_store(&peak_bytes[slot], atomic_load(&live_bytes));
+        if (slot == end)
+            atomic_store(&slots_end, end + 1);
+    }
+    pthread_mutex_unlock(&slots_lock);
+    return slot;
+}
+
+EXPORT void tightfit_hook_peak_close(int slot) {
+    pthread_mutex_lock(&slots_lock);
+    atomic_store(&peak_bytes[slot], INT64_MAX);
+    int end = atomic_load(&slots_end);
+    while (end && atomic_load(&peak_bytes[end - 1]) == INT64_MAX)
+        end--;
+    atomic_store(&slots_end, end);
+    pthread_mutex_unlock(&slots_lock);
+}
+
+EXPORT int64_t tightfit_hook_peak_bytes(int slot) { return atomic_load(&peak_bytes[slot]); }
+EXPORT void tightfit_hook_peak_reset(int slot) {
+    atomic_store(&peak_bytes[slot], atomic_load(&live_bytes));
+}
 
 /* Blocks that could not be counted or recorded because memory for the tables ran out. */
 EXPORT int64_t tightfit_hook_lost_blocks(void) { return atomic_load(&lost_blocks); }

@@ -12,13 +12,15 @@ from tightfit.errors import HookUnavailable
 __all__ = ["hook_available", "hook_unavailable_reason", "installed_hook"]
 
 _FILE = "tightfit_hook.so"
-_VERSION = 1
+_VERSION = 2
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_version": (ctypes.c_int, ()),
     "tightfit_hook_install": (ctypes.c_char_p, (ctypes.c_char_p,)),
     "tightfit_hook_live_bytes": (ctypes.c_int64, ()),
-    "tightfit_hook_peak_bytes": (ctypes.c_int64, ()),
-    "tightfit_hook_reset_peak": (None, ()),
+    "tightfit_hook_peak_open": (ctypes.c_int, ()),
+    "tightfit_hook_peak_close": (None, (ctypes.c_int,)),
+    "tightfit_hook_peak_bytes": (ctypes.c_int64, (ctypes.c_int,)),
+    "tightfit_hook_peak_reset": (None, (ctypes.c_int,)),
     "tightfit_hook_lost_blocks": (ctypes.c_int64, ()),
     "tightfit_hook_record_begin": (ctypes.c_int, ()),
     "tightfit_hook_record_end": (

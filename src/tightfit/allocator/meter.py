@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from tightfit.allocator.library import hook_available, installed_hook
 from tightfit.allocator.profiler_meter import ProfilerMeter
-from tightfit.errors import BadInput
+from tightfit.errors import BadInput, HookUnavailable
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +35,8 @@ class Meter(Protocol):
 
     `live_bytes` and `peak_bytes` count bytes given out, each request rounded as the device's
     allocator rounds. Only differences mean something: what the process allocated before the
-    meter existed may or may not be in them.
+    meter existed may or may not be in them. Every meter has a peak of its own, which starts from
+    what is live when the meter is made.
     """
 
     def live_bytes(self) -> int:
@@ -41,11 +44,11 @@ class Meter(Protocol):
         ...
 
     def peak_bytes(self) -> int:
-        """Return the most that `live_bytes` was since the last `reset_peak`."""
+        """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
         ...
 
     def reset_peak(self) -> None:
-        """Let the peak start again from what is live now."""
+        """Let this meter's peak start again from what is live now."""
         ...
 
     def held_bytes(self) -> int:
@@ -57,17 +60,24 @@ class CpuMeter:
     """Counts the bytes asked from PyTorch's CPU allocator, by the allocator hook.
 
     Exact, from every thread, oneDNN's scratch memory included; requests are rounded up to 64
-    bytes. Not seen: memory that MKL and OpenMP take for themselves. There is one peak per
-    process: a `reset_peak` is seen by every meter.
+    bytes. Not seen: memory that MKL and OpenMP take for themselves. Each allocation costs a
+    comparison per meter that exists.
 
     Raises
     ------
     HookUnavailable
-        If the hook cannot be installed.
+        If the hook cannot be installed, or 1024 meters exist already.
     """
 
     def __init__(self) -> None:
         self._hook = installed_hook()
+        self._slot = self._hook.tightfit_hook_peak_open()
+        if self._slot < 0:
+            raise HookUnavailable(
+                "1024 meters of the CPU's memory exist already: drop fitted models and meters "
+                "that are no longer used"
+            )
+        weakref.finalize(self, self._hook.tightfit_hook_peak_close, self._slot).atexit = False
 
     def live_bytes(self) -> int:
         """Return the bytes given out since the hook was installed and not yet freed."""
@@ -76,12 +86,12 @@ class CpuMeter:
         return int(self._hook.tightfit_hook_live_bytes())
 
     def peak_bytes(self) -> int:
-        """Return the most that `live_bytes` was since the last `reset_peak`."""
-        return int(self._hook.tightfit_hook_peak_bytes())
+        """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
+        return int(self._hook.tightfit_hook_peak_bytes(self._slot))
 
     def reset_peak(self) -> None:
-        """Let the peak start again from what is live now."""
-        self._hook.tightfit_hook_reset_peak()
+        """Let this meter's peak start again from what is live now."""
+        self._hook.tightfit_hook_peak_reset(self._slot)
 
     def held_bytes(self) -> int:
         """Return the resident memory of the process."""
@@ -89,29 +99,47 @@ class CpuMeter:
 
 
 class CudaMeter:
-    """Counts the bytes asked from PyTorch's CUDA allocator, rounded up to 512 bytes."""
+    """Counts the bytes asked from PyTorch's CUDA allocator, rounded up to 512 bytes.
+
+    PyTorch has one peak per device. Before a meter resets it, every meter of the device notes it;
+    a ``torch.cuda.reset_peak_memory_stats`` of other code goes unnoticed.
+    """
+
+    _all: ClassVar[weakref.WeakSet[CudaMeter]] = weakref.WeakSet()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        self._device = device
         self._cuda = torch.cuda
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._noted_bytes = 0
+        with self._lock:
+            self._all.add(self)
+        self.reset_peak()
 
     def live_bytes(self) -> int:
         """Return the bytes in live tensors and workspaces of the device."""
-        return self._cuda.memory_allocated(self._device)
+        return self._cuda.memory_allocated(self._index)
 
     def peak_bytes(self) -> int:
-        """Return the most that `live_bytes` was since the last `reset_peak`."""
-        return self._cuda.max_memory_allocated(self._device)
+        """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
+        with self._lock:
+            return max(self._noted_bytes, self._cuda.max_memory_allocated(self._index))
 
     def reset_peak(self) -> None:
-        """Let the peak start again from what is live now."""
-        self._cuda.reset_peak_memory_stats(self._device)
+        """Let this meter's peak start again from what is live now."""
+        with self._lock:
+            peak_bytes = self._cuda.max_memory_allocated(self._index)
+            for meter in self._all:
+                if meter._index == self._index:
+                    meter._noted_bytes = max(meter._noted_bytes, peak_bytes)
+            self._noted_bytes = 0
+            self._cuda.reset_peak_memory_stats(self._index)
 
     def held_bytes(self) -> int:
         """Return the bytes reserved by the caching allocator."""
-        return self._cuda.memory_reserved(self._device)
+        return self._cuda.memory_reserved(self._index)
 
 
 @dataclass(frozen=True)
@@ -155,8 +183,8 @@ def measure_peak(
 ) -> tuple[Result, PeakMeasurement]:
     """Call a function and measure its peak, with or without the allocator hook.
 
-    The device's meter is used where there is one (its peak is reset); else the call runs under
-    PyTorch's profiler, which is slower and counts only the calling thread's memory.
+    A meter of the device is used where there can be one; else the call runs under PyTorch's
+    profiler, which is slower and counts only the calling thread's memory.
     """
     import torch
 
@@ -166,7 +194,6 @@ def measure_peak(
         return result, PeakMeasurement(profiler.peak_bytes(), profiler.live_bytes())
     meter = meter_for(device)
     before = meter.live_bytes()
-    meter.reset_peak()
     result = function()
     return result, PeakMeasurement(meter.peak_bytes() - before, meter.live_bytes() - before)
 
