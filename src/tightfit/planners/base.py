@@ -36,6 +36,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         Seed of every random choice.
     workers : int
         Threads or processes a planner may use.
+    solver : str
+        What solves integer programs: ``"highs"`` or ``"gurobi"`` (extra).
     """
 
     seconds: float = 30.0
@@ -43,6 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int | None = None
     seed: int = 0
     workers: int = 2
+    solver: str = "highs"
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
