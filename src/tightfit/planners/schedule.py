@@ -16,28 +16,36 @@ from tightfit.planners.staged import Residency, Staged, bits
 
 __all__ = [
     "forced_residency",
+    "kept_residency",
     "last_uses",
     "liveness_residency",
     "recompute",
     "residency_of",
     "stages_of",
+    "without_waste",
 ]
 
 
+def kept_residency(problem: Staged) -> Residency:
+    """Return the residency of the values that somebody keeps."""
+    rows = [0] * (len(problem.nodes) + 1)
+    for value, stored in problem.values.items():
+        for stage in range(stored.begins, min(stored.forced_until, len(rows))):
+            rows[stage] |= 1 << value
+    return rows
+
+
 def forced_residency(problem: Staged) -> Residency:
-    """Return the least residency: kept values, and those that cannot be computed again.
+    """Return the residency of kept values and of those that cannot be computed again.
 
     A value that is not recoverable stays from its first computation until nobody can read it.
     """
-    count = len(problem.nodes)
-    rows = [0] * (count + 1)
+    rows = kept_residency(problem)
     last = last_uses(problem)
     for value, stored in problem.values.items():
-        until = stored.forced_until
         if not stored.recoverable:
-            until = max(until, last[value] + 1)
-        for stage in range(stored.begins, min(until, stored.ends, count + 1)):
-            rows[stage] |= 1 << value
+            for stage in range(stored.begins, min(last[value] + 1, stored.ends)):
+                rows[stage] |= 1 << value
     return rows
 
 
@@ -176,5 +184,30 @@ def residency_of(problem: Staged, computes: Sequence[Compute]) -> Residency:
             for value in way.reads:
                 alive |= 1 << value
         rows[stage] = alive
-    forced = forced_residency(problem)
-    return [row | least for row, least in zip(rows, forced, strict=True)]
+    kept = kept_residency(problem)
+    return [row | least for row, least in zip(rows, kept, strict=True)]
+
+
+def without_waste(problem: Staged, computes: Sequence[Compute]) -> list[Compute]:
+    """Return the computes without the recomputations that nobody reads."""
+    position = {node.first.compute.op: index for index, node in enumerate(problem.nodes)}
+    first = {compute.op: index for index, compute in reversed(list(enumerate(computes)))}
+    needed: set[ValueId] = set()
+    useful: list[Compute] = []
+    for index in range(len(computes) - 1, -1, -1):
+        compute = computes[index]
+        node = position[compute.op]
+        is_first = first[compute.op] == index
+        made = {
+            value
+            for value in problem.nodes[node].first.writes
+            if problem.makes(node, is_first, value)
+        }
+        if is_first or made & needed:
+            way = problem.nodes[node].way(is_first)
+            assert way is not None
+            needed.difference_update(made)
+            needed.update(way.reads)
+            useful.append(compute)
+    useful.reverse()
+    return useful

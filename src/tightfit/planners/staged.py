@@ -138,6 +138,29 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds with nothing computed again."""
         return sum(node.first.cost_s for node in self.nodes)
 
+    @property
+    def least_bytes(self) -> int:
+        """The most that one node's first computation needs alive at once, kept values included."""
+        kept = [0] * (len(self.nodes) + 1)
+        for stored in self.values.values():
+            for stage in range(stored.begins, min(stored.forced_until, len(kept))):
+                kept[stage] += stored.size_bytes
+        return max(
+            (
+                kept[stage]
+                + self.size(
+                    [
+                        value
+                        for value in {*node.first.reads, *node.first.writes}
+                        if not self.values[value].begins <= stage < self.values[value].forced_until
+                    ]
+                )
+                + node.first.workspace_bytes
+                for stage, node in enumerate(self.nodes)
+            ),
+            default=0,
+        )
+
     def size(self, values: Iterator[ValueId] | Sequence[ValueId]) -> int:
         """The bytes of several values."""
         return sum(self.values[value].size_bytes for value in values)
