@@ -8,10 +8,14 @@ from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.simulate import Simulation, simulate
 from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.staged import Staged
 from tightfit.units import format_bytes
 
-__all__ = ["easy_answer", "judge"]
+__all__ = ["NO_PLAN_HERE", "easy_answer", "judge"]
+
+NO_PLAN_HERE = "proven: no plan in its own search space"
+"""Note of an outcome whose program is infeasible: no proof for plans outside that space."""
 
 
 def judge(task: Task, computes: Sequence[Compute]) -> Simulation:
@@ -29,17 +33,13 @@ def easy_answer(task: Task, problem: Staged, limits: Limits, started: float) -> 
         return finish(
             task, everything, bound=0.0, bound_source="trivial", started=started, gap=limits.gap
         )
-    states = task.budget_bytes - task.graph.constant_bytes - problem.capacity_bytes
-    missing = problem.least_bytes - problem.capacity_bytes
-    if missing <= 0:
+    needed, where = working_set_bytes(task.graph, task.gradients)
+    if needed <= task.budget_bytes and problem.capacity_bytes > 0:
         return None
-    proven = missing > states and all(
-        len(op.alternatives) == 1 and len(op.alternatives[0].variants) == 1
-        for op in task.graph.ops
-    )
+    name = "a step" if where is None else task.graph.ops[where].target
     return no_plan(
         started=started,
-        proven=proven,
+        proven=needed > task.budget_bytes,
         bound_source="working set",
-        note=f"one op alone needs {format_bytes(missing)} more than the budget",
+        note=f"{name} alone needs {format_bytes(needed)}",
     )

@@ -16,7 +16,8 @@ How a `Graph` becomes nodes (decided here once, for all of the papers' planners)
   need them (conservative for buffers: they might be computed again before the replacement).
 - A value read by another program is never computed again (conservative).
 - Returned values and fresh gradients stay from their first computation to the end of the step,
-  written-back ones to the end of their segment, tangents from their segment's entry.
+  written-back ones to the end of their segment, tangents from their segment's entry (one that
+  nobody reads through the first stage there, conservative).
 - Random-number states of all ops that may be computed again are reserved (conservative by some
   bytes each, since only those that *are* computed again keep theirs).
 """
@@ -137,29 +138,6 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     def base_cost_s(self) -> float:
         """Seconds with nothing computed again."""
         return sum(node.first.cost_s for node in self.nodes)
-
-    @property
-    def least_bytes(self) -> int:
-        """The most that one node's first computation needs alive at once, kept values included."""
-        kept = [0] * (len(self.nodes) + 1)
-        for stored in self.values.values():
-            for stage in range(stored.begins, min(stored.forced_until, len(kept))):
-                kept[stage] += stored.size_bytes
-        return max(
-            (
-                kept[stage]
-                + self.size(
-                    [
-                        value
-                        for value in {*node.first.reads, *node.first.writes}
-                        if not self.values[value].begins <= stage < self.values[value].forced_until
-                    ]
-                )
-                + node.first.workspace_bytes
-                for stage, node in enumerate(self.nodes)
-            ),
-            default=0,
-        )
 
     def size(self, values: Iterator[ValueId] | Sequence[ValueId]) -> int:
         """The bytes of several values."""

@@ -14,7 +14,7 @@ from tightfit.planners.checkmate.objective import objective_of, overhead_of
 from tightfit.planners.checkmate.program import CheckmateProgram, build_program
 from tightfit.planners.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
 from tightfit.planners.checkmate.variables import COST_UNITS, frontier_stages, split_stages
-from tightfit.planners.common import easy_answer, judge
+from tightfit.planners.common import NO_PLAN_HERE, easy_answer, judge
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.planners.schedule import recompute, residency_of, without_waste
 from tightfit.planners.solvers import Answer, Options, solve
@@ -233,9 +233,9 @@ class Search:
         return no_plan(
             started=self.started,
             proven=False,
-            bound=math.inf if infeasible else self.bound,
+            bound=self.bound,
             bound_source=self.bound_source,
-            note="proven: no plan in its own search space" if infeasible else "",
+            note=NO_PLAN_HERE if infeasible else "",
         )
 
 

@@ -165,7 +165,8 @@ class Variables:
             way = self.way(stage, node)
             several = len(way.writes) > 1
             for value in dict.fromkeys((*way.reads, *(way.writes if several else ()))):
-                if not self.problem.values[value].size_bytes:
+                stored = self.problem.values[value]
+                if not stored.size_bytes or stored.ends == stored.forced_until:
                     continue
                 surely_read = first is not None and value in self.way(stage, first).reads
                 if not surely_read and not self.is_forced(stage + 1, value):

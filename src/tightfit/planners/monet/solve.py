@@ -9,7 +9,7 @@ import msgspec
 
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task, finish, no_plan
-from tightfit.planners.common import easy_answer, judge
+from tightfit.planners.common import NO_PLAN_HERE, easy_answer, judge
 from tightfit.planners.monet.implementations import one_each
 from tightfit.planners.monet.objective import overhead_of
 from tightfit.planners.monet.program import MonetProgram, build_program
@@ -42,7 +42,8 @@ def _plan(task: Task, limits: Limits, progress: Progress, local_bound: LocalBoun
         return easy
     model = build_program(problem, one_each(problem), local_bound)
     answer = _solve(model, limits, progress, started)
-    bound = overhead_of(answer.bound)
+    infeasible = answer.status == "infeasible"
+    bound = 0.0 if infeasible else overhead_of(answer.bound)
     computes, excess = _fitting(task, problem, model, answer)
     if computes is None and excess > 0:
         capacity = problem.capacity_bytes - excess
@@ -51,13 +52,12 @@ def _plan(task: Task, limits: Limits, progress: Progress, local_bound: LocalBoun
         again = _solve(model, limits, progress, started)
         computes, _ = _fitting(task, problem, model, again)
     if computes is None:
-        infeasible = answer.status == "infeasible"
         return no_plan(
             started=started,
             proven=False,
-            bound=math.inf if infeasible else bound,
+            bound=bound,
             bound_source=_SOURCE,
-            note="proven: no plan in its own search space" if infeasible else "",
+            note=NO_PLAN_HERE if infeasible else "",
         )
     return finish(
         task, computes, bound=bound, bound_source=_SOURCE, started=started, gap=limits.gap

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from tightfit.graph.ir import Alternative, Graph, Op, Segment, Value, Variant
@@ -13,6 +14,7 @@ from tightfit.graph.validate import validate_graph
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Task
+from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.staged import Staged, Way, staged
 
 SECOND = 1e-3
@@ -75,13 +77,13 @@ def peak_bytes(graph: Graph) -> int:
 @st.composite
 def tasks(draw: st.DrawFn, most_nodes: int = 6) -> Task:
     """A random step with every kind of value, and a budget around what it needs."""
-    forward = draw(st.integers(1, most_nodes - 2))
-    backward = draw(st.integers(1, most_nodes - forward))
+    forward = draw(st.sampled_from([most_nodes - 3, 3, 2]))
+    backward = draw(st.sampled_from([min(forward, most_nodes - forward), 1, 2]))
     values: list[Value] = []
     ops: list[Op] = []
 
     def new(role: str = "computed", fate: str = "none", **more: int) -> int:
-        size = draw(st.integers(0, 6))
+        size = draw(st.sampled_from([4, 5, 6, 3, 2, 1, 0]))
         name = f"v{len(values)}"
         values.append(
             Value(id=len(values), name=name, size_bytes=size, role=role, fate=fate, **more)  # type: ignore[arg-type]
@@ -95,12 +97,16 @@ def tasks(draw: st.DrawFn, most_nodes: int = 6) -> Task:
     for number in range(forward + backward):
         segment = int(number >= forward)
         offered = readable + (tangents if segment else [])
-        wanted = st.lists(st.sampled_from(offered), max_size=3, unique=True)
-        reads = draw(wanted) if offered else []
-        if number and draw(st.integers(0, 3)):
-            last = ops[-1].alternatives[0].writes[0]
-            if values[last].fate == "none" and last not in reads:
-                reads.append(last)
+        mirrored = 2 * forward - 1 - number
+        natural = [number - 1] if number else []
+        natural += [mirrored, mirrored - 1] if 0 < mirrored < forward <= number else []
+        reads = [ops[i].alternatives[0].writes[0] for i in natural if draw(st.integers(0, 4))]
+        reads = [v for v in reads if values[v].fate in ("none", "returned")]
+        if offered and draw(st.booleans()):
+            reads.append(draw(st.sampled_from(offered)))
+        reads = list(dict.fromkeys(reads))
+        if number == forward + backward - 1:
+            reads += [v for v in tangents if v not in reads]
         fates = ["none"] * 6 + (["handed_over"] if segment else ["returned"])
         writes = []
         for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
@@ -122,9 +128,10 @@ def tasks(draw: st.DrawFn, most_nodes: int = 6) -> Task:
         )
         readable += [v for v in writes if values[v].fate in ("none", "returned")]
     graph = graph_of(values, ops, outside=draw(st.sampled_from([0, 0, 3])))
-    most = peak_bytes(graph)
-    budget = max(1, graph.constant_bytes + draw(st.integers(most // 3, most)))
     gradients = draw(st.sampled_from(["fresh", "accumulated"]))
+    least, most = working_set_bytes(graph, gradients)[0], peak_bytes(graph)
+    assume(least < most)
+    budget = draw(st.integers(least, most - 1))
     return Task(graph=graph, budget_bytes=budget, gradients=gradients)
 
 
@@ -188,15 +195,26 @@ def _advance(problem, stage, costs):
             cost = before + sum(way.cost_s for way in ways)
             if not _inputs_there(problem, order, ways, resident, stage):
                 continue
-            for held in subsets((resident | made) - kept):
-                target = held | (kept & (resident | made))
+            there = resident | made
+            free = {v for v in there if not problem.values[v].size_bytes or v in kept}
+            optional = {v for v in there - free if _is_read_after(problem, v, stage)}
+            for held in subsets(optional):
+                target = held | free
                 if cost >= following.get(target, math.inf):
                     continue
-                if any(v in held and not _comes_from(problem, order, stage, v, resident) for v in held):
+                if not all(_comes_from(problem, order, stage, v, resident) for v in held):
                     continue
-                if _stage_fits(problem, ways, resident, target):
+                written = {v for v in kept_at(problem, stage) if problem.values[v].ends == stage + 1}
+                if _stage_fits(problem, ways, resident, target | written):
                     following[target] = cost
     return following
+
+
+def _is_read_after(problem, value, stage) -> bool:
+    readers = [i for i, node in enumerate(problem.nodes) if value in _all_reads(node)]
+    return any(
+        i > stage or problem.may_recompute(i, stage + 1) for i in readers if stage + 1 < len(problem.nodes)
+    )
 
 
 def _comes_from(problem, order, stage, value, resident):
