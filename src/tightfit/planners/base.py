@@ -78,8 +78,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     exact : bool
         Given time it proves optimality in its own search space.
     respects_budget : bool
-        False for methods that produce a plan without looking at the budget (Chen sqrt(n)); it is
-        then checked against the budget afterwards.
+        False for methods that propose plans without looking at the budget (Chen sqrt(n), or Chen
+        greedy for every segment size); they are then checked against the budget afterwards.
     proves_infeasible : bool
         It can prove that no plan exists (for the given order of first computations).
     extra : str or None
