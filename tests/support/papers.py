@@ -20,7 +20,9 @@ from tightfit.planners.staged import Staged, Way, staged
 SECOND = 1e-3
 
 
-def chain(sizes: Sequence[int], *, costs: Sequence[int] | None = None, backward: bool = True) -> Graph:
+def chain(
+    sizes: Sequence[int], *, costs: Sequence[int] | None = None, backward: bool = True
+) -> Graph:
     """A chain of forward ops and, mirrored, backward ops that read the forward values."""
     length = len(sizes)
     costs = costs or [1] * length
@@ -149,9 +151,7 @@ def base_cost(problem: Staged) -> float:
 
 def kept_at(problem: Staged, stage: int) -> frozenset[int]:
     """Values that somebody keeps when a stage begins."""
-    return frozenset(
-        v for v, s in problem.values.items() if s.begins <= stage < s.forced_until
-    )
+    return frozenset(v for v, s in problem.values.items() if s.begins <= stage < s.forced_until)
 
 
 def least_checkmate_overhead(task: Task) -> float:
@@ -204,17 +204,18 @@ def _advance(problem, stage, costs):
                     continue
                 if not all(_comes_from(problem, order, stage, v, resident) for v in held):
                     continue
-                written = {v for v in kept_at(problem, stage) if problem.values[v].ends == stage + 1}
+                kept_now = kept_at(problem, stage)
+                written = {v for v in kept_now if problem.values[v].ends == stage + 1}
                 if _stage_fits(problem, ways, resident, target | written):
                     following[target] = cost
     return following
 
 
 def _is_read_after(problem, value, stage) -> bool:
+    if stage + 1 == len(problem.nodes):
+        return False
     readers = [i for i, node in enumerate(problem.nodes) if value in _all_reads(node)]
-    return any(
-        i > stage or problem.may_recompute(i, stage + 1) for i in readers if stage + 1 < len(problem.nodes)
-    )
+    return any(i > stage or problem.may_recompute(i, stage + 1) for i in readers)
 
 
 def _comes_from(problem, order, stage, value, resident):
@@ -275,8 +276,14 @@ def least_monet_overhead(task: Task, *, loose: bool = False) -> float:
     def crossing_fits(stage, saved):
         return all(
             crossing.outside_bytes == 0
-            or size(saved) + size(gradients(stage) - set(crossing.tangents) if stage < len(nodes)
-            else kept_at(problem, stage) - made_forward) + crossing.outside_bytes <= room
+            or size(saved)
+            + size(
+                gradients(stage) - set(crossing.tangents)
+                if stage < len(nodes)
+                else kept_at(problem, stage) - made_forward
+            )
+            + crossing.outside_bytes
+            <= room
             for crossing in problem.crossings
             if crossing.stage == stage
         )
@@ -288,7 +295,8 @@ def least_monet_overhead(task: Task, *, loose: bool = False) -> float:
             values[v].producer
             for b in range(stage, len(nodes))
             for v in nodes[b].first.reads
-            if v in made_forward and values[v].recoverable
+            if v in made_forward
+            and values[v].recoverable
             and problem.may_recompute(values[v].producer, stage)
         ]
         limit = forward if loose else max(useful, default=-1) + 1
@@ -296,9 +304,12 @@ def least_monet_overhead(task: Task, *, loose: bool = False) -> float:
             return False
         for i in range(forward):
             passed = before(saved | needed, i + 1)
-            if alive + size(passed | {v for v in old if values[v].producer > i} ) + size(
-                passed & {v for v in old if values[v].producer > i}
-            ) > room:
+            if (
+                alive
+                + size(passed | {v for v in old if values[v].producer > i})
+                + size(passed & {v for v in old if values[v].producer > i})
+                > room
+            ):
                 return False
             if i in chosen:
                 way = nodes[i].again
@@ -313,7 +324,8 @@ def least_monet_overhead(task: Task, *, loose: bool = False) -> float:
     start_kept = kept_at(problem, forward) & made_forward
     possible = {v for v in made_forward if values[v].ends > forward}
     costs = {
-        held | start_kept: 0.0 for held in subsets(possible - start_kept)
+        held | start_kept: 0.0
+        for held in subsets(possible - start_kept)
         if forward_fits(held | start_kept) and crossing_fits(forward, held | start_kept)
     }
     for stage in range(forward, len(nodes)):
@@ -332,9 +344,11 @@ def least_monet_overhead(task: Task, *, loose: bool = False) -> float:
                 total = cost + sum(nodes[i].again.cost_s for i in chosen)
                 for held in subsets(there - kept):
                     saved = held | kept
-                    if total < following.get(saved, math.inf) and stage_fits(
-                        stage, old, chosen, saved
-                    ) and crossing_fits(stage + 1, saved):
+                    if (
+                        total < following.get(saved, math.inf)
+                        and stage_fits(stage, old, chosen, saved)
+                        and crossing_fits(stage + 1, saved)
+                    ):
                         following[saved] = total
         costs = following
     best = min(costs.values(), default=math.inf)

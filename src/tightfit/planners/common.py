@@ -20,9 +20,7 @@ NO_PLAN_HERE = "proven: no plan in its own search space"
 
 def judge(task: Task, computes: Sequence[Compute]) -> Simulation:
     """Return what a schedule really takes: bytes and seconds."""
-    plan = assemble(
-        task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients
-    )
+    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
     return simulate(task.graph, plan)
 
 

@@ -74,6 +74,14 @@ PLANNERS: dict[str, Registration] = {
             ),
         ),
         Registration(
+            name="intervals",
+            function="tightfit.planners.intervals:plan_intervals",
+            summary="retention intervals on the constraint solver CP-SAT, two per value",
+            capabilities=Capabilities(
+                exact=True, extra="cpsat", reference="Bartan et al. (2023), Moccasin"
+            ),
+        ),
+        Registration(
             name="checkpoint_all",
             function="tightfit.planners.heuristics.checkpoint_all:plan_checkpoint_all",
             summary="keep everything",

@@ -61,9 +61,7 @@ def last_uses(problem: Staged) -> dict[ValueId, int]:
         again = problem.nodes[node].again
         if again is None:
             continue
-        useful = max(
-            (last[v] for v in again.writes if problem.values[v].recoverable), default=-1
-        )
+        useful = max((last[v] for v in again.writes if problem.values[v].recoverable), default=-1)
         for value in again.reads:
             last[value] = max(last[value], useful)
     return last
@@ -79,9 +77,7 @@ def liveness_residency(problem: Staged, readers: Iterable[int]) -> Residency:
     return rows
 
 
-def recompute(
-    problem: Staged, residency: Sequence[int], *, ahead: bool = True
-) -> list[Compute]:
+def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) -> list[Compute]:
     """Return the computes of the least recomputation for a given residency.
 
     Parameters
@@ -114,9 +110,7 @@ def recompute(
     return computes
 
 
-def _stage_nodes(
-    problem: Staged, stage: int, resident: int, starts: int
-) -> tuple[list[int], int]:
+def _stage_nodes(problem: Staged, stage: int, resident: int, starts: int) -> tuple[list[int], int]:
     """The nodes of one stage in index order, and the values they make."""
     wanted = [-stage]  # a heap: the largest node first
     for value in bits(starts):

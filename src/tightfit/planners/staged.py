@@ -308,9 +308,7 @@ def _outside(graph: Graph, segments: Sequence[int]) -> int:
 def _segment_ends(graph: Graph, order: Sequence[Compute]) -> list[int]:
     """For each segment, the stage at whose beginning a later one is entered."""
     return [
-        next(
-            (i for i, c in enumerate(order) if graph.ops[c.op].segment > segment.id), len(order)
-        )
+        next((i for i, c in enumerate(order) if graph.ops[c.op].segment > segment.id), len(order))
         for segment in graph.segments
     ]
 

@@ -89,9 +89,7 @@ class CheckmateProgram:
             terms = slice(program.starts[row], program.starts[row + 1])
             columns = program.indices[terms]
             if int(columns[0]) in used:
-                values[columns[0]] = -float(
-                    program.coefficients[terms][1:] @ values[columns[1:]]
-                )
+                values[columns[0]] = -float(program.coefficients[terms][1:] @ values[columns[1:]])
 
 
 def build_program(problem: Staged, stages: Sequence[Stage]) -> CheckmateProgram:

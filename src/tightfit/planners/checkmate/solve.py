@@ -196,9 +196,7 @@ class Search:
         if answer.status != "infeasible" and found > self.bound:
             self.bound, self.bound_source = found, _SOURCE
 
-    def solve(
-        self, model: CheckmateProgram, *, relax: bool, start: Floats | None = None
-    ) -> Answer:
+    def solve(self, model: CheckmateProgram, *, relax: bool, start: Floats | None = None) -> Answer:
         """Call the solver with what is left of the limits."""
         options = Options(
             seconds=self.seconds_left,

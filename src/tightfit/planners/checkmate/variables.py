@@ -67,9 +67,7 @@ class Variables:
     stages: Sequence[Stage]
     builder: ProgramBuilder
     computed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    resident: dict[tuple[int, ValueId], int] = field(
-        default_factory=dict[tuple[int, ValueId], int]
-    )
+    resident: dict[tuple[int, ValueId], int] = field(default_factory=dict[tuple[int, ValueId], int])
     freed: dict[tuple[int, ValueId, int], int] = field(
         default_factory=dict[tuple[int, ValueId, int], int]
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from tightfit.plan.plan import Compute
 from tightfit.planners.schedule import forced_residency, last_uses, recompute

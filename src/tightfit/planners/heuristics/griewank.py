@@ -84,9 +84,12 @@ def revolve_schedule(problem: Staged, places: int) -> list[Compute]:
     for reader, node in enumerate(problem.nodes):
         for value in node.first.reads:
             stored = problem.values[value]
-            if reader < start or stored.producer is None or stored.producer >= start:
-                wish(rows, value, stored.begins, reader)
-            elif groups[reader] == first_group:
+            if (
+                reader < start
+                or stored.producer is None
+                or stored.producer >= start
+                or groups[reader] == first_group
+            ):
                 wish(rows, value, stored.begins, reader)
             else:
                 begin = reader

@@ -56,10 +56,10 @@ def cheapest_that_fits(
     finally:
         progress.stop()
     if best is None:
-        least = "no proposal was judged" if tried == 0 else (
-            f"the least of {tried} proposals needs {format_bytes(int(least_bytes))}"
+        least = (
+            "no proposal was judged"
+            if tried == 0
+            else (f"the least of {tried} proposals needs {format_bytes(int(least_bytes))}")
         )
         return no_plan(started=started, proven=False, note=least)
-    return finish(
-        task, best, bound=0.0, bound_source="trivial", started=started, gap=limits.gap
-    )
+    return finish(task, best, bound=0.0, bound_source="trivial", started=started, gap=limits.gap)

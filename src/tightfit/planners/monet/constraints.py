@@ -152,9 +152,7 @@ def recomputation_memory(variables: Variables) -> None:
             column = variables.chosen[stage, node, number]
             terms.append((column, variables.units(way.workspace_bytes)))
         terms.append((recomputed, own))
-        variables.builder.row(
-            _merged(terms), upper=CAPACITY_UNITS - variables.gradients(stage)
-        )
+        variables.builder.row(_merged(terms), upper=CAPACITY_UNITS - variables.gradients(stage))
 
 
 def backward_memory(variables: Variables) -> None:

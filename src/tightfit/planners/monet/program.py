@@ -42,9 +42,9 @@ class MonetProgram:
         if len(ways) == 1:
             return ways[0]
         chosen = self.variables.chosen
-        return max(
-            enumerate(ways), key=lambda numbered: values[chosen[stage, node, numbered[0]]]
-        )[1]
+        return max(enumerate(ways), key=lambda numbered: values[chosen[stage, node, numbered[0]]])[
+            1
+        ]
 
 
 def build_program(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import msgspec
@@ -64,9 +63,7 @@ def _plan(task: Task, limits: Limits, progress: Progress, local_bound: LocalBoun
     )
 
 
-def _solve(
-    model: MonetProgram, limits: Limits, progress: Progress, started: float
-) -> Answer:
+def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: float) -> Answer:
     options = Options(
         seconds=limits.seconds - (time.perf_counter() - started),
         gap=COST_UNITS * limits.gap,

@@ -55,9 +55,7 @@ class Variables:
     local_bound: LocalBound = "tight"
     stored: dict[tuple[int, ValueId], int] = field(default_factory=dict[tuple[int, ValueId], int])
     recomputed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    chosen: dict[tuple[int, int, int], int] = field(
-        default_factory=dict[tuple[int, int, int], int]
-    )
+    chosen: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
     held: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
     @staticmethod
@@ -141,7 +139,7 @@ class Variables:
     @cached_property
     def _gradients(self) -> list[float]:
         values = self.problem.values
-        last = {value: -1 for value in values}
+        last = dict.fromkeys(values, -1)
         for node in range(self.forward, len(self.problem.nodes)):
             for way in self.implementations.first[node]:
                 for value in way.reads:
