@@ -1,8 +1,9 @@
 """Retention intervals on a constraint solver: Moccasin (Bartan et al., ICML 2023).
 
 Every value is retained during at most two intervals, or more where two do not fit, on a grid of
-events, one event per (stage, node); memory is one cumulative constraint. The model is in `intervals_model`; OR-Tools
-runs in a child process, since it cannot share one with every version of HiGHS.
+events, one event per (stage, node); memory is one cumulative constraint. The model is in
+`intervals_model`; OR-Tools runs in a child process, since it cannot share one with every version
+of HiGHS.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ from tightfit.planners.staged import Staged, staged
 from tightfit.progress import Progress
 
 __all__ = [
-    "LEAST_RETENTIONS",
-    "MOST_RETENTIONS",
     "IntervalReport",
     "IntervalTask",
     "plan_intervals",
 ]
 
-LEAST_RETENTIONS, MOST_RETENTIONS = 2, 4
+_LEAST_RETENTIONS, _MOST_RETENTIONS = 2, 4
 """Intervals per value (the paper's C): more are tried only where fewer are proven too few."""
 
 _SOURCE = "retention intervals (their own search space)"
@@ -75,8 +74,8 @@ def plan_intervals(task: Task, limits: Limits, progress: Progress) -> Outcome:
     left = limits.seconds - (time.perf_counter() - started)
     request = IntervalTask(
         problem=problem,
-        least_retentions=LEAST_RETENTIONS,
-        most_retentions=MOST_RETENTIONS,
+        least_retentions=_LEAST_RETENTIONS,
+        most_retentions=_MOST_RETENTIONS,
         seconds=left,
         gap=limits.gap,
         seed=limits.seed,

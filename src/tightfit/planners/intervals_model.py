@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -167,10 +168,10 @@ class IntervalModel:
     def _add_order(self) -> None:
         """Instances of a value follow each other; a later one exists only after the earlier."""
         for chosen in self.instances:
-            for earlier, later in zip(chosen[1:], chosen[2:], strict=False):
+            for earlier, later in pairwise(chosen[1:]):
                 self.model.add_implication(later.active, earlier.active)
         for retentions in self.retained.values():
-            for earlier, later in zip(retentions, retentions[1:], strict=False):
+            for earlier, later in pairwise(retentions):
                 assert later.instance is not None
                 self.model.add(earlier.end <= later.start).only_enforce_if(later.instance.active)
 

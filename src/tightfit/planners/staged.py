@@ -213,7 +213,7 @@ def staged(task: Task) -> Staged:
 
 
 def _usable_again(graph: Graph, order: Sequence[Compute]) -> set[ValueId]:
-    """The values a later computation may read: made by the nodes, or constant and never replaced."""
+    """The values a later computation may read: made by nodes, or constant and never replaced."""
     made = {v for c in order for v in graph.ops[c.op].alternatives[c.alternative].writes}
     given = {v.id for v in graph.values if v.is_constant or v.role == "tangent"}
     return (made | given) - {v.replaces for v in graph.values if v.replaces is not None}

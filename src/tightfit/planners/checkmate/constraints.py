@@ -123,7 +123,7 @@ def free_only_if_safe(variables: Variables) -> None:
 
 
 def doubled_values(variables: Variables) -> None:
-    """DOUBLE <= S[t,i], DOUBLE <= R[t,k]: a second instance goes with its node (not in the paper)."""
+    """DOUBLE <= S[t,i], DOUBLE <= R[t,k]: a second instance goes with its node (not theirs)."""
     for (stage, value, node), doubled in variables.doubled.items():
         computed = variables.computed[stage, node]
         resident = variables.resident[stage, value]

@@ -124,7 +124,7 @@ class Variables:
         return stored.begins <= self.forward + stage - 1 < stored.forced_until
 
     def inputs(self, way: Way) -> list[ValueId]:
-        """The forward values an implementation reads (the paper's N for forward, D for backward)."""
+        """The forward values an implementation reads (N of a forward node, D of a backward one)."""
         made = self._forward_set
         return [value for value in way.reads if value in made]
 
@@ -133,7 +133,7 @@ class Variables:
         return frozenset(self.forward_values)
 
     def gradients(self, stage: int) -> float:
-        """Units of backward values and tangents alive when a stage runs, its own output excluded."""
+        """Units of backward values and tangents alive when a stage runs, without what it makes."""
         return self._gradients[stage]
 
     @cached_property
