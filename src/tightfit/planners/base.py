@@ -36,6 +36,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         Seed of every random choice.
     workers : int
         Threads or processes a planner may use.
+    solver : str
+        What solves integer programs: ``"highs"`` or ``"gurobi"`` (extra).
     """
 
     seconds: float = 30.0
@@ -43,6 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int | None = None
     seed: int = 0
     workers: int = 2
+    solver: str = "highs"
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +78,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     exact : bool
         Given time it proves optimality in its own search space.
     respects_budget : bool
-        False for methods that produce a plan without looking at the budget (Chen sqrt(n)); it is
-        then checked against the budget afterwards.
+        False for methods that propose plans without looking at the budget (Chen sqrt(n), or Chen
+        greedy for every segment size); they are then checked against the budget afterwards.
     proves_infeasible : bool
         It can prove that no plan exists (for the given order of first computations).
     extra : str or None

@@ -27,6 +27,126 @@ PLANNERS: dict[str, Registration] = {
             summary="relieve the fullest stage by the cheapest drop, then fill what room is left",
             capabilities=Capabilities(alternatives=False),
         ),
+        Registration(
+            name="checkmate",
+            function="tightfit.planners.checkmate.solve:plan_checkmate",
+            summary="Checkmate's integer program, cold: its own relaxation, rounding and bound",
+            capabilities=Capabilities(
+                exact=True, reference="Jain et al. (2020), Checkmate, section 4"
+            ),
+        ),
+        Registration(
+            name="checkmate+",
+            function="tightfit.planners.checkmate.solve:plan_checkmate_plus",
+            summary="Checkmate's program from the default planner's plan, with its bound borrowed",
+            capabilities=Capabilities(
+                exact=True,
+                proves_infeasible=True,
+                reference="Jain et al. (2020), Checkmate, section 4",
+            ),
+        ),
+        Registration(
+            name="checkmate_split",
+            function="tightfit.planners.checkmate.solve:plan_checkmate_split",
+            summary="Checkmate's program with two stages per backward op",
+            capabilities=Capabilities(
+                exact=True, reference="Jain et al. (2020), Checkmate, section 4.10"
+            ),
+        ),
+        Registration(
+            name="checkmate_rounding",
+            function="tightfit.planners.checkmate.solve:plan_checkmate_rounding",
+            summary="two-phase rounding of Checkmate's linear relaxation",
+            capabilities=Capabilities(reference="Jain et al. (2020), Checkmate, section 5 of v3"),
+        ),
+        Registration(
+            name="monet",
+            function="tightfit.planners.monet.solve:plan_monet",
+            summary="MONeT's integer program with one implementation per op",
+            capabilities=Capabilities(exact=True, reference="Shah et al. (2021), MONeT, section 4"),
+        ),
+        Registration(
+            name="monet_loose",
+            function="tightfit.planners.monet.solve:plan_monet_loose",
+            summary="MONeT's program with the looser of its two bounds on local memory",
+            capabilities=Capabilities(
+                exact=True, reference="Shah et al. (2021), MONeT, appendix B"
+            ),
+        ),
+        Registration(
+            name="intervals",
+            function="tightfit.planners.intervals:plan_intervals",
+            summary="retention intervals on the constraint solver CP-SAT, two per value",
+            capabilities=Capabilities(
+                exact=True, extra="cpsat", reference="Bartan et al. (2023), Moccasin"
+            ),
+        ),
+        Registration(
+            name="checkpoint_all",
+            function="tightfit.planners.heuristics.checkpoint_all:plan_checkpoint_all",
+            summary="keep everything",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Jain et al. (2020), table 1"
+            ),
+        ),
+        Registration(
+            name="griewank",
+            function="tightfit.planners.heuristics.griewank:plan_griewank",
+            summary="revolve: binomial checkpointing of a chain",
+            capabilities=Capabilities(
+                linear_only=True,
+                respects_budget=False,
+                reference="Griewank and Walther (2000), algorithm 799",
+            ),
+        ),
+        Registration(
+            name="chen_sqrt",
+            function="tightfit.planners.heuristics.chen:plan_chen_sqrt",
+            summary="checkpoint every sqrt(n)-th op of a chain",
+            capabilities=Capabilities(
+                linear_only=True, respects_budget=False, reference="Chen et al. (2016), section 4"
+            ),
+        ),
+        Registration(
+            name="chen_greedy",
+            function="tightfit.planners.heuristics.chen:plan_chen_greedy",
+            summary="checkpoint a chain in segments of equal bytes, with a search over their size",
+            capabilities=Capabilities(
+                linear_only=True, respects_budget=False, reference="Chen et al. (2016), algorithm 3"
+            ),
+        ),
+        Registration(
+            name="ap_sqrt",
+            function="tightfit.planners.heuristics.chen:plan_ap_sqrt",
+            summary="checkpoint every sqrt(n)-th articulation point",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Jain et al. (2020), section 5.1.1"
+            ),
+        ),
+        Registration(
+            name="ap_greedy",
+            function="tightfit.planners.heuristics.chen:plan_ap_greedy",
+            summary="checkpoint articulation points in segments of equal bytes",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Jain et al. (2020), section 5.1.1"
+            ),
+        ),
+        Registration(
+            name="linearised_sqrt",
+            function="tightfit.planners.heuristics.chen:plan_linearised_sqrt",
+            summary="checkpoint every sqrt(n)-th op in topological order",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Jain et al. (2020), section 5.1.2"
+            ),
+        ),
+        Registration(
+            name="linearised_greedy",
+            function="tightfit.planners.heuristics.chen:plan_linearised_greedy",
+            summary="checkpoint in segments of equal bytes in topological order",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Jain et al. (2020), section 5.1.2"
+            ),
+        ),
     )
 }
 

@@ -26,9 +26,7 @@ _HEADER = struct.Struct("<Q")
 Report = Callable[[bytes], None]
 
 
-def run_in_child(
-    target: str, payload: bytes, *, seconds: float, on_report: Report
-) -> bool:
+def run_in_child(target: str, payload: bytes, *, seconds: float, on_report: Report) -> bool:
     """Call ``target(payload, report)`` in a child process.
 
     Parameters

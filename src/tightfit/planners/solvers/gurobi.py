@@ -31,7 +31,9 @@ def solve_gurobi(
     try:
         import gurobipy
     except ModuleNotFoundError as error:
-        raise MissingExtra("solver 'gurobi' needs gurobipy: pip install tightfit[gurobi]") from error
+        raise MissingExtra(
+            "solver 'gurobi' needs gurobipy: pip install tightfit[gurobi]"
+        ) from error
     grb: Any = gurobipy
     with grb.Env(params=_parameters(options)) as environment, grb.Model(env=environment) as model:
         kinds = np.where(program.integer == 1, "I", "C") if not options.relax else "C"

@@ -1,0 +1,241 @@
+"""The planners on Checkmate's program: exact, warm-started, with split stages, and rounded."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.checkmate.objective import objective_of, overhead_of
+from tightfit.planners.checkmate.program import CheckmateProgram, build_program
+from tightfit.planners.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
+from tightfit.planners.checkmate.variables import COST_UNITS, frontier_stages, split_stages
+from tightfit.planners.common import NO_PLAN_HERE, easy_answer, judge
+from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.planners.schedule import recompute, residency_of, without_waste
+from tightfit.planners.solvers import Answer, Options, solve
+from tightfit.planners.solvers.program import Floats
+from tightfit.planners.staged import Stage, Staged, staged
+from tightfit.progress import Progress
+
+__all__ = [
+    "plan_checkmate",
+    "plan_checkmate_plus",
+    "plan_checkmate_rounding",
+    "plan_checkmate_split",
+]
+
+_SOURCE = "checkmate's program (its own search space)"
+_DRAWS = 100
+_BORROWED_SHARE = 0.3
+
+
+def plan_checkmate(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Solve Checkmate's program, cold: its own relaxation, rounding and bound."""
+    problem = staged(task)
+    return _plan_exact(task, problem, frontier_stages(problem), limits, progress)
+
+
+def plan_checkmate_split(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Solve the extension that may compute a value twice before a backward op (section 4.10)."""
+    problem = staged(task)
+    return _plan_exact(task, problem, split_stages(problem), limits, progress)
+
+
+def plan_checkmate_plus(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Solve Checkmate's program from the default planner's plan, and borrow its bound."""
+    problem = staged(task)
+    started = time.perf_counter()
+    easy = easy_answer(task, problem, limits, started)
+    if easy is not None:
+        return easy
+    share = msgspec.structs.replace(limits, seconds=_BORROWED_SHARE * limits.seconds)
+    lent = plan_with(DEFAULT, task, share, progress)
+    if lent.status == "infeasible":
+        return lent
+    search = Search(task, problem, frontier_stages(problem), limits, progress, started)
+    search.bound, search.bound_source = lent.bound, f"borrowed from {DEFAULT}: {lent.bound_source}"
+    if lent.plan is None:
+        return search.run(None)
+    computes = [step for step in lent.plan.instructions if isinstance(step, Compute)]
+    return search.run(recompute(problem, residency_of(problem, computes)))
+
+
+def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Round Checkmate's relaxation in two phases; its value at the full budget is the bound."""
+    problem = staged(task)
+    started = time.perf_counter()
+    easy = easy_answer(task, problem, limits, started)
+    if easy is not None:
+        return easy
+    search = Search(task, problem, frontier_stages(problem), limits, progress, started)
+    capacity = int(ROUNDING_SHARE * problem.capacity_bytes)
+    reserved = msgspec.structs.replace(problem, capacity_bytes=capacity)
+    search.round(build_program(reserved, search.stages), _DRAWS)
+    infeasible = not search.relax(build_program(problem, search.stages), _DRAWS // 10)
+    return search.outcome(infeasible=infeasible)
+
+
+def _plan_exact(
+    task: Task, problem: Staged, stages: Sequence[Stage], limits: Limits, progress: Progress
+) -> Outcome:
+    started = time.perf_counter()
+    easy = easy_answer(task, problem, limits, started)
+    if easy is not None:
+        return easy
+    search = Search(task, problem, stages, limits, progress, started)
+    return search.run(None)
+
+
+class Search:
+    """One exact solve: relaxation, rounding, branch and bound, repair of rounding errors.
+
+    Parameters
+    ----------
+    task, problem, stages
+        What to plan.
+    started : float
+        `time.perf_counter` at the start of planning.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        problem: Staged,
+        stages: Sequence[Stage],
+        limits: Limits,
+        progress: Progress,
+        started: float,
+    ) -> None:
+        self.task = task
+        self.problem = problem
+        self.stages = stages
+        self.limits = limits
+        self.progress = progress
+        self.started = started
+        self.best: list[Compute] | None = None
+        self.best_cost_s = math.inf
+        self.bound = 0.0
+        self.bound_source = _SOURCE
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the limit."""
+        return self.limits.seconds - (time.perf_counter() - self.started)
+
+    def consider(self, computes: list[Compute]) -> int:
+        """Keep a schedule if it fits and is the cheapest so far; return its excess in bytes."""
+        useful = without_waste(self.problem, computes)
+        result = judge(self.task, useful)
+        excess = result.peak_bytes - self.task.budget_bytes
+        if excess <= 0 and result.cost_s < self.best_cost_s:
+            self.best, self.best_cost_s = useful, result.cost_s
+        return excess
+
+    def run(self, start: list[Compute] | None) -> Outcome:
+        """Solve, from a schedule if one is given, and return the outcome."""
+        model = build_program(self.problem, self.stages)
+        if start is None:
+            if not self.relax(model, _DRAWS // 10):
+                return self.outcome(infeasible=True)
+        else:
+            self.consider(start)
+        answer = self.branch(model)
+        if answer.values is not None:
+            excess = self.consider(model.computes(answer.values))
+            if excess > 0:
+                self.repair(excess)
+        return self.outcome(infeasible=answer.status == "infeasible")
+
+    def relax(self, model: CheckmateProgram, draws: int) -> bool:
+        """Solve the relaxation for a bound and round it; False if it proves infeasibility."""
+        answer = self.solve(model, relax=True)
+        self.raise_bound(answer)
+        self.round_answer(model, answer, draws)
+        return answer.status != "infeasible"
+
+    def round(self, model: CheckmateProgram, draws: int) -> None:
+        """Solve the relaxation of a tightened program, only to round it."""
+        self.round_answer(model, self.solve(model, relax=True), draws)
+
+    def round_answer(self, model: CheckmateProgram, answer: Answer, draws: int) -> None:
+        """Consider the roundings of a relaxation until time is up."""
+        if answer.values is None or any(stage.first is None for stage in self.stages):
+            return
+        rows = model.residency(answer.values)
+        for computes in rounded_schedules(self.problem, rows, draws=draws, seed=self.limits.seed):
+            self.consider(computes)
+            if self.seconds_left < 0:
+                break
+
+    def branch(self, model: CheckmateProgram) -> Answer:
+        """Branch and bound from the best schedule so far."""
+        start = None
+        if self.best is not None:
+            start = model.start(self.best)
+        answer = self.solve(model, relax=False, start=start)
+        self.raise_bound(answer)
+        return answer
+
+    def repair(self, excess_bytes: int) -> None:
+        """Solve once more with the capacity lowered: a solution exceeded it by a rounding error."""
+        capacity = self.problem.capacity_bytes - excess_bytes
+        lowered = msgspec.structs.replace(self.problem, capacity_bytes=capacity)
+        model = build_program(lowered, self.stages)
+        answer = self.solve(model, relax=False)
+        if answer.values is not None:
+            self.consider(model.computes(answer.values))
+
+    def raise_bound(self, answer: Answer) -> None:
+        """Take over a better bound of a solver."""
+        found = overhead_of(answer.bound)
+        if answer.status != "infeasible" and found > self.bound:
+            self.bound, self.bound_source = found, _SOURCE
+
+    def solve(self, model: CheckmateProgram, *, relax: bool, start: Floats | None = None) -> Answer:
+        """Call the solver with what is left of the limits."""
+        options = Options(
+            seconds=self.seconds_left,
+            gap=COST_UNITS * self.limits.gap,
+            target=objective_of(self.bound + self.limits.gap),
+            nodes=self.limits.iterations,
+            seed=self.limits.seed,
+            relax=relax,
+        )
+        return solve(
+            model.program,
+            options,
+            solver=self.limits.solver,
+            start=start,
+            progress=self.progress,
+            describe=_describe,
+        )
+
+    def outcome(self, *, infeasible: bool) -> Outcome:
+        """Turn the best schedule and the bound into an outcome."""
+        if self.best is not None:
+            return finish(
+                self.task,
+                self.best,
+                bound=min(self.bound, self.best_cost_s / self.problem.base_cost_s - 1.0)
+                if self.problem.base_cost_s > 0
+                else 0.0,
+                bound_source=self.bound_source,
+                started=self.started,
+                gap=self.limits.gap,
+            )
+        return no_plan(
+            started=self.started,
+            proven=False,
+            bound=self.bound,
+            bound_source=self.bound_source,
+            note=NO_PLAN_HERE if infeasible else "",
+        )
+
+
+def _describe(objective: float, bound: float) -> str:
+    return f"overhead {overhead_of(objective):.4f}, bound {overhead_of(bound):.4f}"

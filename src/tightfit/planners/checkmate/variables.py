@@ -1,0 +1,184 @@
+"""The variables of Checkmate's program: R, S, FREE, U, and one more for ops with many outputs.
+
+Variables that no optimal schedule needs are left out: recomputations and residency after a
+value's last possible use, FREE after the last node of a stage and where a later reader or the
+next stage surely holds the value, all of zero-byte values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tightfit.graph.ir import ValueId
+from tightfit.planners.schedule import last_uses
+from tightfit.planners.solvers import ProgramBuilder
+from tightfit.planners.staged import Stage, Staged, Way
+
+__all__ = ["Variables", "frontier_stages", "split_stages"]
+
+CAPACITY_UNITS = 1000.0
+"""The budget in the program's unit of memory; HiGHS needs coefficients of moderate size."""
+
+COST_UNITS = 100.0
+"""The cost of a step without recomputation in the program's unit: percent."""
+
+
+def frontier_stages(problem: Staged) -> tuple[Stage, ...]:
+    """Return one stage per node, each advancing the frontier (section 4.2)."""
+    return tuple(Stage(limit=node, first=node) for node in range(len(problem.nodes)))
+
+
+def split_stages(problem: Staged) -> tuple[Stage, ...]:
+    """Return two stages per backward node, so that a value can be computed twice (section 4.10)."""
+    stages: list[Stage] = []
+    for index, node in enumerate(problem.nodes):
+        if not node.is_forward:
+            stages.append(Stage(limit=index, first=None))
+        stages.append(Stage(limit=index, first=index))
+    return tuple(stages)
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The columns of the program over a list of stages.
+
+    Parameters
+    ----------
+    problem : Staged
+        The planning problem.
+    stages : sequence of Stage
+        Rows of R and S.
+    computed : dict of (stage, node) to column
+        R: the node is computed in the stage.
+    resident : dict of (stage, value) to column
+        S: the value is resident when the stage begins; stage ``len(stages)`` is the end.
+    freed : dict of (stage, value, node) to column
+        FREE: the value is freed right after the node in the stage.
+    doubled : dict of (stage, value, node) to column
+        The node is computed while the value it makes is resident: a second instance appears and
+        goes. Only for nodes that make several values (not in the paper, which has one per node).
+    used : dict of (stage, node) to column
+        U: memory while the node is computed in the stage, in units of 1/1000 of the capacity.
+    """
+
+    problem: Staged
+    stages: Sequence[Stage]
+    builder: ProgramBuilder
+    computed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    resident: dict[tuple[int, ValueId], int] = field(default_factory=dict[tuple[int, ValueId], int])
+    freed: dict[tuple[int, ValueId, int], int] = field(
+        default_factory=dict[tuple[int, ValueId, int], int]
+    )
+    doubled: dict[tuple[int, ValueId, int], int] = field(
+        default_factory=dict[tuple[int, ValueId, int], int]
+    )
+    used: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+
+    @staticmethod
+    def of(problem: Staged, stages: Sequence[Stage], builder: ProgramBuilder) -> Variables:
+        """Add all columns to the builder and return them."""
+        variables = Variables(problem=problem, stages=stages, builder=builder)
+        variables._add_computed()
+        variables._add_resident()
+        for stage in range(len(stages)):
+            variables._add_freed(stage)
+            variables._add_used(stage)
+        return variables
+
+    def way(self, stage: int, node: int) -> Way:
+        """How a node is computed in a stage: its first way at the frontier, else again."""
+        way = self.problem.nodes[node].way(self.stages[stage].first == node)
+        assert way is not None
+        return way
+
+    @cached_property
+    def nodes(self) -> list[list[int]]:
+        """For each stage, the nodes that may be computed in it, in order."""
+        nodes: list[list[int]] = [[] for _ in self.stages]
+        for stage, node in self.computed:
+            nodes[stage].append(node)
+        return nodes
+
+    @cached_property
+    def readers(self) -> list[dict[ValueId, list[int]]]:
+        """For each stage, the nodes that may read each value in it, in order."""
+        readers: list[dict[ValueId, list[int]]] = [{} for _ in self.stages]
+        for stage, node in self.computed:
+            for value in self.way(stage, node).reads:
+                readers[stage].setdefault(value, []).append(node)
+        return readers
+
+    def source(self, stage: int, value: ValueId) -> int | None:
+        """The column of R that makes the value in the stage, if any."""
+        producer = self.problem.values[value].producer
+        if producer is None:
+            return None
+        if not self.problem.makes(producer, self.stages[stage].first == producer, value):
+            return None
+        return self.computed.get((stage, producer))
+
+    def units(self, size_bytes: int) -> float:
+        """Bytes in the program's unit."""
+        return size_bytes * CAPACITY_UNITS / self.problem.capacity_bytes
+
+    def cost(self, cost_s: float) -> float:
+        """Seconds in the program's unit."""
+        base = self.problem.base_cost_s
+        return COST_UNITS * cost_s / base if base > 0 else 0.0
+
+    def _add_computed(self) -> None:
+        last = last_uses(self.problem)
+        for stage, kind in enumerate(self.stages):
+            for node in range(kind.limit):
+                again = self.problem.nodes[node].again
+                if again is None or not self.problem.may_recompute(node, kind.limit):
+                    continue
+                useful = max(
+                    (last[v] for v in again.writes if self.problem.values[v].recoverable),
+                    default=-1,
+                )
+                if useful >= kind.limit:
+                    cost = self.cost(again.cost_s)
+                    self.computed[stage, node] = self.builder.binary(cost=cost)
+            if kind.first is not None:
+                cost = self.cost(self.problem.nodes[kind.first].first.cost_s)
+                self.computed[stage, kind.first] = self.builder.binary(lower=1.0, cost=cost)
+
+    def _add_resident(self) -> None:
+        last = last_uses(self.problem)
+        limits = [stage.limit for stage in self.stages] + [len(self.problem.nodes)]
+        for value, stored in self.problem.values.items():
+            for stage, limit in enumerate(limits):
+                forced = stored.begins <= limit < stored.forced_until
+                possible = stored.begins <= limit < stored.ends and limit <= last[value]
+                if forced or possible:
+                    self.resident[stage, value] = self.builder.binary(lower=float(forced))
+
+    def _add_freed(self, stage: int) -> None:
+        nodes = self.nodes[stage]
+        first = self.stages[stage].first
+        for node in nodes[:-1]:
+            way = self.way(stage, node)
+            several = len(way.writes) > 1
+            for value in dict.fromkeys((*way.reads, *(way.writes if several else ()))):
+                stored = self.problem.values[value]
+                if not stored.size_bytes or stored.ends == stored.forced_until:
+                    continue
+                surely_read = first is not None and value in self.way(stage, first).reads
+                if not surely_read and not self.is_forced(stage + 1, value):
+                    self.freed[stage, value, node] = self.builder.binary()
+            for value in way.writes if several else ():
+                if (stage, value) in self.resident and self.problem.values[value].size_bytes:
+                    self.doubled[stage, value, node] = self.builder.binary()
+
+    def is_forced(self, stage: int, value: ValueId) -> bool:
+        """Whether the value is surely resident when the stage begins."""
+        limit = self.stages[stage].limit if stage < len(self.stages) else len(self.problem.nodes)
+        stored = self.problem.values[value]
+        return stored.begins <= limit < stored.forced_until
+
+    def _add_used(self, stage: int) -> None:
+        for node in self.nodes[stage]:
+            self.used[stage, node] = self.builder.real(lower=0.0, upper=CAPACITY_UNITS)

@@ -1,0 +1,43 @@
+"""What the planners that solve a program share: cheap answers before, a plan after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.plan.simulate import Simulation, simulate
+from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.bounds import working_set_bytes
+from tightfit.planners.staged import Staged
+from tightfit.units import format_bytes
+
+__all__ = ["NO_PLAN_HERE", "easy_answer", "judge"]
+
+NO_PLAN_HERE = "proven: no plan in its own search space"
+"""Note of an outcome whose program is infeasible: no proof for plans outside that space."""
+
+
+def judge(task: Task, computes: Sequence[Compute]) -> Simulation:
+    """Return what a schedule really takes: bytes and seconds."""
+    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
+    return simulate(task.graph, plan)
+
+
+def easy_answer(task: Task, problem: Staged, limits: Limits, started: float) -> Outcome | None:
+    """Answer without a solver where keeping everything fits or a single op does not."""
+    everything = keep_everything(task.graph)
+    if judge(task, everything).peak_bytes <= task.budget_bytes:
+        return finish(
+            task, everything, bound=0.0, bound_source="trivial", started=started, gap=limits.gap
+        )
+    needed, where = working_set_bytes(task.graph, task.gradients)
+    if needed <= task.budget_bytes and problem.capacity_bytes > 0:
+        return None
+    name = "a step" if where is None else task.graph.ops[where].target
+    return no_plan(
+        started=started,
+        proven=needed > task.budget_bytes,
+        bound_source="working set",
+        note=f"{name} alone needs {format_bytes(needed)}",
+    )

@@ -1,0 +1,120 @@
+"""Griewank and Walther's revolve: binomial checkpointing of a chain.
+
+Algorithm 799 (2000): with s places for checkpoints a chain of l steps is reversed by advancing
+to an optimal position, storing it, reversing what lies behind it, and then the part before.
+Checkpoints are stored anew while the reversal goes on, so a step may be advanced many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import comb
+
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.heuristics.checkpoints import forward_nodes, wish
+from tightfit.planners.heuristics.search import cheapest_that_fits
+from tightfit.planners.schedule import forced_residency, recompute
+from tightfit.planners.staged import Staged, staged
+from tightfit.progress import Progress
+
+__all__ = ["forward_steps", "held_checkpoints", "plan_griewank", "revolve_schedule"]
+
+
+def plan_griewank(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Return the cheapest revolve schedule that fits, over all numbers of checkpoints."""
+    problem = staged(task)
+    return cheapest_that_fits(task, _proposals(problem), limits, progress, title="revolve")
+
+
+def _proposals(problem: Staged) -> Iterator[list[Compute]]:
+    for places in range(len(forward_nodes(problem)), -1, -1):
+        yield revolve_schedule(problem, places)
+
+
+def forward_steps(length: int, places: int) -> int:
+    """Return the least number of forward steps to reverse a chain, the first sweep included.
+
+    Griewank and Walther (2000), theorem 1: r l - beta(s + 1, r - 1) with the least r such that
+    beta(s, r) = C(s + r, s) >= l; here `places` does not count the input, which is always there.
+    """
+    snapshots = places + 1
+    repeats = 0
+    while comb(snapshots + repeats, snapshots) < length:
+        repeats += 1
+    if repeats == 0:
+        return 0
+    return repeats * length - comb(snapshots + repeats, snapshots + 1)
+
+
+def held_checkpoints(length: int, places: int) -> list[frozenset[int]]:
+    """Return, for each step of a chain, which steps' results are held while it is reversed."""
+    held: list[frozenset[int]] = [frozenset()] * length
+    pending: list[tuple[int, int, int, frozenset[int]]] = [(-1, length - 1, places, frozenset())]
+    while pending:
+        start, end, free, stored = pending.pop()
+        if free == 0 or end - start <= 1:
+            for step in range(start + 1, end + 1):
+                held[step] = stored
+            continue
+        middle = start + _advance(end - start, free)
+        pending.append((start, middle, free, stored))
+        pending.append((middle, end, free - 1, stored | {middle}))
+    return held
+
+
+def _advance(length: int, places: int) -> int:
+    """How far to go before storing, so that the fewest steps are taken again."""
+    return min(
+        range(1, length),
+        key=lambda steps: (
+            steps + forward_steps(length - steps, places - 1) + forward_steps(steps, places)
+        ),
+    )
+
+
+def revolve_schedule(problem: Staged, places: int) -> list[Compute]:
+    """Return the schedule of revolve with at most `places` checkpoints besides the input."""
+    forward = forward_nodes(problem)
+    held = held_checkpoints(len(forward), places)
+    groups = _reversed_steps(problem)
+    start = len(forward)
+    rows = forced_residency(problem)
+    first_group = groups.get(start)
+    for reader, node in enumerate(problem.nodes):
+        for value in node.first.reads:
+            stored = problem.values[value]
+            if (
+                reader < start
+                or stored.producer is None
+                or stored.producer >= start
+                or groups[reader] == first_group
+            ):
+                wish(rows, value, stored.begins, reader)
+            else:
+                begin = reader
+                while begin > start and groups[begin - 1] == groups[reader]:
+                    begin -= 1
+                wish(rows, value, max(stored.begins, begin + 1), reader)
+    for stage, step in groups.items():
+        for checkpoint in held[step]:
+            for value in problem.nodes[forward[checkpoint]].first.writes:
+                if stage == start:
+                    wish(rows, value, problem.values[value].begins, stage)
+                rows[stage] |= 1 << value
+    return recompute(problem, rows, ahead=False)
+
+
+def _reversed_steps(problem: Staged) -> dict[int, int]:
+    """For each backward node, the forward step it reverses: the deepest one it reads from."""
+    groups: dict[int, int] = {}
+    forward = {node: step for step, node in enumerate(forward_nodes(problem))}
+    step = len(forward) - 1
+    for index, node in enumerate(problem.nodes):
+        if node.is_forward:
+            continue
+        producers = [problem.values[value].producer for value in node.first.reads]
+        depths = [forward[p] for p in producers if p is not None and p in forward]
+        step = min(step, max(depths, default=step))
+        groups[index] = step
+    return groups

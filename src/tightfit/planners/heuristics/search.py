@@ -1,0 +1,65 @@
+"""Take the cheapest schedule that fits among those a heuristic proposes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from tightfit.plan.assemble import assemble
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.plan.simulate import simulate
+from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.progress import Progress
+from tightfit.units import format_bytes
+
+__all__ = ["cheapest_that_fits"]
+
+
+def cheapest_that_fits(
+    task: Task,
+    proposals: Iterable[list[Compute]],
+    limits: Limits,
+    progress: Progress,
+    *,
+    title: str,
+) -> Outcome:
+    """Return the cheapest proposed schedule within the budget; the bound is the trivial one.
+
+    Proposals are judged one by one until they end, time is up, one without recomputation fits,
+    or the user interrupts. The first proposal is always judged.
+    """
+    started = time.perf_counter()
+    best: list[Compute] | None = None
+    best_cost_s = least_bytes = float("inf")
+    tried = 0
+    progress.start(title)
+    try:
+        for computes in proposals:
+            result = simulate(
+                task.graph,
+                assemble(
+                    task.graph,
+                    computes,
+                    budget_bytes=task.budget_bytes,
+                    gradients=task.gradients,
+                ),
+            )
+            tried += 1
+            least_bytes = min(least_bytes, result.peak_bytes)
+            if result.peak_bytes <= task.budget_bytes and result.cost_s < best_cost_s:
+                best, best_cost_s = computes, result.cost_s
+            progress.update(tried)
+            if (best and not result.recomputed) or time.perf_counter() - started > limits.seconds:
+                break
+    except KeyboardInterrupt:
+        pass
+    finally:
+        progress.stop()
+    if best is None:
+        least = (
+            "no proposal was judged"
+            if tried == 0
+            else (f"the least of {tried} proposals needs {format_bytes(int(least_bytes))}")
+        )
+        return no_plan(started=started, proven=False, note=least)
+    return finish(task, best, bound=0.0, bound_source="trivial", started=started, gap=limits.gap)

@@ -1,0 +1,90 @@
+"""The planners on MONeT's program."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.common import NO_PLAN_HERE, easy_answer, judge
+from tightfit.planners.monet.implementations import one_each
+from tightfit.planners.monet.objective import overhead_of
+from tightfit.planners.monet.program import MonetProgram, build_program
+from tightfit.planners.monet.variables import COST_UNITS, LocalBound
+from tightfit.planners.schedule import without_waste
+from tightfit.planners.solvers import Answer, Options, solve
+from tightfit.planners.staged import Staged, staged
+from tightfit.progress import Progress
+
+__all__ = ["plan_monet", "plan_monet_loose"]
+
+_SOURCE = "monet's program (its own search space)"
+
+
+def plan_monet(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Solve MONeT's program with one implementation per op (MONeT-NoOp)."""
+    return _plan(task, limits, progress, "tight")
+
+
+def plan_monet_loose(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Solve MONeT's program with the looser bound on local memory (appendix B, first)."""
+    return _plan(task, limits, progress, "loose")
+
+
+def _plan(task: Task, limits: Limits, progress: Progress, local_bound: LocalBound) -> Outcome:
+    started = time.perf_counter()
+    problem = staged(task)
+    easy = easy_answer(task, problem, limits, started)
+    if easy is not None:
+        return easy
+    model = build_program(problem, one_each(problem), local_bound)
+    answer = _solve(model, limits, progress, started)
+    infeasible = answer.status == "infeasible"
+    bound = 0.0 if infeasible else overhead_of(answer.bound)
+    computes, excess = _fitting(task, problem, model, answer)
+    if computes is None and excess > 0:
+        capacity = problem.capacity_bytes - excess
+        lowered = msgspec.structs.replace(problem, capacity_bytes=capacity)
+        model = build_program(lowered, one_each(lowered), local_bound)
+        again = _solve(model, limits, progress, started)
+        computes, _ = _fitting(task, problem, model, again)
+    if computes is None:
+        return no_plan(
+            started=started,
+            proven=False,
+            bound=bound,
+            bound_source=_SOURCE,
+            note=NO_PLAN_HERE if infeasible else "",
+        )
+    return finish(
+        task, computes, bound=bound, bound_source=_SOURCE, started=started, gap=limits.gap
+    )
+
+
+def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: float) -> Answer:
+    options = Options(
+        seconds=limits.seconds - (time.perf_counter() - started),
+        gap=COST_UNITS * limits.gap,
+        nodes=limits.iterations,
+        seed=limits.seed,
+    )
+    return solve(
+        model.program, options, solver=limits.solver, progress=progress, describe=_describe
+    )
+
+
+def _fitting(
+    task: Task, problem: Staged, model: MonetProgram, answer: Answer
+) -> tuple[list[Compute] | None, int]:
+    """The schedule of a solution if it fits, and else the bytes it exceeds the budget by."""
+    if answer.values is None:
+        return None, 0
+    computes = without_waste(problem, model.computes(answer.values))
+    excess = judge(task, computes).peak_bytes - task.budget_bytes
+    return (computes if excess <= 0 else None), excess
+
+
+def _describe(objective: float, bound: float) -> str:
+    return f"overhead {overhead_of(objective):.4f}, bound {overhead_of(bound):.4f}"

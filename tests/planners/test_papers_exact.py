@@ -1,0 +1,79 @@
+"""Checkmate and MONeT find the optimum of their own search space."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from support.papers import least_checkmate_overhead, least_monet_overhead, tasks
+from tightfit.plan.plan import Outcome
+from tightfit.plan.simulate import simulate
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.checkmate.solve import plan_checkmate, plan_checkmate_rounding
+from tightfit.planners.common import NO_PLAN_HERE
+from tightfit.planners.intervals import plan_intervals
+from tightfit.planners.monet.solve import plan_monet, plan_monet_loose
+from tightfit.progress import SILENT
+
+EXACT = Limits(seconds=60, gap=1e-7)
+SETTINGS = settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+def check_optimum(outcome: Outcome, least: float) -> None:
+    if math.isinf(least):
+        assert outcome.plan is None
+        assert outcome.status == "infeasible" or outcome.note == NO_PLAN_HERE
+    else:
+        assert outcome.plan is not None
+        assert outcome.overhead == pytest.approx(least, abs=2e-6)
+        assert outcome.bound <= least + 2e-6
+        assert outcome.status == "optimal"
+
+
+@SETTINGS
+@given(tasks(most_nodes=7))
+def test_checkmate_is_the_optimum_of_its_search_space(task: Task) -> None:
+    check_optimum(plan_checkmate(task, EXACT, SILENT), least_checkmate_overhead(task))
+
+
+@SETTINGS
+@given(tasks(most_nodes=7))
+def test_monet_is_the_optimum_of_its_search_space(task: Task) -> None:
+    check_optimum(plan_monet(task, EXACT, SILENT), least_monet_overhead(task))
+
+
+@SETTINGS
+@given(tasks(most_nodes=5))
+def test_monet_with_the_looser_bound_is_the_optimum_of_its_smaller_space(task: Task) -> None:
+    loose = plan_monet_loose(task, EXACT, SILENT)
+    check_optimum(loose, least_monet_overhead(task, loose=True))
+    assert plan_monet(task, EXACT, SILENT).overhead <= loose.overhead + 2e-6
+
+
+@SETTINGS
+@given(tasks(most_nodes=7))
+def test_rounding_lies_between_its_relaxation_and_the_optimum(task: Task) -> None:
+    rounded = plan_checkmate_rounding(task, EXACT, SILENT)
+    least = least_checkmate_overhead(task)
+    assert rounded.bound <= least + 2e-6
+    assert rounded.overhead >= least - 2e-6
+
+
+@settings(parent=SETTINGS, max_examples=10)
+@given(tasks(most_nodes=7))
+def test_retention_intervals_are_checkmate_with_one_recomputation_per_op(task: Task) -> None:
+    pytest.importorskip("ortools")
+    intervals = plan_intervals(task, EXACT, SILENT)
+    exact = plan_checkmate(task, EXACT, SILENT)
+    assert intervals.overhead >= exact.overhead - 2e-6
+    if exact.plan is not None:
+        again = simulate(task.graph, exact.plan).recomputed
+        if all(times == 1 for _, times in again):
+            assert intervals.overhead == pytest.approx(exact.overhead, abs=2e-6)
+            assert intervals.bound <= exact.overhead + 2e-6
