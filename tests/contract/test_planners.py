@@ -132,7 +132,8 @@ def test_the_time_limit_is_kept(planner: str) -> None:
     task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, 0.3))
     started = time.perf_counter()
     check_outcome(plan_with(planner, task, Limits(seconds=2.0, gap=0.0, workers=1)), task)
-    assert time.perf_counter() - started < 2.0 * 1.2 + 1.0
+    start_up_s = 4.0  # of a child process on a machine that does other things too
+    assert time.perf_counter() - started < 2.0 * 1.2 + start_up_s
 
 
 def test_a_method_for_chains_refuses_other_graphs() -> None:

@@ -91,7 +91,9 @@ def _exchange(
             on_report(b"")
             continue
         if message is None:
-            child.wait(timeout=max(left, 0.1))
+            # everything is reported; a child slow to end on a busy machine is killed by the caller
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(left, 1.0))
             return True
         on_report(message)
 
