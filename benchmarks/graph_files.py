@@ -59,8 +59,13 @@ def read_graph_file(path: Path, costs: str = "p100") -> GraphFile:
     return GraphFile(_graph(data["name"], values, ops, f"roofline:{costs}"), data["peak"])
 
 
-def _graph(name: str, values: list[Value], ops: tuple[Op, ...], source: str) -> Graph:
+def _graph(
+    name: str, values: list[Value], ops: tuple[Op, ...], source: str, *, one_segment: bool = False
+) -> Graph:
+    """In one segment a mask may be made at any time; in two only in the forward pass."""
     segments = (Segment(id=0, phase="forward"), Segment(id=1, phase="backward"))
+    if one_segment:
+        segments = segments[:1]
     return validate_graph(
         Graph(name=name, values=tuple(values), ops=ops, segments=segments, cost_source=source)
     )
@@ -73,14 +78,13 @@ def _with_alternatives(data: dict[str, Any]) -> GraphFile:
         Op(
             id=node["id"],
             target=node["op"],
-            segment=int(node["phase"] == "bwd"),
             required=node["required"],
             pinned=None if node["recomputable"] else "not recomputable in the file",
             alternatives=tuple(_alternatives(node)),
         )
         for node in nodes
     )
-    graph = _graph(data["name"], values, ops, "roofline:p100")
+    graph = _graph(data["name"], values, ops, "roofline:p100", one_segment=True)
     return GraphFile(graph, data["reference_peak"], data["reference_cost_us"] * MICROSECOND)
 
 

@@ -32,7 +32,7 @@ def move(schedule: _engine.Schedule, problem: EngineProblem, random_: random.Ran
     else:
         op = random_.randrange(schedule.stages)
         ways = problem.engine.first_alternatives(op)
-        schedule.select(op, random_.choice(ways), -1)
+        schedule.select(op, random_.choice(ways), -1, random_.random() < 0.5)
 
 
 def wander(schedule: _engine.Schedule, problem: EngineProblem, seed: int, moves: int) -> None:

@@ -155,7 +155,9 @@ class _Search:
             fates = {self.graph.values[v].fate for v in way.writes}
             if way.use == "first" or "handed_over" in fates or self.replaced & set(way.reads):
                 continue
-            if not op.required or "written_back" in fates:
+            if "written_back" in fates:
+                continue
+            if not op.required and (way.use != "any" or op.segment != segment):
                 continue
             for cost, after in self.run_way(way, alive):
                 yield cost, (done, after, taken)

@@ -156,10 +156,10 @@ void Schedule::run_option(int stage, Computed& computed, Bytes live, Entry& entr
     for (int k = 0; chosen < 0 && k < static_cast<int>(options.size()); ++k) {
         if (options[k].overwrites >= 0 && !may_overwrite(stage, computed, options[k])) continue;
         const Bytes bytes = bytes_of(options[k]);
-        if (bytes <= budget_) {
+        if (fastest_ || bytes <= budget_) {
             chosen = k;
             least = bytes;
-            entry.slack_up = std::min(entry.slack_up, budget_ - bytes);
+            if (!fastest_) entry.slack_up = std::min(entry.slack_up, budget_ - bytes);
         } else {
             entry.slack_down = std::min(entry.slack_down, bytes - budget_);
             if (bytes < least) {

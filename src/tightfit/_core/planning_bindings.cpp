@@ -82,7 +82,8 @@ void bind_problem(nb::module_& module) {
     nb::class_<Problem>(module, "Problem")
         .def(nb::init<>())
         .def("add_value", &Problem::add_value, "size"_a, "producer"_a, "kept_until"_a, "state"_a)
-        .def("add_op", &Problem::add_op, "required"_a, "crossing"_a, "program"_a)
+        .def("add_op", &Problem::add_op, "required"_a, "crossing"_a, "program"_a,
+             "segment"_a)
         .def("add_alternative", &Problem::add_alternative, "op"_a, "reads"_a, "writes"_a,
              "first"_a, "again"_a)
         .def("add_option", &Problem::add_option, "op"_a, "alternative"_a, "cost"_a,
@@ -97,6 +98,7 @@ void bind_problem(nb::module_& module) {
                  return ways;
              },
              "op"_a)
+        .def_ro("has_trade_offs", &Problem::has_trade_offs)
         .def_prop_ro("op_count", &Problem::op_count)
         .def_prop_ro("value_count", &Problem::value_count);
 }
@@ -128,11 +130,13 @@ void bind_schedule(nb::module_& module) {
         .def("resident", &Schedule::resident, "value"_a, "stage"_a)
         .def("drop", &Schedule::drop, "value"_a, "stage"_a)
         .def("retain", &Schedule::retain, "op"_a, "stage"_a)
-        .def("select", &Schedule::select, "op"_a, "first"_a, "again"_a)
+        .def("select", &Schedule::select, "op"_a, "first"_a, "again"_a, "keep"_a)
         .def("mark", &Schedule::mark)
         .def("undo_to", &Schedule::undo_to, "mark"_a)
         .def("commit", &Schedule::commit)
         .def("set_budget", &Schedule::set_budget, "budget"_a)
+        .def("set_fastest", &Schedule::set_fastest, "fastest"_a,
+             nb::call_guard<nb::gil_scoped_release>())
         .def("keep_everything", &Schedule::keep_everything)
         .def("words",
              [](const Schedule& s) { return resident_words(s.snapshot(), s.problem()); })

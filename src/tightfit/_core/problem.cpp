@@ -30,11 +30,12 @@ int Problem::add_value(Bytes size, int producer, int kept_until, bool state) {
     return value_count() - 1;
 }
 
-int Problem::add_op(bool required, bool crossing, int program) {
+int Problem::add_op(bool required, bool crossing, int program, int segment) {
     Op op{};
     op.required = required;
     op.crossing = crossing;
     op.program = program;
+    op.segment = segment;
     ops.push_back(std::move(op));
     return op_count() - 1;
 }
@@ -74,15 +75,13 @@ void Problem::link(int op) {
     for (int a = 0; a < count; ++a) {
         Alternative& alternative = node.alternatives[a];
         check_alternative(op, alternative);
-        std::sort(alternative.options.begin(), alternative.options.end(),
-                  [](const Option& x, const Option& y) {
-                      return std::tie(x.cost, x.workspace, x.alternative, x.variant) <
-                             std::tie(y.cost, y.workspace, y.alternative, y.variant);
-                  });
+        sort_options(alternative);
         alternative.must_overwrite = alternative.options.front().overwrites;
         for (const Option& option : alternative.options)
             if (option.overwrites < 0) alternative.must_overwrite = -1;
         has_options = has_options || alternative.options.size() > 1;
+        has_trade_offs =
+            has_trade_offs || alternative.options.front().cost < alternative.options.back().cost;
         node.recomputable = node.recomputable || alternative.again;
         if (alternative.first && node.first_choice < 0) node.first_choice = a;
         for (int value : alternative.writes) values[value].writers |= Mask{1} << a;
@@ -96,6 +95,17 @@ void Problem::link(int op) {
     require(node.first_choice >= 0, "no alternative of an op serves its first computation");
 }
 
+void Problem::sort_options(Alternative& alternative) const {
+    const auto bytes = [this](const Option& option) {
+        return option.workspace - (option.overwrites < 0 ? 0 : values[option.overwrites].size);
+    };
+    std::sort(alternative.options.begin(), alternative.options.end(),
+              [&](const Option& x, const Option& y) {
+                  return std::make_tuple(x.cost, bytes(x), x.alternative, x.variant) <
+                         std::make_tuple(y.cost, bytes(y), y.alternative, y.variant);
+              });
+}
+
 void Problem::check_alternative(int op, const Alternative& alternative) const {
     require(!alternative.options.empty(), "an alternative has no option");
     for (int value : alternative.writes)
@@ -107,8 +117,9 @@ void Problem::check_alternative(int op, const Alternative& alternative) const {
 }
 
 bool Problem::may_recompute(int op, int stage) const {
-    return ops[op].recomputable && !ops[stage].crossing &&
-           ops[op].program == ops[stage].program;
+    if (!ops[op].recomputable || ops[stage].crossing) return false;
+    return ops[op].required ? ops[op].program == ops[stage].program
+                            : ops[op].segment == ops[stage].segment;
 }
 
 }  // namespace tightfit

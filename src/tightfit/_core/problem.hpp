@@ -27,7 +27,7 @@ struct Alternative {
     std::vector<int> reads;  // every value read, its own op's values included
     std::vector<int> own_reads;  // values of the op itself, which must have stayed resident
     std::vector<int> writes;
-    std::vector<Option> options;  // by cost, then workspace
+    std::vector<Option> options;  // by cost, then bytes
     bool first;  // may serve the first computation
     bool again;  // may serve a later one
     int must_overwrite = -1;  // value gone afterwards because every option overwrites it, or -1
@@ -38,6 +38,7 @@ struct Op {
     bool required;  // false: computed only if somebody reads it
     bool crossing;  // a segment crossing: costs nothing, nothing is recomputed in its stage
     int program;  // recomputed only in stages of the same program
+    int segment;  // an op that is not required is computed only in stages of its own segment
     int first_choice = 0;  // alternative of the first computation before any move
     std::vector<Alternative> alternatives;
     bool recomputable = false;
@@ -61,7 +62,7 @@ struct Value {
 class Problem {
 public:
     int add_value(Bytes size, int producer, int kept_until, bool state);
-    int add_op(bool required, bool crossing, int program);
+    int add_op(bool required, bool crossing, int program, int segment);
     int add_alternative(int op, std::vector<int> reads, std::vector<int> writes, bool first,
                         bool again);
     void add_option(int op, int alternative, Cost cost, Bytes workspace, int overwrites,
@@ -76,10 +77,12 @@ public:
     std::vector<Op> ops;
     std::vector<Value> values;
     bool has_options = false;  // some alternative has more than one option
+    bool has_trade_offs = false;  // ... that cost differently
 
 private:
     void link(int op);
     void check_alternative(int op, const Alternative& alternative) const;
+    void sort_options(Alternative& alternative) const;
 };
 
 }  // namespace tightfit

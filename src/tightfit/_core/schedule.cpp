@@ -288,6 +288,11 @@ void Schedule::repair(const Repair& repair) {
             set_range(value, stage + 1, stage + 1, false);
         return;
     }
+    keep_until(value, stage);
+}
+
+// Keep a value from its last instance up to the start of a stage.
+void Schedule::keep_until(int value, int stage) {
     if (resident_.get(value, stage)) return;
     const int held = resident_.previous(value, stage);
     const int written = previous_write(value, stage - 1);
@@ -324,12 +329,14 @@ bool Schedule::retain(int op, int stage) {
     return any;
 }
 
-bool Schedule::select(int op, int first, int again) {
+bool Schedule::select(int op, int first, int again, bool keep) {
     if (first == first_choice_[op] && again == again_choice_[op]) return false;
     std::vector<std::pair<int, int>> before;
     for (int stage = next_computed(op, op); stage < stages_; stage = next_computed(op, stage + 1))
         before.emplace_back(stage, alternative_at(op, stage));
     set_choice(op, first, again);
+    if (keep)
+        for (int value : problem_->ops[op].alternatives[first].reads) keep_until(value, op);
     flush();
     for (const auto& [stage, alternative] : before)
         for (int value : problem_->ops[op].alternatives[alternative].reads) trim(value, stage);

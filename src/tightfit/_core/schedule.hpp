@@ -72,7 +72,9 @@ public:
     void flush();
     bool drop(int value, int stage);  // free it around the stage, compute it again at its next use
     bool retain(int op, int stage);  // keep what a recomputation in the stage makes
-    bool select(int op, int first, int again);  // other alternatives; again = -1: the cheapest
+    // Other alternatives (again = -1: the cheapest); `keep`: what the first computation reads now
+    // is kept for it rather than computed again.
+    bool select(int op, int first, int again, bool keep);
 
     std::size_t mark() const { return log_size_; }
     void undo_to(std::size_t mark);
@@ -82,6 +84,9 @@ public:
 
     // ---- whole states; these end the transaction
     void set_budget(Bytes budget);
+    // True: every op takes its cheapest option even where it does not fit, so that a search sees
+    // the overflow; false: the cheapest that fits.
+    void set_fastest(bool fastest);
     void keep_everything();
     Snapshot snapshot() const;
     void load(const Snapshot& snapshot);
@@ -131,6 +136,7 @@ private:
     void trim(int value, int stage);
     void clear_until(int value, int stage);
     void repair(const Repair& repair);
+    void keep_until(int value, int stage);
     int alternative_at(int op, int stage) const;
     bool reads_at(const Reader& reader, int stage) const;
     bool recomputes(int stage) const;
@@ -141,6 +147,7 @@ private:
     std::shared_ptr<const Problem> problem_;
     int stages_;
     Bytes budget_;
+    bool fastest_ = false;
     Cost cost_ = 0;
     Bytes overflow_ = 0;
     BitMatrix resident_;  // value x stage 0..stages

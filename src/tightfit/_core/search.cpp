@@ -8,6 +8,7 @@ namespace tightfit {
 namespace {
 
 constexpr double kLastResort = 1e200;
+constexpr double kKeepReads = 0.75;  // how often a new alternative's reads are kept for it
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -253,12 +254,13 @@ void Search::select_best(int op) {
     const int now = schedule_.first_choice(op);
     double best = 0;
     int chosen = -1;
+    const bool keep = random_.uniform() < kKeepReads;
     const std::size_t mark = schedule_.mark();
     const double rate = 1e-3 * static_cast<double>(schedule_.cost()) /
                         static_cast<double>(std::max<Bytes>(1, schedule_.budget()));
     for (int k = 0; k < static_cast<int>(alternatives.size()); ++k) {
         if (k == now || !alternatives[k].first) continue;
-        schedule_.select(op, k, schedule_.again_choice(op));
+        schedule_.select(op, k, schedule_.again_choice(op), keep);
         const double score = static_cast<double>(schedule_.cost()) +
                              rate * static_cast<double>(schedule_.overflow());
         schedule_.undo_to(mark);
@@ -267,13 +269,14 @@ void Search::select_best(int op) {
             chosen = k;
         }
     }
-    if (chosen >= 0) schedule_.select(op, chosen, schedule_.again_choice(op));
+    if (chosen >= 0) schedule_.select(op, chosen, schedule_.again_choice(op), keep);
 }
 
 void Search::perturb_choices(int count) {
     const int ops = static_cast<int>(choosers_.size());
     const auto change = [&](int op) {
-        schedule_.select(op, random_first(op), schedule_.again_choice(op));
+        schedule_.select(op, random_first(op), schedule_.again_choice(op),
+                         random_.uniform() < kKeepReads);
     };
     switch (random_.below(3)) {
         case 0:

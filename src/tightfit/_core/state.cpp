@@ -110,6 +110,12 @@ void Schedule::set_budget(Bytes budget) {
     commit();
 }
 
+void Schedule::set_fastest(bool fastest) {
+    if (fastest_ == fastest) return;
+    fastest_ = fastest;
+    set_budget(budget_);
+}
+
 std::string Schedule::check() const {
     const auto where = [](const char* what, int stage) {
         return std::string(what) + " of stage " + std::to_string(stage);

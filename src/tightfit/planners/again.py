@@ -21,21 +21,22 @@ def has_plain_twin(op: Op, alternative: Alternative) -> bool:
 def ways_again(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return, per op, the alternatives by which a plan of the engine may compute it again.
 
-    Left out: pinned and optional ops; alternatives that serve the first computation only, make a
+    Left out: pinned ops; alternatives that serve the first computation only, make a
     finished gradient or a written-back value twice, read a constant that is replaced during the
     step, cannot avoid to overwrite what they read, or read what is overwritten and cannot be
-    computed again itself.
+    computed again itself. An optional op may run for the first time late, in its own segment
+    only, so its alternatives have to serve first and later computations.
     """
     replaced = {v.replaces for v in graph.values if v.fate == "written_back"}
     once = {v.id for v in graph.values if v.fate in ("handed_over", "written_back")}
     lost = _lost_values(graph)
     return tuple(
         ()
-        if op.pinned is not None or not op.required
+        if op.pinned is not None
         else tuple(
             number
             for number, way in enumerate(op.alternatives)
-            if way.use != "first"
+            if (way.use != "first" if op.required else way.use == "any")
             and (way.overwrites is None or has_plain_twin(op, way))
             and once.isdisjoint(way.writes)
             and replaced.isdisjoint(way.reads)

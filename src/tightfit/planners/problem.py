@@ -76,6 +76,8 @@ class EngineProblem:
         Per op: whether it runs even if nobody reads what it makes.
     programs : tuple of int
         Per op: its program, -1 for a crossing.
+    segments : tuple of int
+        Per op: its segment.
     """
 
     engine: _engine.Problem
@@ -91,6 +93,7 @@ class EngineProblem:
     ways: tuple[tuple[Way, ...], ...]
     required: tuple[bool, ...]
     programs: tuple[int, ...]
+    segments: tuple[SegmentId, ...]
 
     def overhead(self, cost: int) -> float:
         """Return a cost of the engine as a fraction above the baseline."""
@@ -156,6 +159,7 @@ class _Builder:
         self.ways: list[list[Way]] = []
         self.required: list[bool] = []
         self.programs: list[int] = []
+        self.segments: list[SegmentId] = []
         self.order = self._order()
         self.end = len(self.order)
 
@@ -188,6 +192,7 @@ class _Builder:
             ways=tuple(tuple(ways) for ways in self.ways),
             required=tuple(self.required),
             programs=tuple(self.programs),
+            segments=tuple(self.segments),
         )
 
     def _order(self) -> list[tuple[SegmentId, Op | None]]:
@@ -211,7 +216,7 @@ class _Builder:
 
     def _add_crossing(self, position: int, segment: SegmentId, read: set[ValueId]) -> None:
         self.graph_ops.append(_CROSSING)
-        self._add_engine_op(required=True, crossing=True, program=-1)
+        self._add_engine_op(required=True, crossing=True, program=-1, segment=segment)
         first_compute = next(
             (p for p in range(position, self.end) if self.order[p][1] is not None), self.end
         )
@@ -228,8 +233,13 @@ class _Builder:
         self.engine.add_option(position, number, 0, workspace, -1, 0, 0)
         self.ways[position].append(Way((), tuple(writes), 0, workspace, True, False))
 
-    def _add_engine_op(self, *, required: bool, crossing: bool, program: int) -> None:
-        self.engine.add_op(required=required, crossing=crossing, program=program)
+    def _add_engine_op(
+        self, *, required: bool, crossing: bool, program: int, segment: SegmentId
+    ) -> None:
+        self.engine.add_op(
+            required=required, crossing=crossing, program=program, segment=segment
+        )
+        self.segments.append(segment)
         self.ways.append([])
         self.required.append(required)
         self.programs.append(program)
@@ -248,7 +258,9 @@ class _Builder:
         self.graph_ops.append(op.id)
         self.engine_ops[op.id] = position
         program = self.graph.segments[op.segment].program
-        self._add_engine_op(required=op.required, crossing=False, program=program)
+        self._add_engine_op(
+            required=op.required, crossing=False, program=program, segment=op.segment
+        )
 
     def _add_outputs(
         self, position: int, op: Op, segment_end: int, overwritten: set[ValueId | None]

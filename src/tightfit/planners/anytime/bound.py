@@ -52,9 +52,8 @@ class CutLoop:
         The problem.
     pool : Pool
         Where results go.
-    margin : float
-        Part of the budget left unused in the program's memory rows; with one the program only
-        gives seeds.
+    solver : str
+        What solves the programs.
     """
 
     def __init__(self, outline: Outline, pool: Pool, solver: str) -> None:
@@ -67,6 +66,15 @@ class CutLoop:
         self.finished = False
         self.exact = False  # solve the present cuts as exactly as it gets: there is no next one
         self.stop_event = threading.Event()
+
+    def seed(self, margin: float, seconds: float, nodes: int | None = None) -> None:
+        """Solve the one-cut program with part of the budget left free, for a seed only."""
+        budget = int((1.0 - margin) * self.problem.budget_bytes)
+        model = cut_program(self.outline, budget, self.cuts[:1])
+        answer = self._solve(model, seconds, nodes, in_child=False)
+        if answer.values is not None:
+            complete(model, answer, self.schedule)
+            self.pool.add_seed(Candidate.of(self.schedule))
 
     def round(self, seconds: float, nodes: int | None = None, *, in_child: bool = False) -> None:
         """Solve the program with the present cuts, report, and choose the next cut."""

@@ -21,7 +21,7 @@ def complete(model: CutProgram, answer: Answer, schedule: _engine.Schedule) -> N
     """
     schedule.keep_everything()
     for op, way in model.chosen_ways(answer).items():
-        schedule.select(op, way, -1)
+        schedule.select(op, way, -1, False)
     schedule.commit()
     schedule.load_ranges(_Completion(model, answer).ranges())
 

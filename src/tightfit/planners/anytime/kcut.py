@@ -139,12 +139,17 @@ def _computations(model: CutProgram, k: int, allowed: Collection[int] | None) ->
     outline = model.outline
     first, end = model.window(k)
     programs = set(outline.problem.programs[first:end])
+    segments = set(outline.problem.segments[first:end])
     for op in range(end):
         if op >= first:
             cost = _cost(model, outline.first_cost[op])
             lower = 1.0 if outline.problem.required[op] else 0.0
             model.computed[k, op] = model.builder.binary(lower=lower, cost=cost)
-        elif outline.recomputable[op] and outline.problem.programs[op] in programs:
+        elif outline.recomputable[op] and (
+            outline.problem.programs[op] in programs
+            if outline.problem.required[op]
+            else outline.problem.segments[op] in segments
+        ):
             cost = _cost(model, outline.again_cost[op])
             upper = 1.0 if allowed is None or op in allowed else 0.0
             model.computed[k, op] = model.builder.binary(upper=upper, cost=cost)

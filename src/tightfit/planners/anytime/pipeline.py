@@ -34,6 +34,7 @@ __all__ = ["FirstPlan", "plan_anytime", "run_anytime"]
 _LARGE = 1000  # ops from which on long searches beat many short ones
 _FIRST_SOLVE_S = 1.0
 _DESCENT_S = 2.0
+_MARGINS = (0.02, 0.05, 0.1)
 _LIMIT_S = 1.0
 _JOB_ITERATIONS = 50  # per piece of search under an iteration limit
 _NODES = 2000  # branch-and-bound nodes per program under an iteration limit
@@ -139,6 +140,8 @@ class _Run:
         self.outline = outline(problem)
         self.first: FirstPlan | None = None
         self.jobs = 0
+        self.trade_offs = problem.engine.has_trade_offs
+        self.choices = any(self.outline.has_choice(op) for op in range(self.outline.ops))
         self.iterations_left = limits.iterations
         workers = max(1, limits.workers)
         self.schedules = [
@@ -169,6 +172,7 @@ class _Run:
         deadline = self.started + self.limits.seconds
         loop.round(min(_FIRST_SOLVE_S, max(0.05, 0.15 * self.left())))
         self.repair_seeds()
+        self.seed_with_margins(loop)
         if self.pool.done or self.left() < 0.1:
             return
         with BoundWorker(loop, deadline) as worker, ThreadPoolExecutor() as threads:
@@ -205,6 +209,8 @@ class _Run:
                 loop.round(1e4, _NODES)
                 rounds += 1
                 self.repair_seeds()
+                if rounds == 1:
+                    self.seed_with_margins(loop, _NODES)
             with ThreadPoolExecutor() as threads:
                 for _ in range(2):
                     self.run([self.next_job() for _ in self.schedules], threads)
@@ -260,12 +266,20 @@ class _Run:
             iterations=iterations,
             seed=self.limits.seed * 1_000_003 + self.jobs,
             target=self.pool.target,
+            fastest=self.trade_offs and self.random.random() < 0.5,
         )
 
     def repair_seeds(self) -> None:
         """Bring completed programs below the budget."""
         while not self.pool.done and (seed := self.pool.take_seed()) is not None:
             self.run([self.job(seed, 1e-4, COARSE, 0.0)])
+
+    def seed_with_margins(self, loop: CutLoop, nodes: int | None = None) -> None:
+        """With alternatives, programs that leave room repair better (planning.md, section 4)."""
+        for margin in _MARGINS if self.choices else ():
+            if not self.pool.done and self.left() > 1.0:
+                loop.seed(margin, min(_FIRST_SOLVE_S, 0.1 * self.left()), nodes)
+                self.repair_seeds()
 
     def next_job(self) -> Job:
         """Choose what to search next."""

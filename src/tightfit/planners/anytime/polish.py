@@ -41,6 +41,9 @@ class Job:
         None: keep everything.
     iterations : int
         Negative: `seconds` limits the job instead.
+    fastest : bool
+        Search with the cheapest variant of every op, so that a workspace that does not fit shows
+        as overflow to be relieved and not as a slower variant; the result may use any.
     """
 
     start: Candidate | None
@@ -50,10 +53,12 @@ class Job:
     iterations: int
     seed: int
     target: int
+    fastest: bool = False
 
 
 def polish(problem: EngineProblem, schedule: _engine.Schedule, job: Job) -> Candidate | None:
     """Run a job on a schedule of its own; return what it ends with if that fits the budget."""
+    schedule.set_fastest(job.fastest)
     if job.start is None:
         schedule.keep_everything()
     else:
@@ -64,4 +69,7 @@ def polish(problem: EngineProblem, schedule: _engine.Schedule, job: Job) -> Cand
         hot = job.hot * problem.baseline_cost
         cold = min(job.hot, _COLD) * problem.baseline_cost
         search.improve(job.seconds, job.iterations, hot, cold, job.target)
+    if job.fastest:
+        schedule.set_fastest(False)
+        search.descend(1e9 if job.iterations >= 0 else max(1.0, job.seconds))
     return Candidate.of(schedule) if schedule.fits else None
