@@ -73,6 +73,20 @@ def test_the_command_line_is_frozen() -> None:
         "show": {"FILE", "GRAPH", "--costs", "--json"},
         "verify": {"PLAN", "GRAPH", "--costs", "--json"},
         "minimum": {"GRAPH", "--time-limit", "--gradients", "--costs", "--json"},
+        "compare": {
+            "GRAPH",
+            "--budgets",
+            "--planners",
+            "--time-limit",
+            "--workers",
+            "--solver",
+            "--seed",
+            "--gradients",
+            "--costs",
+            "--output",
+            "-o",
+            "--json",
+        },
     }
 
 

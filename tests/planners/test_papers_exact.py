@@ -11,10 +11,15 @@ from support.papers import least_checkmate_overhead, least_monet_overhead, tasks
 from tightfit.plan.plan import Outcome
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.checkmate.solve import plan_checkmate, plan_checkmate_rounding
+from tightfit.planners.checkmate.solve import (
+    plan_checkmate,
+    plan_checkmate_rounding,
+    plan_checkmate_split,
+)
 from tightfit.planners.common import NO_PLAN_HERE
 from tightfit.planners.intervals import plan_intervals
 from tightfit.planners.monet.solve import plan_monet, plan_monet_loose
+from tightfit.planners.registry import PLANNERS, plan_with
 from tightfit.progress import SILENT
 
 EXACT = Limits(seconds=60, gap=1e-7)
@@ -77,3 +82,31 @@ def test_retention_intervals_are_checkmate_with_one_recomputation_per_op(task: T
         if all(times == 1 for _, times in again):
             assert intervals.overhead == pytest.approx(exact.overhead, abs=2e-6)
             assert intervals.bound <= exact.overhead + 2e-6
+
+
+@settings(parent=SETTINGS, max_examples=60)
+@given(tasks(most_nodes=7))
+def test_no_baseline_beats_the_optimum(task: Task) -> None:
+    """Every heuristic's schedule lies in Checkmate's search space, as its section 5.2 says."""
+    exact = plan_checkmate(task, EXACT, SILENT)
+    for name, entry in PLANNERS.items():
+        if ".heuristics." in entry.function and not entry.capabilities.linear_only:
+            found = plan_with(name, task, EXACT)
+            assert exact.overhead <= found.overhead + 2e-6, name
+
+
+@settings(parent=SETTINGS, max_examples=40)
+@given(tasks(most_nodes=7))
+def test_a_warm_start_changes_nothing_about_the_optimum(task: Task) -> None:
+    limits = Limits(seconds=20, gap=1e-7, iterations=20, workers=1)
+    warm = plan_with("checkmate+", task, limits)
+    cold = plan_checkmate(task, EXACT, SILENT)
+    assert warm.overhead <= cold.overhead + 2e-6
+    assert warm.bound <= cold.overhead + 2e-6
+
+
+@settings(parent=SETTINGS, max_examples=40)
+@given(tasks(most_nodes=6))
+def test_split_stages_only_add_schedules(task: Task) -> None:
+    split = plan_checkmate_split(task, EXACT, SILENT)
+    assert split.overhead <= plan_checkmate(task, EXACT, SILENT).overhead + 2e-6

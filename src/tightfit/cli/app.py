@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 import tightfit
+from tightfit.cli.compare import compare_planners
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.plan import plan
@@ -26,6 +27,7 @@ app = App(
 )
 for command in (plan, show, verify, minimum):
     app.command(command)
+app.command(compare_planners, name="compare")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

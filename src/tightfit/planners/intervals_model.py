@@ -223,14 +223,11 @@ class IntervalModel:
     def hint_solution(self, solver: Any) -> None:
         """Start the search from the solver's last solution."""
         self.model.clear_hints()
-        for chosen in self.instances:
-            for instance in chosen[1:]:
-                self.model.add_hint(instance.active, solver.value(instance.active))
-                self.model.add_hint(instance.start, solver.value(instance.start))
-        for retentions in self.retained.values():
-            for retention in retentions:
-                if not isinstance(retention.end, int):
-                    self.model.add_hint(retention.end, solver.value(retention.end))
+        again = [instance for chosen in self.instances for instance in chosen[1:]]
+        hinted = [variable for instance in again for variable in (instance.active, instance.start)]
+        hinted += [retention.end for chosen in self.retained.values() for retention in chosen]
+        for variable in {variable.index: variable for variable in hinted}.values():
+            self.model.add_hint(variable, solver.value(variable))
 
     def computes(self, value_of: Callable[[Any], int]) -> tuple[Compute, ...]:
         """The computes of a solution in the order of their events."""
@@ -294,6 +291,7 @@ def _reach_capacity(model: IntervalModel, task: IntervalTask, started: float) ->
     solver = _solver(task, (task.seconds - (time.perf_counter() - started)) / 2)
     solver.parameters.absolute_gap_limit = 0.0
     answer = solver.solve(model.model)
+    assert answer != cp_model.MODEL_INVALID, model.model.validate()
     if answer not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return "infeasible" if answer == cp_model.INFEASIBLE else "unknown"
     if solver.best_objective_bound > 0.5:
@@ -310,6 +308,7 @@ def _minimise_cost(
     model.model.minimize(model.recomputation_cost())
     solver = _solver(task, task.seconds - (time.perf_counter() - started))
     answer = solver.solve(model.model, _Watch(model, report))
+    assert answer != cp_model.MODEL_INVALID, model.model.validate()
     if answer == cp_model.INFEASIBLE:
         return "infeasible", 0.0
     return "feasible", max(0.0, solver.best_objective_bound / _COST_UNITS)

@@ -2,7 +2,7 @@
 
 Solvers overrun their limits inside presolve or one large linear program, cannot be interrupted
 there, and some cannot be loaded into one process. A child can be killed; what it reported until
-then is kept. It runs this module, never the user's main module, and imports no torch.
+then is kept. It runs `main`, never the user's main module, and imports no torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-__all__ = ["run_in_child"]
+__all__ = ["main", "run_in_child"]
 
 _HEADER = struct.Struct("<Q")
+_PROGRAM = "from tightfit.planners.solvers.child import main; main()"
 Report = Callable[[bytes], None]
 
 
@@ -54,7 +55,7 @@ def run_in_child(target: str, payload: bytes, *, seconds: float, on_report: Repo
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tightfit.planners.solvers.child", target],
+            [sys.executable, "-c", _PROGRAM, target],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -109,7 +110,7 @@ def _read_all(stream: BinaryIO, inbox: queue.SimpleQueue[bytes | None]) -> None:
     inbox.put(None)
 
 
-def _main() -> None:
+def main() -> None:
     """Serve one call: the payload from standard input, reports to standard output."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -121,7 +122,3 @@ def _main() -> None:
         out.flush()
 
     getattr(importlib.import_module(module), name)(payload, report)
-
-
-if __name__ == "__main__":
-    _main()

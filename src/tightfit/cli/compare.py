@@ -1,0 +1,113 @@
+"""``tightfit compare``: several planners at several budgets, side by side."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from tightfit.cli.comparison import comparison_csv, comparison_table, overhead_plot
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.output import print_result
+from tightfit.cli.target import load_target
+from tightfit.errors import BadInput
+from tightfit.files import write_atomically
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import budget_of_ratio
+from tightfit.planners.base import Limits
+from tightfit.planners.compare import ComparisonRow, compare, planners_named
+from tightfit.units import parse_bytes
+
+__all__ = ["compare_planners"]
+
+
+def compare_planners(
+    graph: str,
+    /,
+    *,
+    budgets: str,
+    planners: str = "all",
+    time_limit: float = Limits().seconds,
+    workers: int = Limits().workers,
+    solver: Literal["highs", "gurobi"] = "highs",
+    seed: int = 0,
+    gradients: Literal["fresh", "accumulated"] = "fresh",
+    costs: str | None = None,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Run several planners at several budgets and print what each found and proved.
+
+    Parameters
+    ----------
+    graph
+        A graph file (.json or .json.gz).
+    budgets
+        Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
+    planners
+        Names separated by commas, or all.
+    time_limit
+        Seconds for each planner at each budget.
+    workers
+        How many planners run at a time.
+    solver
+        What solves integer programs.
+    seed
+        Seed of every random choice.
+    gradients
+        Whether gradients of parameters are made anew or added to existing ones.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
+    output
+        Write the rows to this file: .csv, .json, or .svg for a plot of overhead against memory.
+    json
+        Print one JSON object.
+    """
+    if not time_limit > 0:
+        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    step = load_target(graph, costs)
+    asked = [_budget(step, text, gradients) for text in budgets.split(",")]
+    names = planners_named(planners)
+    limits = Limits(seconds=time_limit, seed=seed, workers=workers, solver=solver)
+    sizes = [size for size, _ in asked]
+    with terminal_progress() as progress:
+        rows = compare(step, sizes, names, limits, progress, gradients=gradients)
+    if output is not None:
+        _write(output, step, rows)
+    ratios = dict(asked)
+    found = any(row.overhead is not None for row in rows)
+    return print_result(
+        comparison_table(rows, [ratios[row.budget_bytes] for row in rows]),
+        as_json=json,
+        status="feasible" if found else "infeasible",
+        constant_bytes=step.constant_bytes,
+        rows=[msgspec.to_builtins(row) for row in rows],
+    )
+
+
+def _budget(
+    graph: Graph, text: str, gradients: Literal["fresh", "accumulated"]
+) -> tuple[int, float | None]:
+    """The budget in bytes and, where it was given as a share, the share."""
+    try:
+        ratio = float(text)
+    except ValueError:
+        return parse_bytes(text), None
+    return budget_of_ratio(graph, ratio, gradients=gradients), ratio
+
+
+def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:
+    match output.suffix:
+        case ".csv":
+            text = comparison_csv(rows)
+        case ".json":
+            text = json_format.dumps([msgspec.to_builtins(row) for row in rows], indent=1) + "\n"
+        case ".svg":
+            text = overhead_plot(graph.name, rows)
+        case _:
+            raise BadInput(f"--output {str(output)!r} must end in .csv, .json or .svg")
+    write_atomically(output, text.encode())

@@ -1,0 +1,196 @@
+"""Several planners on the same graph at the same budgets, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from threading import Event
+
+import msgspec
+
+from tightfit.errors import BadInput, MissingExtra
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.registry import PLANNERS, find_planner, plan_with
+from tightfit.progress import SILENT, Progress
+
+__all__ = ["ComparisonRow", "compare", "compared", "planners_named"]
+
+
+class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one planner found at one budget.
+
+    Parameters
+    ----------
+    graph, planner : str
+        Names.
+    budget_bytes : int
+        Constants included.
+    status : str
+        That of the outcome, or ``"refused"`` if the planner cannot plan this graph.
+    overhead, bound, gap : float or None
+        Fractions; None where there is no plan, or no bound because infeasibility is proven.
+    peak_bytes : int or None
+        The simulated peak of the plan, constants included.
+    seconds : float
+        Wall time of the planner.
+    bound_source, note : str
+        Which bound it is; why there is no plan.
+    """
+
+    graph: str
+    planner: str
+    budget_bytes: int
+    status: str
+    overhead: float | None
+    bound: float | None
+    gap: float | None
+    peak_bytes: int | None
+    seconds: float
+    bound_source: str = ""
+    note: str = ""
+
+
+def planners_named(names: str) -> tuple[str, ...]:
+    """Return the planners of a comma-separated list; ``"all"`` names every registered one.
+
+    Raises
+    ------
+    BadInput
+        For an unknown name.
+    """
+    if names == "all":
+        return tuple(PLANNERS)
+    return tuple(find_planner(name.strip()).name for name in names.split(","))
+
+
+def compare(
+    graph: Graph,
+    budgets_bytes: Sequence[int],
+    planners: Sequence[str],
+    limits: Limits,
+    progress: Progress = SILENT,
+    *,
+    gradients: Gradients = "fresh",
+) -> tuple[ComparisonRow, ...]:
+    """Run every planner at every budget; return rows by budget, then planner, as they are given.
+
+    `limits.workers` planners run at a time, each with one worker; solvers are processes of their
+    own. A planner that cannot plan the graph, or lacks its extra, gives a row that says so. An
+    interruption ends what runs with the best so far and leaves out what has not begun.
+    """
+    jobs = [
+        (Task(graph=graph, budget_bytes=budget, gradients=gradients), planner)
+        for budget in budgets_bytes
+        for planner in planners
+    ]
+    alone = msgspec.structs.replace(limits, workers=1)
+    interrupted = Event()
+    rows: dict[int, ComparisonRow] = {}
+    progress.start("compare planners", len(jobs))
+    try:
+        with ThreadPoolExecutor(max(1, limits.workers)) as pool:
+            running = {
+                pool.submit(compared, task, planner, alone, _Stopping(interrupted)): number
+                for number, (task, planner) in enumerate(jobs)
+            }
+            _collect(running, rows, progress, interrupted)
+    finally:
+        progress.stop()
+    return tuple(rows[number] for number in sorted(rows))
+
+
+def compared(
+    task: Task, planner: str, limits: Limits, progress: Progress = SILENT
+) -> ComparisonRow:
+    """Run one planner on one task and return its row."""
+    try:
+        outcome = plan_with(planner, task, limits, progress)
+    except (BadInput, MissingExtra) as error:
+        outcome = _refused(str(error))
+        return _row(task, planner, outcome, "refused")
+    return _row(task, planner, outcome, outcome.status)
+
+
+def _refused(why: str) -> Outcome:
+    return Outcome(
+        plan=None,
+        overhead=math.inf,
+        bound=0.0,
+        bound_source="",
+        status="error",
+        seconds=0.0,
+        note=why,
+    )
+
+
+def _row(task: Task, planner: str, outcome: Outcome, status: str) -> ComparisonRow:
+    plan: Plan | None = outcome.plan
+    return ComparisonRow(
+        graph=task.graph.name,
+        planner=planner,
+        budget_bytes=task.budget_bytes,
+        status=status,
+        overhead=None if plan is None else outcome.overhead,
+        bound=outcome.bound if math.isfinite(outcome.bound) else None,
+        gap=None if plan is None else outcome.gap,
+        peak_bytes=None if plan is None else outcome.peak_bytes,
+        seconds=outcome.seconds,
+        bound_source=outcome.bound_source,
+        note=outcome.note,
+    )
+
+
+class _Stopping:
+    """A progress that shows nothing and interrupts its planner once the event is set."""
+
+    def __init__(self, interrupted: Event) -> None:
+        self._interrupted = interrupted
+
+    def start(self, title: str, total: int | None = None) -> None:
+        """Do nothing."""
+
+    def update(self, done: int, note: str = "") -> None:
+        """Interrupt the planner if the user asked for it."""
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def _collect(
+    running: dict[Future[ComparisonRow], int],
+    rows: dict[int, ComparisonRow],
+    progress: Progress,
+    interrupted: Event,
+) -> None:
+    """Take in rows as they finish; on an interruption end what runs and drop what waits."""
+    pending = set(running)
+    while pending:
+        try:
+            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            _store(done, running, rows)
+            progress.update(len(rows), _last(rows))
+        except KeyboardInterrupt:
+            interrupted.set()
+            pending = {future for future in pending if not future.cancel()}
+    _store((future for future in running if not future.cancelled()), running, rows)
+
+
+def _store(
+    done: Iterable[Future[ComparisonRow]],
+    running: dict[Future[ComparisonRow], int],
+    rows: dict[int, ComparisonRow],
+) -> None:
+    for future in done:
+        rows[running[future]] = future.result()
+
+
+def _last(rows: dict[int, ComparisonRow]) -> str:
+    if not rows:
+        return ""
+    row = list(rows.values())[-1]
+    return f"{row.planner}: {row.status}"

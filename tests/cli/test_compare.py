@@ -1,0 +1,94 @@
+"""The comparison of planners: rows, files, and planners that refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+
+from support.papers import chain
+from tightfit.cli import main
+from tightfit.graph.io import save_graph
+from tightfit.planners.base import Limits
+from tightfit.planners.compare import compare
+
+PLANNERS = ("greedy", "linearised_greedy", "checkmate", "checkpoint_all")
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    path = tmp_path / "chain.json"
+    save_graph(chain([2, 4, 1]), path)
+    return str(path)
+
+
+def test_rows_are_printed_and_written_as_csv_json_and_svg(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", graph, "--budgets", "0.9,1", "--planners", ",".join(PLANNERS)]
+    for suffix in ("csv", "json", "svg"):
+        assert main([*words, "-o", str(tmp_path / f"out.{suffix}")]) == 0
+    table = capsys.readouterr().out
+    assert "checkmate" in table and "16.67 %" in table
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert [(row["planner"], row["status"]) for row in rows[:4]] == [
+        ("greedy", rows[0]["status"]),
+        ("linearised_greedy", rows[1]["status"]),
+        ("checkmate", "optimal"),
+        ("checkpoint_all", "unknown"),
+    ]
+    with (tmp_path / "out.csv").open() as file:
+        assert [row["planner"] for row in csv.DictReader(file)] == [*PLANNERS, *PLANNERS]
+    plot = xml.etree.ElementTree.parse(tmp_path / "out.svg").getroot()
+    assert {text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")} >= {"checkmate"}
+
+
+def test_a_planner_for_chains_gives_a_row_that_says_why_it_refuses() -> None:
+    skipping = chain([2, 4, 1])
+    op = skipping.ops[2]
+    way = op.alternatives[0]
+    reads = type(way)(reads=(0, 1), writes=way.writes, variants=way.variants)
+    ops = list(skipping.ops)
+    ops[2] = type(op)(id=2, target=op.target, alternatives=(reads,), segment=0)
+    graph = type(skipping)(values=skipping.values, ops=tuple(ops), segments=skipping.segments)
+    rows = compare(graph, [10], ["griewank", "greedy"], Limits(seconds=5))
+    assert rows[0].status == "refused" and "chains only" in rows[0].note
+    assert rows[1].planner == "greedy" and rows[1].status in ("optimal", "feasible", "unknown")
+
+
+def test_an_interruption_keeps_the_rows_that_are_there() -> None:
+    class Interrupting:
+        def start(self, title: str, total: int | None = None) -> None: ...
+
+        def update(self, done: int, note: str = "") -> None:
+            if done:
+                raise KeyboardInterrupt
+
+        def stop(self) -> None: ...
+
+    jobs = ["checkpoint_all", *["checkmate"] * 5]
+    rows = compare(chain([2, 4, 1]), [9], jobs, Limits(seconds=5, workers=1), Interrupting())
+    assert 1 <= len(rows) <= len(jobs)
+    assert threading.active_count() < 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--budgets", "0.5", "--planners", "nobody"], "no planner is called 'nobody'"),
+        (["--budgets", "8g"], "unknown unit"),
+        (["--budgets", "0.5", "-o", "out.png"], "must end in .csv, .json or .svg"),
+        (["--budgets", "0.5", "--time-limit", "0"], "positive number of seconds"),
+    ],
+)
+def test_bad_options_are_refused_by_name(
+    graph: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--planners" not in words:
+        words = [*words, "--planners", "checkpoint_all"]
+    assert main(["compare", graph, *words]) == 2
+    assert message in capsys.readouterr().err
