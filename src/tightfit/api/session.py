@@ -183,6 +183,12 @@ class Session:
         steps = self.guard.steps if self.guard is not None else []
         return max((s.peak_bytes for s in steps[1:]), default=0)
 
+    def change_budget(self, budget_bytes: int) -> None:
+        """Plan the next step within another budget; what was captured and priced stays."""
+        self.close_step()
+        self.options = dataclasses.replace(self.options, budget_bytes=budget_bytes)
+        self.guard = None
+
     def close_step(self) -> None:
         """End the measured window of the last step now."""
         if self.guard is not None:
