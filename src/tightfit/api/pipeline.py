@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from tightfit.allocator import measure_peak
@@ -12,9 +14,9 @@ from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.price import measured_costs
 from tightfit.costs import with_costs
-from tightfit.errors import InfeasibleBudget
+from tightfit.errors import InfeasibleBudget, InvalidPlan
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients, Outcome
+from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
@@ -67,8 +69,14 @@ def plan_step(
     budget_bytes: int,
     gradients: Gradients,
     options: Options,
+    known: Plan | None = None,
 ) -> Outcome:
     """Return a verified plan within the budget.
+
+    Parameters
+    ----------
+    known : Plan, optional
+        An earlier plan of this step; used if it fits and the planner finds none.
 
     Raises
     ------
@@ -79,8 +87,13 @@ def plan_step(
     """
     task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
     if options.plan is not None and options.plan.gradients == gradients:
-        return _given(task, options)
+        return _judged(task, options.plan)
     outcome = plan_with(options.planner, task, options.limits, options.progress)
+    if outcome.plan is None and outcome.status != "infeasible" and known is not None:
+        with contextlib.suppress(InvalidPlan):
+            return msgspec.structs.replace(
+                _judged(task, known), bound=outcome.bound, bound_source=outcome.bound_source
+            )
     if outcome.plan is None:
         raise infeasible(task, outcome, options.limits, options.progress)
     return outcome
@@ -99,10 +112,9 @@ def infeasible(
     )
 
 
-def _given(task: Task, options: Options) -> Outcome:
-    """Verify the plan the user gave against the graph at hand."""
-    assert options.plan is not None
-    plan = msgspec.structs.replace(options.plan, budget_bytes=task.budget_bytes)
+def _judged(task: Task, plan: Plan) -> Outcome:
+    """Verify a plan of unknown quality against the graph at hand."""
+    plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
     return Outcome(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable
@@ -44,6 +45,7 @@ from tightfit.execution.runtime import Run, Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
 from tightfit.plan.simulate import simulate
+from tightfit.planners.minimum import MinimumBudget, minimum_budget
 from tightfit.units import format_bytes
 
 __all__ = ["Session"]
@@ -181,6 +183,12 @@ class Session:
         steps = self.guard.steps if self.guard is not None else []
         return max((s.peak_bytes for s in steps[1:]), default=0)
 
+    def change_budget(self, budget_bytes: int) -> None:
+        """Plan the next step within another budget; what was captured and priced stays."""
+        self.close_step()
+        self.options = dataclasses.replace(self.options, budget_bytes=budget_bytes)
+        self.guard = None
+
     def close_step(self) -> None:
         """End the measured window of the last step now."""
         if self.guard is not None:
@@ -264,12 +272,36 @@ class Session:
                 with_constants(graph, gradients=existing, optimizer_state=state),
                 shape.outside_bytes,
             )
-            outcome = plan_step(graph, budget, gradients, self.options)
+            known = shape.known_plans.get(gradients)
+            outcome = plan_step(graph, budget, gradients, self.options, known)
             assert outcome.plan is not None
+            shape.known_plans[gradients] = outcome.plan
             clock = shape.tuner.clock if shape.tuner is not None else None
             program = lower(shape.captured, outcome.plan, clock=clock)
             shape.plans[key] = Planned(graph, outcome, Runner(shape.captured, program))
         return shape.plans[key]
+
+    def use_smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
+        """Find the smallest budget with a plan for these inputs, and plan within it from now on."""
+        leaves, spec = flatten(args, kwargs)
+        shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
+        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
+        gradients = self._gradients(shape.captured, inputs)
+        graph = shape.captured.graph
+        existing = gradient_bytes(self.modules, graph.device.granularity_bytes)
+        graph = with_constants(
+            graph, gradients=existing, optimizer_state=self._state_bytes(graph)
+        )
+        least = minimum_budget(
+            with_outside(graph, shape.outside_bytes),
+            gradients,
+            self.options.limits,
+            self.options.progress,
+        )
+        shape.known_plans[gradients] = least.plan
+        budget = least.found_bytes + self.options.reserve_bytes
+        self.options = dataclasses.replace(self.options, budget_bytes=budget)
+        return least
 
     def _share(self, budget_bytes: int, constant_bytes: int) -> int:
         """Return the budget of one of the calls that may be open at once."""

@@ -10,7 +10,7 @@ from tightfit.capture import _torch as private
 from tightfit.capture.lift import Captured
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Outcome
+from tightfit.plan.plan import Gradients, Outcome, Plan
 
 __all__ = ["Planned", "Shape", "assumed_outside_bytes", "outputs_beside_the_loss"]
 
@@ -27,6 +27,9 @@ class Shape:
         What user code holds between forward and backward: assumed at first, then measured.
     plans : dict
         Planned and lowered steps, by what a plan depends on besides the graph.
+    known_plans : dict
+        The last plan for fresh and for accumulated gradients: still there if a planner finds no
+        better one after costs or assumptions changed.
     tuner : Tuner or None
         Times the first steps; None when costs are final.
     """
@@ -35,6 +38,7 @@ class Shape:
     outside_bytes: int = 0
     outside_known: bool = False
     plans: dict[Any, Planned] = field(default_factory=dict)
+    known_plans: dict[Gradients, Plan] = field(default_factory=dict)
     used: int = 0
     tuner: Tuner | None = None
 

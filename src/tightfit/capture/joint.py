@@ -119,7 +119,8 @@ class _Callee(nn.Module):
 
     def __init__(self, call: TracedCall) -> None:
         super().__init__()
-        self._function = call.function
+        # not as an attribute: a module given as the function would be registered twice
+        object.__setattr__(self, "_function", call.function)
         self._detached = call.detached_outputs
         for name, module in call.modules.items():
             self.add_module(name, module)

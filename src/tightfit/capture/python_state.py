@@ -21,6 +21,7 @@ __all__ = ["PythonState"]
 
 _BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "forward"})
 _CONTAINERS = (list, dict, set)
+_MOST_NAMED = 8
 
 
 class PythonState:
@@ -97,7 +98,10 @@ class PythonState:
             Names what changed.
         """
         if self._changed:
-            what = ", ".join(dict.fromkeys(self._changed))
+            changed = list(dict.fromkeys(self._changed))
+            what = ", ".join(changed[:_MOST_NAMED])
+            if len(changed) > _MOST_NAMED:
+                what += f" and {len(changed) - _MOST_NAMED} more"
             raise CaptureError(
                 f"the forward pass changes Python state: {what}. A planned step replays operators,"
                 " not Python, so this would silently stop happening. Way out: make it a registered"

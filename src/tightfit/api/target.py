@@ -1,0 +1,268 @@
+"""Find the model a user names, call its factory, and judge what it returns.
+
+A model is named ``zoo:NAME``, ``package.module:factory`` or ``path/to/file.py:factory``. A factory
+takes ``batch=None`` and returns ``(model, loss, args, target)``. Whatever goes wrong in the user's
+code becomes one `BadInput` that says where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from tightfit.capture import _torch as private
+from tightfit.errors import BadInput
+from tightfit.execution.guard import announce
+from tightfit.zoo import Example, make
+from tightfit.zoo.example import ImageSize
+
+__all__ = ["Target", "load_example", "loss_function", "on_fake_tensors"]
+
+Target: TypeAlias = "str | Callable[..., Any] | tuple[Any, ...]"
+
+_FORMS = "zoo:NAME, package.module:factory or path/to/file.py:factory"
+_RETURNS = (
+    "a factory returns (model, loss, args, target): an nn.Module; a function of (output, target) "
+    "or None if the output is the loss or carries it as .loss; a tuple of positional or a dict of "
+    "keyword inputs; what the loss compares the output with, or None"
+)
+
+
+def load_example(
+    target: Target,
+    *,
+    batch: int | None = None,
+    size: ImageSize | None = None,
+    sequence: int | None = None,
+    dropout: float | None = None,
+    setting: str | None = None,
+) -> Example:
+    """Return the model with one batch that a target stands for.
+
+    Parameters
+    ----------
+    target : str, callable or tuple
+        A model's name, a factory, or what a factory returns.
+    batch : int, optional
+        Passed to the factory.
+    size, sequence, dropout, setting
+        For models of the zoo; see `tightfit.zoo.make`.
+
+    Raises
+    ------
+    BadInput
+        If there is no such model, its factory fails or returns something else. Names the line in
+        the user's file.
+    """
+    special = {"size": size, "sequence": sequence, "dropout": dropout, "setting": setting}
+    given = {key: value for key, value in special.items() if value is not None}
+    if isinstance(target, str) and target.startswith("zoo:"):
+        return make(target.removeprefix("zoo:"), batch, **given)
+    if given:
+        raise BadInput(
+            f"{', '.join(given)} can be set for models of the zoo only; let the factory of "
+            f"{target!r} decide, or make the model yourself"
+        )
+    if batch is not None and batch < 1:
+        raise BadInput(f"the batch must be positive, got {batch}")
+    if isinstance(target, tuple):
+        if batch is not None:
+            raise BadInput("batch= needs a factory: a model that exists has its inputs already")
+        return _checked(target, "the target")
+    factory = _find(target) if isinstance(target, str) else target
+    name = target if isinstance(target, str) else getattr(factory, "__name__", repr(factory))
+    if not callable(factory):
+        raise BadInput(f"{name} is a {type(factory).__name__}, no factory: {_RETURNS}")
+    return _checked(_called(factory, name, batch), name)
+
+
+def on_fake_tensors(load: Callable[[], Example]) -> Example:
+    """Return what `load` does, made of fake tensors: shapes without memory.
+
+    Code that reads values of tensors while it makes the model cannot run so; it runs for real
+    then, announced on standard error.
+    """
+    try:
+        with private.FakeTensorMode():
+            return load()
+    except BadInput as error:
+        if error.__cause__ is None:
+            raise
+        announce(
+            "the model cannot be made on fake tensors "
+            f"({type(error.__cause__).__name__}: {_first_line(error.__cause__)}); making it for "
+            "real, which takes its memory"
+        )
+    return load()
+
+
+def loss_function(
+    example: Example,
+) -> tuple[Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]:
+    """Return a function that computes an example's loss, with its inputs.
+
+    Returns
+    -------
+    (function, args, kwargs)
+        ``function(*args, **kwargs)`` runs the model and its loss.
+    """
+    model, loss, inputs, target = example
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (tuple(inputs), {})
+    if loss is not None:
+        kwargs["_target"] = target
+
+    def loss_of(*args: Any, _target: Any = None, **kwargs: Any) -> Tensor:
+        output = model(*args, **kwargs)
+        return _loss_in(output) if loss is None else loss(output, _target)
+
+    return loss_of, args, kwargs
+
+
+def _loss_in(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise BadInput(
+            f"the factory gave no loss and the model's output, a {type(output).__name__}, is "
+            f"neither a loss nor carries one as .loss: {_RETURNS}"
+        )
+    return loss
+
+
+# -- finding the factory ------------------------------------------------------------------------
+
+
+def _find(target: str) -> Any:
+    place, colon, attribute = target.rpartition(":")
+    if not colon or not place or not attribute:
+        raise BadInput(f"{target!r} names no model: write {_FORMS}")
+    is_file = place.endswith(".py") or "/" in place
+    module = _load_file(Path(place)) if is_file else _load_module(place)
+    if not hasattr(module, attribute):
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
+        raise BadInput(
+            f"{place} has no {attribute!r} (it defines: {', '.join(known) or 'no function'})"
+        )
+    return getattr(module, attribute)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise BadInput(f"there is no file {path}")
+    name = f"tightfit_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path} is no Python file: write {_FORMS}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _importable_from(path.resolve().parent):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise BadInput(f"importing {path} failed: {_what(error, str(path))}") from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        with _importable_from(Path.cwd()):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise BadInput(
+                f"there is no module {error.name!r} here or among the installed packages; for a "
+                "file write path/to/file.py:factory"
+            ) from error
+        raise BadInput(f"importing {name} failed: {_what(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"importing {name} failed: {_what(error)}") from error
+
+
+@contextlib.contextmanager
+def _importable_from(folder: Path) -> Iterator[None]:
+    """Let imports find what lies in a folder, as in a script there."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+# -- calling it ---------------------------------------------------------------------------------
+
+
+def _called(factory: Callable[..., Any], name: str, batch: int | None) -> Any:
+    file = getattr(getattr(factory, "__code__", None), "co_filename", None)
+    folder = Path(file).resolve().parent if file else Path.cwd()
+    try:
+        with _importable_from(folder):
+            return factory() if batch is None else factory(batch=batch)
+    except (Exception, SystemExit) as error:
+        if batch is not None and isinstance(error, TypeError) and "'batch'" in str(error):
+            raise BadInput(
+                f"the factory {name} takes no batch; write it as factory(batch=None)"
+            ) from error
+        raise BadInput(f"the factory {name} failed: {_what(error, file)}") from error
+
+
+def _what(error: BaseException, file: str | None = None) -> str:
+    """Return type, message and the line of the user's file where an error came from."""
+    text = f"{type(error).__name__}: {_first_line(error)}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{text} ({error.filename}, line {error.lineno})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if file is not None and _same_file(f.filename, file)]
+    own = own or [f for f in frames if _is_users(f.filename)]
+    if not own:
+        return text
+    return f"{text} ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})"
+
+
+def _same_file(a: str, b: str) -> bool:
+    return Path(a).resolve() == Path(b).resolve()
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith("<") and not {"site-packages", "importlib"} & {
+        *Path(filename).parts
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else "no message"
+
+
+def _checked(returned: Any, name: str) -> Example:
+    """Return what a factory returned as an example, or say what is wrong with it."""
+    if not isinstance(returned, tuple) or len(returned) != 4:
+        found = type(returned).__name__
+        if isinstance(returned, tuple):
+            found = f"tuple of {len(returned)}: {', '.join(type(r).__name__ for r in returned)}"
+        raise BadInput(f"{name} returned a {found}; {_RETURNS}")
+    model, loss, inputs, target = returned
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"the model of {name} is a {type(model).__name__}; {_RETURNS}")
+    if loss is not None and not callable(loss):
+        raise BadInput(f"the loss of {name} is a {type(loss).__name__}; {_RETURNS}")
+    if isinstance(inputs, Tensor):
+        raise BadInput(f"the args of {name} are one tensor: put it into a tuple (x,); {_RETURNS}")
+    if not isinstance(inputs, tuple | dict):
+        raise BadInput(f"the args of {name} are a {type(inputs).__name__}; {_RETURNS}")
+    return Example(model, loss, inputs, target)
