@@ -7,28 +7,18 @@ the time of a step is compared in interleaved rounds.
 
 from __future__ import annotations
 
-import gc
-import hashlib
 import statistics
-import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import torch
-from torch import nn
 
-from tightfit.api.constants import gradient_bytes, optimizer_state_bytes, resident_tensor_bytes
 from tightfit.api.fit import PlannedStep, step
-from tightfit.capture.signature import flatten
+from tightfit.api.subject import Subject, Trace, step_time, train
 from tightfit.errors import BadInput
-from tightfit.execution.guard import Guard
-from tightfit.planners.registry import DEFAULT
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["Proof", "prove"]
-
-_UNLIMITED = 1 << 60
+__all__ = ["Comparison", "Proof", "prove"]
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,70 +82,125 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return (self.measured_program_bytes - self.constant_bytes) / eager
 
 
-class _Subject:
-    """A model with data, an optimizer and a way back to its first state."""
+class Comparison:
+    """A model trained with plain PyTorch once, and with tightfit at any number of budgets.
 
-    def __init__(self, example: Any, seed: int) -> None:
-        self.model: nn.Module = example.model.train()
-        self.loss = example.loss
-        self.target = example.target
-        self.args = example.args
-        self.seed = seed
-        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self.granularity = 64 if self.device.type == "cpu" else 512
-        self.initial = {k: v.clone() for k, v in self.model.state_dict().items()}
-        self.optimizer: Any = None
+    Capture and costs are shared by all budgets.
 
-    def reset(self) -> None:
-        """Put parameters and buffers back, forget gradients and optimizer state."""
-        self.model.load_state_dict(self.initial)
-        self.model.zero_grad(set_to_none=True)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+    Parameters
+    ----------
+    example : Example
+        ``model``, ``loss(output, target)`` or None, ``args`` (tuple or dict), ``target``.
+    steps : int
+        Optimizer steps to compare, at least 2: peaks are measured from the second on.
+    seed : int
+        Of every random number drawn in training.
+    name : str
+        Of the model, for people.
+    **keywords
+        As `tightfit.step` takes them.
+    """
 
-    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = ((), dict(self.args)) if isinstance(self.args, Mapping) else (self.args, {})
-        if self.loss is not None:
-            kwargs = {**kwargs, "_target": self.target}
-        return tuple(args), kwargs
+    def __init__(
+        self,
+        example: Any,
+        *,
+        steps: int = 3,
+        seed: int = 0,
+        name: str = "",
+        progress: Progress = SILENT,
+        **keywords: Any,
+    ) -> None:
+        if steps < 2:
+            raise BadInput("a proof needs at least 2 steps: peaks are measured from the second on")
+        self.subject = Subject(example, seed)
+        self.steps = steps
+        self.name = name
+        self.progress = progress
+        self._keywords = keywords
+        self._planned: PlannedStep | None = None
+        self.eager = train(self.subject, self.subject.loss_of, steps)
 
-    def loss_of(self, *args: Any, _target: Any = None, **kwargs: Any) -> torch.Tensor:
-        """Compute the loss from the inputs."""
-        output = self.model(*args, **kwargs)
-        if self.loss is not None:
-            return self.loss(output, _target)
-        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
-        if loss is None and isinstance(output, dict):
-            loss = output.get("loss")
-        if not isinstance(loss, torch.Tensor):
-            raise BadInput(
-                "the factory gave no loss and the model's output is neither a loss nor carries "
-                "one as .loss"
+    def budget_of(self, ratio: float) -> int:
+        """Return the budget that is a share of eager's activation peak on top of the constants."""
+        activations = self.eager.peak_bytes - self.eager.constant_bytes
+        return self.eager.constant_bytes + int(ratio * activations)
+
+    def at(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
+        """Train inside a budget, compare everything, and time `rounds` interleaved rounds.
+
+        Raises
+        ------
+        InfeasibleBudget
+            If there is no plan within the budget.
+        """
+        planned = self._step_within(budget_bytes)
+        trace = train(self.subject, planned, self.steps, planned)
+        ratios = self._time(planned, rounds)
+        session = planned._session
+        report = session.report()
+        differing = _differing(self.eager, trace)
+        return Proof(
+            status=report.status,
+            model=self.name,
+            device=self.subject.device.type,
+            budget_bytes=budget_bytes,
+            constant_bytes=trace.constant_bytes,
+            planned_peak_bytes=report.planned_peak_bytes,
+            measured_peak_bytes=max(trace.peak_bytes, session.highest_peak_bytes),
+            measured_program_bytes=session.guard.steps[-1].program_bytes,
+            eager_peak_bytes=self.eager.peak_bytes,
+            overhead=report.overhead,
+            bound=report.bound,
+            gap=report.gap,
+            time_ratio=statistics.median(ratios) if ratios else None,
+            time_ratios=tuple(ratios),
+            bitwise=not differing,
+            differing=differing,
+            max_relative_difference=_largest_difference(self.eager.final, trace.final),
+            losses=tuple(trace.losses),
+            seconds=trace.first_s,
+        )
+
+    def _step_within(self, budget_bytes: int) -> PlannedStep:
+        if self._planned is None:
+            self._planned = step(
+                self.subject.loss_of,
+                modules=self.subject.model,
+                budget=budget_bytes,
+                optimizer=self.subject.optimizer,
+                on_exceed="warn",
+                progress=self.progress,
+                **self._keywords,
             )
-        return loss
+        self._planned._session.change_budget(budget_bytes)
+        return self._planned
 
-    def constant_bytes(self) -> int:
-        tensors = list(self.model.parameters()) + list(self.model.buffers())
-        tensors += [t for t in flatten(*self.inputs())[0] if isinstance(t, torch.Tensor)]
-        modules = {"model": self.model}
-        total = resident_tensor_bytes(tensors, self.granularity)
-        total += gradient_bytes(modules, self.granularity)
-        if any(self.optimizer.state.values()):
-            total += optimizer_state_bytes(
-                self.optimizer, modules, self.granularity, self.device.type
-            )
-        return total
+    def _time(self, planned: PlannedStep, rounds: int) -> list[float]:
+        """Return the time ratio of planned to plain steps, interleaved, order alternating."""
+        if rounds == 0:
+            return []
+        self.progress.start("timing steps", rounds)
+        while planned._session.is_tuning:
+            self._planned_time(planned)
+        self._planned_time(planned)
+        ratios: list[float] = []
+        for index in range(rounds):
+            if index % 2:
+                plain = step_time(self.subject, self.subject.loss_of)
+                ours = self._planned_time(planned)
+            else:
+                ours = self._planned_time(planned)
+                plain = step_time(self.subject, self.subject.loss_of)
+            ratios.append(ours / plain)
+            self.progress.update(index + 1)
+        self.progress.stop()
+        return ratios
 
-
-class _Trace(msgspec.Struct):
-    """What a series of steps left behind."""
-
-    losses: list[float]
-    digests: list[dict[str, bytes]]
-    final: dict[str, torch.Tensor]
-    peak_bytes: int
-    program_bytes: int
-    constant_bytes: int
-    first_s: float
+    def _planned_time(self, planned: PlannedStep) -> float:
+        seconds = step_time(self.subject, planned)
+        planned._session.close_step()
+        return seconds
 
 
 def prove(
@@ -168,7 +213,6 @@ def prove(
     seed: int = 0,
     name: str = "",
     progress: Progress = SILENT,
-    planner: str = DEFAULT,
     **keywords: Any,
 ) -> Proof:
     """Train with plain PyTorch and with tightfit from the same seed and compare everything.
@@ -185,6 +229,8 @@ def prove(
         Optimizer steps to compare.
     rounds : int
         Interleaved timing rounds; 0 to leave timing out.
+    **keywords
+        As `tightfit.step` takes them.
 
     Raises
     ------
@@ -193,122 +239,20 @@ def prove(
     """
     if (budget_bytes is None) == (budget_ratio is None):
         raise BadInput("give either a budget in bytes or a budget ratio")
-    if steps < 2:
-        raise BadInput("a proof needs at least 2 steps: peaks are measured from the second on")
-    subject = _Subject(example, seed)
-    progress.start("proving", 3 + rounds)
-    progress.update(0, "plain PyTorch")
-    eager = _train(subject, subject.loss_of, steps)
+    progress.start("proving", 2)
+    comparison = Comparison(
+        example, steps=steps, seed=seed, name=name, progress=progress, **keywords
+    )
+    progress.update(1, "plain PyTorch has run")
     if budget_bytes is None:
         assert budget_ratio is not None
-        activations = eager.peak_bytes - eager.constant_bytes
-        budget_bytes = eager.constant_bytes + int(budget_ratio * activations)
-    progress.update(1, "tightfit")
-    subject.reset()
-    planned = step(
-        subject.loss_of,
-        modules=subject.model,
-        budget=budget_bytes,
-        optimizer=subject.optimizer,
-        planner=planner,
-        on_exceed="warn",
-        **keywords,
-    )
-    trace = _train(subject, planned, steps, planned)
-    ratios = _time(subject, planned, rounds, progress)
+        budget_bytes = comparison.budget_of(budget_ratio)
+    proof = comparison.at(budget_bytes, rounds=rounds)
     progress.stop()
-    session = planned._session
-    report = session.report()
-    differing = _differing(eager, trace)
-    return Proof(
-        status=report.status,
-        model=name,
-        device=subject.device.type,
-        budget_bytes=budget_bytes,
-        constant_bytes=trace.constant_bytes,
-        planned_peak_bytes=report.planned_peak_bytes,
-        measured_peak_bytes=max(trace.peak_bytes, session.highest_peak_bytes),
-        measured_program_bytes=session.guard.steps[-1].program_bytes,
-        eager_peak_bytes=eager.peak_bytes,
-        overhead=report.overhead,
-        bound=report.bound,
-        gap=report.gap,
-        time_ratio=statistics.median(ratios) if ratios else None,
-        time_ratios=tuple(ratios),
-        bitwise=not differing,
-        differing=differing,
-        max_relative_difference=_largest_difference(eager.final, trace.final),
-        losses=tuple(trace.losses),
-        seconds=trace.first_s,
-    )
+    return proof
 
 
-def _train(
-    subject: _Subject,
-    function: Callable[..., torch.Tensor],
-    steps: int,
-    planned: PlannedStep | None = None,
-) -> _Trace:
-    """Run steps from the first state; a guard of our own watches when the function has none."""
-    if planned is None:
-        subject.reset()
-    own = Guard(_UNLIMITED, subject.device.type, "warn", subject.constant_bytes)
-    trace = _Trace([], [], {}, 0, 0, 0, 0.0)
-    torch.manual_seed(subject.seed)
-    for index in range(steps):
-        subject.model.zero_grad(set_to_none=True)
-        gc.collect()
-        began = time.perf_counter()
-        loss = _watched_step(subject, function, own if planned is None else None)
-        if index == 0:
-            trace.first_s = time.perf_counter() - began
-        guard = own if planned is None else planned._session.guard
-        assert guard is not None
-        peaks = guard.close()
-        if peaks is not None and index > 0:
-            trace.peak_bytes = max(trace.peak_bytes, peaks.peak_bytes)
-            trace.program_bytes = max(trace.program_bytes, peaks.program_bytes)
-            trace.constant_bytes = peaks.constant_bytes
-        trace.losses.append(loss)
-        trace.digests.append(_digests(subject))
-    trace.final = {k: v.clone() for k, v in _tensors(subject).items()}
-    return trace
-
-
-def _watched_step(
-    subject: _Subject, function: Callable[..., torch.Tensor], guard: Guard | None
-) -> float:
-    args, kwargs = subject.inputs()
-    if guard is not None:
-        guard.before_forward()
-    loss = function(*args, **kwargs)
-    if guard is not None:
-        guard.after_forward()
-    loss.backward()
-    if guard is not None:
-        guard.after_backward()
-    subject.optimizer.step()
-    return float(loss.detach())
-
-
-def _tensors(subject: _Subject) -> dict[str, torch.Tensor]:
-    found = {f"gradient of {k}": p.grad for k, p in subject.model.named_parameters()}
-    found |= {f"parameter {k}": p.detach() for k, p in subject.model.named_parameters()}
-    found |= {f"buffer {k}": b for k, b in subject.model.named_buffers()}
-    return {k: t for k, t in found.items() if t is not None}
-
-
-def _digests(subject: _Subject) -> dict[str, bytes]:
-    return {
-        key: hashlib.blake2b(
-            tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy(), digest_size=16
-        ).digest()
-        for key, tensor in _tensors(subject).items()
-        if tensor.numel()
-    }
-
-
-def _differing(eager: _Trace, planned: _Trace) -> tuple[str, ...]:
+def _differing(eager: Trace, planned: Trace) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for index, (a, b) in enumerate(zip(eager.losses, planned.losses, strict=True)):
         if a != b and not (a != a and b != b):
@@ -333,45 +277,3 @@ def _largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) 
             difference = float((tensor - b[key]).abs().max())
             largest = max(largest, difference / (scale[key.split()[0]] or 1.0))
     return largest
-
-
-def _time(subject: _Subject, planned: PlannedStep, rounds: int, progress: Progress) -> list[float]:
-    """Return the time ratio of planned to plain steps, interleaved, order alternating."""
-    if rounds == 0:
-        return []
-    session = planned._session
-    while session.is_tuning:
-        _once(subject, planned)
-        session.close_step()
-    _once(subject, planned)
-    session.close_step()
-    ratios = []
-    for index in range(rounds):
-        progress.update(2 + index, "timing")
-        if index % 2:
-            plain = _once(subject, subject.loss_of)
-            ours = _once(subject, planned)
-            session.close_step()
-        else:
-            ours = _once(subject, planned)
-            session.close_step()
-            plain = _once(subject, subject.loss_of)
-        ratios.append(ours / plain)
-    return ratios
-
-
-def _once(subject: _Subject, function: Callable[..., torch.Tensor]) -> float:
-    """Run one step; return its time: CPU time on a CPU, device time on a GPU."""
-    subject.model.zero_grad(set_to_none=True)
-    args, kwargs = subject.inputs()
-    gc.collect()
-    if subject.device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function(*args, **kwargs).backward()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1e3
-    began = time.process_time()
-    function(*args, **kwargs).backward()
-    return time.process_time() - began

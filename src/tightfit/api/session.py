@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable
@@ -180,6 +181,12 @@ class Session:
         """The highest measured peak of the steps still remembered, the first left out."""
         steps = self.guard.steps if self.guard is not None else []
         return max((s.peak_bytes for s in steps[1:]), default=0)
+
+    def change_budget(self, budget_bytes: int) -> None:
+        """Plan the next step within another budget; what was captured and priced stays."""
+        self.close_step()
+        self.options = dataclasses.replace(self.options, budget_bytes=budget_bytes)
+        self.guard = None
 
     def close_step(self) -> None:
         """End the measured window of the last step now."""

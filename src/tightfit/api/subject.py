@@ -1,0 +1,186 @@
+"""A model with its data, trained from the same state and seed by any way of running its steps."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from tightfit.api.constants import gradient_bytes, optimizer_state_bytes, resident_tensor_bytes
+from tightfit.api.fit import PlannedStep
+from tightfit.capture.signature import flatten
+from tightfit.errors import BadInput, NothingToTrain
+from tightfit.execution.guard import Guard
+
+__all__ = ["Subject", "Trace", "step_time", "train"]
+
+_UNLIMITED = 1 << 60
+
+
+class Subject:
+    """A model with data, an optimizer and a way back to its first state."""
+
+    def __init__(self, example: Any, seed: int) -> None:
+        self.model: nn.Module = example.model.train()
+        self.loss = example.loss
+        self.target = example.target
+        self.args = example.args
+        self.seed = seed
+        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self.granularity = 64 if self.device.type == "cpu" else 512
+        self.initial = {k: v.clone() for k, v in self.model.state_dict().items()}
+        if not any(p.requires_grad for p in self.model.parameters()):
+            raise NothingToTrain("the model has no parameter that needs a gradient")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+
+    def reset(self) -> None:
+        """Put parameters and buffers back, forget gradients and optimizer state."""
+        self.model.load_state_dict(self.initial)
+        self.model.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
+
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return positional and keyword arguments of `loss_of`."""
+        args, kwargs = ((), dict(self.args)) if isinstance(self.args, Mapping) else (self.args, {})
+        if self.loss is not None:
+            kwargs = {**kwargs, "_target": self.target}
+        return tuple(args), kwargs
+
+    def loss_of(self, *args: Any, _target: Any = None, **kwargs: Any) -> torch.Tensor:
+        """Compute the loss from the inputs."""
+        output = self.model(*args, **kwargs)
+        if self.loss is not None:
+            return self.loss(output, _target)
+        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+        if loss is None and isinstance(output, dict):
+            loss = output.get("loss")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise BadInput(
+                "the factory gave no loss and the model's output is neither a loss (one number) "
+                "nor carries one as .loss"
+            )
+        return loss
+
+    def constant_bytes(self) -> int:
+        """Return what is resident now: parameters, buffers, inputs, gradients, optimizer state."""
+        tensors = list(self.model.parameters()) + list(self.model.buffers())
+        tensors += [t for t in flatten(*self.inputs())[0] if isinstance(t, torch.Tensor)]
+        modules = {"model": self.model}
+        total = resident_tensor_bytes(tensors, self.granularity)
+        total += gradient_bytes(modules, self.granularity)
+        if any(self.optimizer.state.values()):
+            total += optimizer_state_bytes(
+                self.optimizer, modules, self.granularity, self.device.type
+            )
+        return total
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return gradients, parameters and buffers by name."""
+        found = {f"gradient of {k}": p.grad for k, p in self.model.named_parameters()}
+        found |= {f"parameter {k}": p.detach() for k, p in self.model.named_parameters()}
+        found |= {f"buffer {k}": b for k, b in self.model.named_buffers()}
+        return {k: t for k, t in found.items() if t is not None}
+
+    def digests(self) -> dict[str, bytes]:
+        """Return a hash of the bits of each of `tensors`."""
+        return {
+            key: hashlib.blake2b(
+                tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy(), digest_size=16
+            ).digest()
+            for key, tensor in self.tensors().items()
+            if tensor.numel()
+        }
+
+
+class Trace(msgspec.Struct):
+    """What a series of steps left behind."""
+
+    losses: list[float]
+    digests: list[dict[str, bytes]]
+    final: dict[str, torch.Tensor]
+    peak_bytes: int
+    program_bytes: int
+    constant_bytes: int
+    first_s: float
+
+
+def train(
+    subject: Subject,
+    function: Callable[..., torch.Tensor],
+    steps: int,
+    planned: PlannedStep | None = None,
+) -> Trace:
+    """Run steps from the first state; a guard of our own watches when the function has none.
+
+    Parameters
+    ----------
+    subject : Subject
+        What is trained.
+    function : callable
+        Computes the loss of `Subject.inputs`.
+    steps : int
+        Optimizer steps; peaks are those of the second and later ones.
+    planned : PlannedStep or None
+        The function, if it is a planned step.
+    """
+    subject.reset()
+    own = Guard(_UNLIMITED, subject.device.type, "warn", subject.constant_bytes)
+    trace = Trace([], [], {}, 0, 0, 0, 0.0)
+    torch.manual_seed(subject.seed)
+    for index in range(steps):
+        subject.model.zero_grad(set_to_none=True)
+        gc.collect()
+        began = time.perf_counter()
+        loss = _watched_step(subject, function, own if planned is None else None)
+        if index == 0:
+            trace.first_s = time.perf_counter() - began
+        guard = own if planned is None else planned._session.guard
+        assert guard is not None
+        peaks = guard.close()
+        if peaks is not None and index > 0:
+            trace.peak_bytes = max(trace.peak_bytes, peaks.peak_bytes)
+            trace.program_bytes = max(trace.program_bytes, peaks.program_bytes)
+            trace.constant_bytes = peaks.constant_bytes
+        trace.losses.append(loss)
+        trace.digests.append(subject.digests())
+    trace.final = {k: v.clone() for k, v in subject.tensors().items()}
+    return trace
+
+
+def _watched_step(
+    subject: Subject, function: Callable[..., torch.Tensor], guard: Guard | None
+) -> float:
+    args, kwargs = subject.inputs()
+    if guard is not None:
+        guard.before_forward()
+    loss = function(*args, **kwargs)
+    if guard is not None:
+        guard.after_forward()
+    loss.backward()
+    if guard is not None:
+        guard.after_backward()
+    subject.optimizer.step()
+    return float(loss.detach())
+
+
+def step_time(subject: Subject, function: Callable[..., torch.Tensor]) -> float:
+    """Run forward and backward once; return the seconds of CPU time, or of device time on a GPU."""
+    subject.model.zero_grad(set_to_none=True)
+    args, kwargs = subject.inputs()
+    gc.collect()
+    if subject.device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function(*args, **kwargs).backward()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / 1e3
+    began = time.process_time()
+    function(*args, **kwargs).backward()
+    return time.process_time() - began

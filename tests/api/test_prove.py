@@ -1,0 +1,68 @@
+"""Proofs: the same steps with and without tightfit, at one budget or several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tightfit.api import session
+from tightfit.api.prove import Comparison, prove
+from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
+from tightfit.zoo import Example
+
+
+def example() -> Example:
+    """Return a small network with BatchNorm and dropout."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for channels in (3, 16, 16, 16):
+        layers += [nn.Conv2d(channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+        layers += [nn.Dropout(0.2)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 256, 5))
+    images, classes = torch.randn(4, 3, 16, 16), torch.randint(0, 5, (4,))
+    return Example(model, nn.functional.cross_entropy, (images,), classes)
+
+
+def test_one_comparison_serves_many_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = []
+    original = session.capture_step
+    monkeypatch.setattr(
+        session, "capture_step", lambda *args: captures.append(args) or original(*args)
+    )
+    comparison = Comparison(example(), name="small", limits=(1, 0.01))
+    budgets = [comparison.budget_of(ratio) for ratio in (0.9, 0.7, 1.5)]
+    proofs = [comparison.at(budget, rounds=1) for budget in budgets]
+    assert len(captures) == 1
+    for budget, proof in zip(budgets, proofs, strict=True):
+        assert proof.bitwise and proof.holds and proof.max_relative_difference == 0
+        assert proof.budget_bytes == budget
+        assert proof.planned_peak_bytes <= budget
+        off = abs(proof.measured_program_bytes - proof.planned_peak_bytes)
+        assert off <= 0.01 * (proof.planned_peak_bytes - proof.constant_bytes)
+        assert len(proof.time_ratios) == 1
+    assert proofs[1].measured_peak_bytes < proofs[0].measured_peak_bytes
+    with pytest.raises(InfeasibleBudget):
+        comparison.at(comparison.eager.constant_bytes + 1)
+
+
+def test_a_proof_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose planned steps draw other random numbers than eager must not be bitwise."""
+    comparison = Comparison(example(), steps=2, limits=(1, 0.01))
+    comparison.subject.seed += 1
+    proof = comparison.at(comparison.budget_of(0.9), rounds=0)
+    assert not proof.bitwise and proof.max_relative_difference > 0
+    assert "loss of step 1" in proof.differing
+    assert "gradient of 0.weight (first in step 1)" in proof.differing
+    assert proof.time_ratio is None
+
+
+def test_what_prove_refuses() -> None:
+    with pytest.raises(BadInput, match="either a budget"):
+        prove(example())
+    with pytest.raises(BadInput, match="at least 2 steps"):
+        prove(example(), budget_ratio=0.5, steps=1)
+    with pytest.raises(BadInput, match="neither a loss"):
+        prove(example()._replace(loss=None), budget_ratio=0.5)
+    with pytest.raises(NothingToTrain):
+        prove(example()._replace(model=nn.Flatten()), budget_ratio=0.5)
