@@ -6,7 +6,7 @@ Run with ``python examples/train_in_a_budget.py``.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the customary name
+import torch.nn.functional as F
 from torch import nn
 
 import tightfit

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's usual name
+import torch.nn.functional as F
 from torch import nn
 
 __all__ = ["CASES", "Case"]

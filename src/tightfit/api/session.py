@@ -289,9 +289,7 @@ class Session:
         gradients = self._gradients(shape.captured, inputs)
         graph = shape.captured.graph
         existing = gradient_bytes(self.modules, graph.device.granularity_bytes)
-        graph = with_constants(
-            graph, gradients=existing, optimizer_state=self._state_bytes(graph)
-        )
+        graph = with_constants(graph, gradients=existing, optimizer_state=self._state_bytes(graph))
         least = minimum_budget(
             with_outside(graph, shape.outside_bytes),
             gradients,

@@ -60,8 +60,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 def baseline_cost_s(graph: Graph) -> float:
     """Return the cost in seconds with nothing recomputed and default alternatives."""
     return sum(
-        min(variant.cost_s for variant in op.alternatives[0].variants)
-        for op in computed_ops(graph)
+        min(variant.cost_s for variant in op.alternatives[0].variants) for op in computed_ops(graph)
     )
 
 

@@ -1,4 +1,4 @@
-"""What every planner is: a function of (graph, budget, limits, progress) with declared abilities."""
+"""What every planner is: a function of a task, limits and progress, with declared abilities."""
 
 from __future__ import annotations
 

@@ -236,9 +236,7 @@ class _Builder:
     def _add_engine_op(
         self, *, required: bool, crossing: bool, program: int, segment: SegmentId
     ) -> None:
-        self.engine.add_op(
-            required=required, crossing=crossing, program=program, segment=segment
-        )
+        self.engine.add_op(required=required, crossing=crossing, program=program, segment=segment)
         self.segments.append(segment)
         self.ways.append([])
         self.required.append(required)

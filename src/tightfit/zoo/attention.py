@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F  # noqa: N812 - the customary name
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = ["FeedForward", "SelfAttention", "initialise_transformer"]

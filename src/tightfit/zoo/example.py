@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the customary name
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tightfit.errors import BadInput

@@ -6,7 +6,7 @@ The time loop is unrolled in Python, in plain operators: long chains of small re
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the customary name
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tightfit.zoo.example import Example

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-import torch.nn.functional as F  # noqa: N812 - the customary name
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tightfit.zoo.example import (
