@@ -185,6 +185,18 @@ class SharedGradient(nn.Module):
         return (self.a + self.b + self.d.t()).mul(x).sum() + self.c.sum()
 
 
+class SameTwice(nn.Module):
+    """One tensor returned twice, and inputs of every layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+
+    def forward(self, x, y, z):
+        h = self.a(x.t() + y + z)
+        return h, [h, h.view(-1)]
+
+
 def views_loss(out: Any) -> torch.Tensor:
     return out["h"].sum() + (out["t"] * 2).sum() + sum(p.square().sum() for p in out["parts"])
 
@@ -201,6 +213,12 @@ CASES = [
     Case("frozen parameters", Frozen, lambda: (image(),)),
     Case("outputs that are views", Views, lambda: (torch.randn(4, 6),), views_loss),
     Case("pools and upsampling", Pools, lambda: (image(),)),
+    Case(
+        "the same output twice, inputs of other layouts",
+        SameTwice,
+        lambda: (torch.randn(6, 4), torch.randn(1, 6).expand(4, 6), torch.randn(8, 6)[::2]),
+        lambda out: out[0].sum() + out[1][0].mean() + out[1][1].square().sum(),
+    ),
     Case("gradients that share memory", SharedGradient, lambda: (torch.randn(5, 4),)),
     Case("autocast bf16", BatchNormNet, lambda: (image(),), autocast=True),
     Case(

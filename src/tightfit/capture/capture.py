@@ -47,6 +47,7 @@ def capture(call: TracedCall, *, name: str = "") -> Captured:
     state.raise_if_changed()
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
+    _refuse_sparse(joint)
     tied = _tied(call, joint)
     normalise(joint, tied)
     return lift(joint, device_of(call), name, tied)
@@ -151,6 +152,18 @@ def _refuse_foreign_parameters(joint: JointGraph) -> None:
                 "and belongs to none of the given modules: its gradient would be lost. Pass its "
                 "module in modules=[...]"
             )
+
+
+def _refuse_sparse(joint: JointGraph) -> None:
+    for node in joint.module.graph.nodes:
+        for value in private.pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+                where = joint.trail.module_at(node.meta.get("seq_nr"))
+                raise CaptureError(
+                    f"module {where!r} makes a sparse tensor ({node.target}), such as the gradient "
+                    "of Embedding(sparse=True): its size depends on the data and cannot be "
+                    "planned. Way out: sparse=False, or leave this module out of the fitted part"
+                )
 
 
 def _tied(call: TracedCall, joint: JointGraph) -> list[list[int]]:

@@ -196,7 +196,7 @@ def _read(joint: Any, trail: ModuleTrail, detached: frozenset[int]) -> JointGrap
         write_backs=write_backs,
         raw_outputs=raw,
         outputs=[
-            replace(info, requires_grad=True) if i in detached and info.kind == "plain" else info
+            replace(info, requires_grad=True) if i in detached and info.kind != "constant" else info
             for i, info in enumerate(_output_infos(metadata, raw))
         ],
         gradients=gradients,

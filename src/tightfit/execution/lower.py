@@ -24,6 +24,8 @@ from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
 
 __all__ = ["Program", "lower"]
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Program:
@@ -302,7 +304,9 @@ class _Lowering:
         if is_getitem(node):
             expression = f"{self._reference(node.args[0])}[{node.args[1]}]"  # type: ignore
         else:
-            call = Call(node.target, node.args, dict(node.kwargs), (), False)  # type: ignore
+            # gradients may come with other strides than the trace saw: reshape as eager does
+            target = aten.reshape.default if self._needs_reshape(node) else node.target
+            call = Call(target, node.args, dict(node.kwargs), (), False)  # type: ignore
             expression = self._call(call)
         name = f"w{len(self.code.lines)}"
         self.code.emit(f"{name} = {expression}")
@@ -311,6 +315,10 @@ class _Lowering:
         if base in self.captured.value_of:
             self.code.views_on.setdefault(self.captured.value_of[base], []).append(node)
         return name
+
+    def _needs_reshape(self, node: fx.Node) -> bool:
+        viewed = (aten.view.default, aten._unsafe_view.default)
+        return self.code is self.backward and node.target in viewed
 
     # -- assembly -----------------------------------------------------------------------------
 

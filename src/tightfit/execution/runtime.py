@@ -46,10 +46,15 @@ class Runner:
             for node, source in zip(self.placeholders, joint.sources, strict=True)
             if source.kind == "tangent"
         ]
-        self.plain = [i for i in range(len(joint.raw_outputs)) if _through_autograd(joint, i)]
+        through = [i for i in range(len(joint.raw_outputs)) if _through_autograd(joint, i)]
+        first: dict[fx.Node, int] = {}
+        self.canonical = {i: first.setdefault(joint.raw_outputs[i], i) for i in through}
+        self.plain = [i for i in through if self.canonical[i] == i]
         self.differentiable = {index for index, _ in self.tangents}
         self.wants_gradient = {
-            info.base for info in joint.outputs if info.kind == "plain" and info.requires_grad
+            self.canonical[info.base]
+            for info in joint.outputs
+            if info.kind == "plain" and info.requires_grad
         } | self.differentiable
 
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
@@ -81,7 +86,7 @@ class Runner:
             case "alias_of_output":
                 return private.regenerate_alias(raw[info.base], raw[index], info.requires_grad)
             case _:
-                return raw[info.base]
+                return raw[self.canonical[info.base]]
 
 
 class Run:
@@ -133,7 +138,7 @@ class Run:
         self._check_startable()
         by_position = dict(zip(runner.plain, gradients, strict=True))
         self._check_unplanned(by_position)
-        tangents = [_tangent(by_position.pop(i), meta) for i, meta in runner.tangents]
+        tangents = [_tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
         self.state = "backward"
         self.on_start(self)
@@ -252,13 +257,12 @@ def _through_autograd(joint: JointGraph, index: int) -> bool:
 
 
 def _tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of an output as the program expects it: dense, same strides."""
-    if gradient is None:
-        return _empty(meta).zero_()
-    if gradient.stride() != meta.stride():
-        return _empty(meta).copy_(gradient)
-    return gradient
+    """Return the gradient of an output; zeros where there is none.
 
-
-def _empty(meta: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
+    It may have any strides (an expanded scalar, say): the same kernels then run as in eager.
+    """
+    if gradient is not None:
+        return gradient
+    return torch.empty_strided(
+        meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device
+    ).zero_()
