@@ -88,6 +88,7 @@ void bind_problem(nb::module_& module) {
              "first"_a, "again"_a)
         .def("add_option", &Problem::add_option, "op"_a, "alternative"_a, "cost"_a,
              "workspace"_a, "overwrites"_a, "graph_alternative"_a, "variant"_a)
+        .def("add_choice", &Problem::add_choice, "branches"_a)
         .def("finish", &Problem::finish)
         .def("first_alternatives",
              [](const Problem& problem, int op) {

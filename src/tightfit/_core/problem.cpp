@@ -59,12 +59,35 @@ void Problem::add_option(int op, int alternative, Cost cost, Bytes workspace, in
         {cost, workspace, overwrites, graph_alternative, variant});
 }
 
+void Problem::add_choice(Choice choice) { choices.push_back(std::move(choice)); }
+
+// The branch that keeps the most first choices as they are.
+void Problem::take_default_branch(const Choice& choice) {
+    require(!choice.empty(), "a choice without branches");
+    const Branch* best = nullptr;
+    int fewest = 0;
+    for (const Branch& branch : choice) {
+        int changed = 0;
+        for (const auto& [op, alternative] : branch) {
+            require(op >= 0 && op < op_count() && alternative >= 0 &&
+                        alternative < static_cast<int>(ops[op].alternatives.size()),
+                    "a choice names an unknown alternative");
+            changed += ops[op].first_choice != alternative;
+        }
+        if (best != nullptr && changed >= fewest) continue;
+        best = &branch;
+        fewest = changed;
+    }
+    for (const auto& [op, alternative] : *best) ops[op].first_choice = alternative;
+}
+
 void Problem::finish() {
     for (const Value& value : values) {
         require(value.producer >= 0 && value.producer < op_count(), "a value has no producer");
         require(value.size >= 0, "a value has a negative size");
     }
     for (int op = 0; op < op_count(); ++op) link(op);
+    for (const Choice& choice : choices) take_default_branch(choice);
 }
 
 void Problem::link(int op) {

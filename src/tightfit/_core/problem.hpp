@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace tightfit {
@@ -44,6 +45,10 @@ struct Op {
     bool recomputable = false;
 };
 
+// Linked alternatives of first computations: exactly one branch is taken as a whole.
+using Branch = std::vector<std::pair<int, int>>;  // op, alternative
+using Choice = std::vector<Branch>;
+
 struct Reader {
     int op;
     Mask alternatives;  // those that read the value
@@ -67,6 +72,7 @@ public:
                         bool again);
     void add_option(int op, int alternative, Cost cost, Bytes workspace, int overwrites,
                     int graph_alternative, int variant);
+    void add_choice(Choice choice);
     // Link readers and writers and check every index; throws std::invalid_argument.
     void finish();
 
@@ -76,11 +82,13 @@ public:
 
     std::vector<Op> ops;
     std::vector<Value> values;
+    std::vector<Choice> choices;
     bool has_options = false;  // some alternative has more than one option
     bool has_trade_offs = false;  // ... that cost differently
 
 private:
     void link(int op);
+    void take_default_branch(const Choice& choice);
     void check_alternative(int op, const Alternative& alternative) const;
     void sort_options(Alternative& alternative) const;
 };

@@ -25,8 +25,7 @@ Search::Search(Schedule& schedule, std::uint64_t seed, Settings settings)
         if (value.size > 0 && !value.kept() && !value.state && op.recomputable)
             candidates_.push_back(id);
     }
-    for (int op = 0; op < problem.op_count(); ++op)
-        if (problem.ops[op].alternatives.size() > 1) choosers_.push_back(op);
+    collect_choosers();
     std::stable_sort(candidates_.begin(), candidates_.end(), [&](int a, int b) {
         return problem.values[a].producer < problem.values[b].producer;
     });
@@ -240,55 +239,71 @@ void Search::retain_window() {
     }
 }
 
-int Search::random_first(int op) {
-    const auto& alternatives = schedule_.problem().ops[op].alternatives;
-    for (int attempt = 0; attempt < 8; ++attempt) {
-        const int choice = random_.below(static_cast<int>(alternatives.size()));
-        if (alternatives[choice].first) return choice;
+// Whatever can be chosen for first computations: branches of linked ops, or one op's alternatives.
+void Search::collect_choosers() {
+    const Problem& problem = schedule_.problem();
+    std::vector<char> linked(problem.op_count(), 0);
+    for (const Choice& choice : problem.choices)
+        for (const Branch& branch : choice)
+            for (const auto& [op, alternative] : branch) linked[op] = 1;
+    for (int op = 0; op < problem.op_count(); ++op) {
+        Choice choice;
+        const auto& alternatives = problem.ops[op].alternatives;
+        for (int a = 0; a < static_cast<int>(alternatives.size()); ++a)
+            if (alternatives[a].first) choice.push_back({{op, a}});
+        if (!linked[op] && choice.size() > 1) choosers_.push_back(choice);
     }
-    return schedule_.first_choice(op);
+    for (const Choice& choice : problem.choices)
+        if (choice.size() > 1) choosers_.push_back(choice);
+    std::stable_sort(choosers_.begin(), choosers_.end(), [](const Choice& x, const Choice& y) {
+        return x.front().front().first < y.front().front().first;
+    });
 }
 
-void Search::select_best(int op) {
-    const auto& alternatives = schedule_.problem().ops[op].alternatives;
-    const int now = schedule_.first_choice(op);
+void Search::take(const Branch& branch, bool keep) {
+    for (const auto& [op, alternative] : branch)
+        schedule_.select(op, alternative, schedule_.again_choice(op), keep);
+}
+
+void Search::take_random(const Choice& choice) {
+    take(choice[random_.below(static_cast<int>(choice.size()))], random_.uniform() < kKeepReads);
+}
+
+void Search::take_best(const Choice& choice) {
     double best = 0;
-    int chosen = -1;
+    const Branch* chosen = nullptr;
     const bool keep = random_.uniform() < kKeepReads;
     const std::size_t mark = schedule_.mark();
-    const double rate = 1e-3 * static_cast<double>(schedule_.cost()) /
+    const Cost cost = schedule_.cost();
+    const double rate = 1e-3 * static_cast<double>(cost) /
                         static_cast<double>(std::max<Bytes>(1, schedule_.budget()));
-    for (int k = 0; k < static_cast<int>(alternatives.size()); ++k) {
-        if (k == now || !alternatives[k].first) continue;
-        schedule_.select(op, k, schedule_.again_choice(op), keep);
+    for (const Branch& branch : choice) {
+        take(branch, keep);
+        if (schedule_.mark() == mark) continue;  // the branch taken already
         const double score = static_cast<double>(schedule_.cost()) +
                              rate * static_cast<double>(schedule_.overflow());
         schedule_.undo_to(mark);
-        if (chosen < 0 || score < best) {
-            best = score;
-            chosen = k;
-        }
+        if (chosen != nullptr && score >= best) continue;
+        best = score;
+        chosen = &branch;
     }
-    if (chosen >= 0) schedule_.select(op, chosen, schedule_.again_choice(op), keep);
+    if (chosen != nullptr) take(*chosen, keep);
 }
 
 void Search::perturb_choices(int count) {
-    const int ops = static_cast<int>(choosers_.size());
-    const auto change = [&](int op) {
-        schedule_.select(op, random_first(op), schedule_.again_choice(op),
-                         random_.uniform() < kKeepReads);
-    };
+    const int choosers = static_cast<int>(choosers_.size());
     switch (random_.below(3)) {
         case 0:
-            for (int k = 0; k < count; ++k) change(choosers_[random_.below(ops)]);
+            for (int k = 0; k < count; ++k) take_random(choosers_[random_.below(choosers)]);
             break;
         case 1: {
-            const int from = random_.below(ops), width = 1 + random_.below(4);
-            for (int k = from; k < std::min(ops, from + width); ++k) change(choosers_[k]);
+            const int from = random_.below(choosers), width = 1 + random_.below(4);
+            for (int k = from; k < std::min(choosers, from + width); ++k)
+                take_random(choosers_[k]);
             break;
         }
         default:
-            select_best(choosers_[random_.below(ops)]);
+            take_best(choosers_[random_.below(choosers)]);
     }
 }
 

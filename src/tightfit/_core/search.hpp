@@ -61,8 +61,10 @@ private:
     void retain_random(int count);
     void drop_window();
     void retain_window();
-    void select_best(int op);
-    int random_first(int op);
+    void collect_choosers();
+    void take(const Branch& branch, bool keep);
+    void take_random(const Choice& choice);
+    void take_best(const Choice& choice);
     bool droppable(int value, int stage) const;
     void residents(int stage, int wanted, std::vector<int>& found);
     void score_drops(int stage, const std::vector<int>& values);
@@ -74,7 +76,7 @@ private:
     Settings settings_;
     std::vector<int> candidates_;  // values worth dropping, by birth
     std::vector<int> births_;  // of the candidates
-    std::vector<int> choosers_;  // ops with several alternatives
+    std::vector<Choice> choosers_;  // ops with several alternatives, and linked ones, by op
     std::vector<Scored> scored_;
 };
 

@@ -78,6 +78,8 @@ class EngineProblem:
         Per op: its program, -1 for a crossing.
     segments : tuple of int
         Per op: its segment.
+    choices : tuple
+        Linked alternatives: choices of branches of (op, alternative of the engine).
     """
 
     engine: _engine.Problem
@@ -94,6 +96,7 @@ class EngineProblem:
     required: tuple[bool, ...]
     programs: tuple[int, ...]
     segments: tuple[SegmentId, ...]
+    choices: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
 
     def overhead(self, cost: int) -> float:
         """Return a cost of the engine as a fraction above the baseline."""
@@ -160,6 +163,7 @@ class _Builder:
         self.required: list[bool] = []
         self.programs: list[int] = []
         self.segments: list[SegmentId] = []
+        self.first_numbers: dict[tuple[OpId, int], int] = {}
         self.order = self._order()
         self.end = len(self.order)
 
@@ -177,6 +181,9 @@ class _Builder:
             self._add_alternatives(position, op)
             if op.required:
                 baseline += min(self._cost(v.cost_s) for v in op.alternatives[0].variants)
+        if self.alternatives:
+            for choice in self.choices():
+                self.engine.add_choice(choice)
         self.engine.finish()
         return EngineProblem(
             engine=self.engine,
@@ -193,6 +200,7 @@ class _Builder:
             required=tuple(self.required),
             programs=tuple(self.programs),
             segments=tuple(self.segments),
+            choices=self.choices() if self.alternatives else (),
         )
 
     def _order(self) -> list[tuple[SegmentId, Op | None]]:
@@ -330,6 +338,8 @@ class _Builder:
         if state >= 0:
             (writes if first else reads).append(state)
         number = self.engine.add_alternative(position, reads, writes, first=first, again=again)
+        if first:
+            self.first_numbers.update({(op.id, member): number for member in family.members})
         for member in family.members:
             alternative = op.alternatives[member]
             target = alternative.overwrites
@@ -344,6 +354,17 @@ class _Builder:
                     member,
                     index,
                 )
+
+    def choices(self) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
+        """The graph's linked alternatives in the engine's numbers."""
+        return tuple(
+            tuple(
+                tuple((self.engine_ops[op], self.first_numbers[op, way]) for op, way in branch)
+                for branch in choice.branches
+                if all(pair in self.first_numbers for pair in branch)
+            )
+            for choice in self.graph.choices
+        )
 
     def _way(
         self, op: Op, family: _Family, reads: list[int], writes: list[int], first: bool, again: bool

@@ -20,7 +20,11 @@ def complete(model: CutProgram, answer: Answer, schedule: _engine.Schedule) -> N
     The schedule may exceed the budget between the cuts.
     """
     schedule.keep_everything()
-    for op, way in model.chosen_ways(answer).items():
+    chosen = model.chosen_ways(answer)
+    for choice in model.outline.problem.choices:
+        fitting = max(choice, key=lambda branch: sum(chosen.get(op) == way for op, way in branch))
+        chosen.update(dict(fitting))
+    for op, way in chosen.items():
         schedule.select(op, way, -1, False)
     schedule.commit()
     schedule.load_ranges(_Completion(model, answer).ranges())

@@ -34,6 +34,7 @@ __all__ = ["FirstPlan", "plan_anytime", "run_anytime"]
 _LARGE = 1000  # ops from which on long searches beat many short ones
 _FIRST_SOLVE_S = 1.0
 _DESCENT_S = 2.0
+_DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
 _MARGINS = (0.02, 0.05, 0.1)
 _LIMIT_S = 1.0
 _JOB_ITERATIONS = 50  # per piece of search under an iteration limit
@@ -61,15 +62,23 @@ class FirstPlan:
     overhead: float
 
 
-def run_anytime(task: Task, limits: Limits, progress: Progress) -> tuple[Outcome, FirstPlan | None]:
-    """As `plan_anytime`, with the time and overhead of the first plan."""
+def run_anytime(
+    task: Task, limits: Limits, progress: Progress, *, alternatives: bool = True
+) -> tuple[Outcome, FirstPlan | None]:
+    """As `plan_anytime`, with the time and overhead of the first plan.
+
+    Parameters
+    ----------
+    alternatives : bool
+        False: first computations use the default alternatives.
+    """
     started = time.perf_counter()
     easy = prove_by_working_set(task, started)
-    if easy is None and not _has_cheaper_ways(task):
+    if easy is None and not (alternatives and _has_cheaper_ways(task)):
         easy = fits_without_recomputation(task, limits, started)
     if easy is not None:
         return easy, _first(easy)
-    problem = build_problem(task)
+    problem = build_problem(task, alternatives=alternatives)
     exact = solve_small(task, problem, limits, started)
     if exact is not None:
         return exact, _first(exact)
@@ -162,6 +171,7 @@ class _Run:
         self.pool.raise_bound(self.trivial, "trivial")
         self.first_plan()
         self.report()
+        self.plan_with_defaults()
         self.prove_infeasible()
         if self.pool.done:
             return
@@ -189,6 +199,26 @@ class _Run:
             limits = msgspec.structs.replace(limits, seconds=1e4)
         if descend(schedule, limits, self.progress, time.perf_counter()):
             self.add([Candidate.of(schedule)])
+
+    def plan_with_defaults(self) -> None:
+        """With alternatives, start from the plan without: more freedom is never worse.
+
+        Under an iteration limit this is the very plan that the same limit gives without.
+        """
+        if not self.choices or self.pool.done:
+            return
+        problem = build_problem(self.task, alternatives=False)
+        share = 1.0 if self.limits.iterations is not None else _DEFAULTS_SHARE
+        limits = msgspec.structs.replace(self.limits, seconds=share * self.left())
+        run = _Run(self.task, problem, limits, self.progress, time.perf_counter())
+        try:
+            run.search()
+        finally:
+            best = run.pool.best
+            if best is not None:
+                schedule = self.schedules[0]
+                schedule.load(best.words, [0] * self.ops, [-1] * self.ops)
+                self.add([Candidate.of(schedule)])
 
     def prove_infeasible(self) -> None:
         """Look for an op that cannot be computed within the budget, if no plan came at once."""
@@ -323,4 +353,5 @@ class _Run:
         a = self.pool.pick(self.random, 1.5)
         others = [plan for plan in self.pool.plans if plan is not a]
         b = self.random.choice(others) if others else a
-        return cross(a, b, self.ops, self.random)
+        linked = bool(self.problem.choices)
+        return cross(a, b, self.ops, self.random, linked=linked)

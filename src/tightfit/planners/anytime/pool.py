@@ -141,8 +141,12 @@ class Pool:
         return differing <= _NEAR
 
 
-def cross(a: Candidate, b: Candidate, stages: int, random_: random.Random) -> Candidate:
+def cross(
+    a: Candidate, b: Candidate, stages: int, random_: random.Random, *, linked: bool
+) -> Candidate:
     """Combine two schedules: b's residency on a run of stages or values, a's elsewhere.
+
+    Choices of alternatives come with the stages, unless some are linked: then all are a's.
 
     Any residency is a valid schedule; the result has to be loaded and repaired.
     """
@@ -161,7 +165,7 @@ def cross(a: Candidate, b: Candidate, stages: int, random_: random.Random) -> Ca
     mask = _stage_mask(low_stage, high_stage, words.shape[1])
     rows = slice(low_value, high_value)
     words[rows] = (words[rows] & ~mask) | (b.words[rows] & mask)
-    if kind < 0.65:
+    if kind < 0.65 and not linked:
         first_choices[low_stage:high_stage] = b.first_choices[low_stage:high_stage]
     return Candidate(words, first_choices, list(a.again_choices), 0, False)
 
