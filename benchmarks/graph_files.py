@@ -17,11 +17,12 @@ MICROSECOND = 1e-6
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph and the peak in bytes that its budget ratios refer to."""
+    """A graph, the peak in bytes that its budget ratios refer to, and bytes that are constant."""
 
     graph: Graph
     peak_bytes: int
     reference_cost_s: float | None = None
+    constant_bytes: int = 0
 
 
 def read_graph_folder(folder: Path, costs: str = "p100") -> dict[str, GraphFile]:
@@ -56,7 +57,11 @@ def read_graph_file(path: Path, costs: str = "p100") -> GraphFile:
         )
         for node in data["nodes"]
     )
-    return GraphFile(_graph(data["name"], values, ops, f"roofline:{costs}"), data["peak"])
+    return GraphFile(
+        _graph(data["name"], values, ops, f"roofline:{costs}"),
+        data["peak"],
+        constant_bytes=sum(data["const_bytes"].values()),
+    )
 
 
 def _graph(
