@@ -66,3 +66,26 @@ def test_what_prove_refuses() -> None:
         prove(example()._replace(loss=None), budget_ratio=0.5)
     with pytest.raises(NothingToTrain):
         prove(example()._replace(model=nn.Flatten()), budget_ratio=0.5)
+
+
+def test_the_minimum_is_proven_within_itself() -> None:
+    proof = prove(example(), budget="minimum", steps=2, rounds=1, limits=(1, 0.01))
+    assert proof.succeeded
+    assert proof.minimum_budget_bytes == proof.budget_bytes < proof.eager_peak_bytes
+    with pytest.raises(InfeasibleBudget):
+        prove(example(), budget=proof.constant_bytes + 1, limits=(1, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"budget": "1GiB", "budget_ratio": 0.5}, "either a budget"),
+        ({"budget": "80%"}, "is a percentage, not a size"),
+        ({"budget_ratio": -0.5}, "ratio must be a positive number such as 0.5, got -0.5"),
+        ({"budget_ratio": 0.5, "rounds": -1}, "rounds must not be negative, got -1"),
+        ({"budget_ratio": 0.5, "planner": "absent"}, "absent"),
+    ],
+)
+def test_numbers_that_prove_refuses(asked, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        prove(example(), **asked)

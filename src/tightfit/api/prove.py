@@ -7,6 +7,7 @@ the time of a step is compared in interleaved rounds.
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -15,10 +16,18 @@ import torch
 
 from tightfit.api.fit import PlannedStep, step
 from tightfit.api.subject import Subject, Trace, step_time, train
+from tightfit.api.target import Target, load_example
 from tightfit.errors import BadInput
+from tightfit.execution.guard import StepPeaks
+from tightfit.planners.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
+from tightfit.units import parse_bytes
+from tightfit.zoo import Example
 
-__all__ = ["Comparison", "Proof", "prove"]
+__all__ = ["MINIMUM", "Comparison", "Proof", "prove"]
+
+MINIMUM = "minimum"
+_UNLIMITED = 1 << 60
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +55,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         Over the final gradients, buffers and parameters.
     losses : tuple of float
         Of the planned steps.
+    minimum_budget_bytes : int or None
+        The smallest budget with a plan found, if that was asked for.
     seconds : float
         Of the first planned call: capture, costs, plan, lowering, and the step itself.
     """
@@ -69,6 +80,12 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     max_relative_difference: float
     losses: tuple[float, ...]
     seconds: float
+    minimum_budget_bytes: int | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether everything was shown: the budget held and all bits are the same."""
+        return self.holds and self.bitwise
 
     @property
     def holds(self) -> bool:
@@ -103,7 +120,7 @@ class Comparison:
 
     def __init__(
         self,
-        example: Any,
+        example: Example,
         *,
         steps: int = 3,
         seed: int = 0,
@@ -120,11 +137,18 @@ class Comparison:
         self._keywords = keywords
         self._planned: PlannedStep | None = None
         self.eager = train(self.subject, self.subject.loss_of, steps)
+        self._final = {key: tensor.clone() for key, tensor in self.subject.tensors().items()}
 
     def budget_of(self, ratio: float) -> int:
         """Return the budget that is a share of eager's activation peak on top of the constants."""
         activations = self.eager.peak_bytes - self.eager.constant_bytes
         return self.eager.constant_bytes + int(ratio * activations)
+
+    def smallest_budget(self) -> MinimumBudget:
+        """Return the smallest budget with a plan found; its plan is used if no better is found."""
+        session = self._step_within(_UNLIMITED)._session
+        self.subject.reset()
+        return session.smallest_budget(self.subject.args, self.subject.kwargs)
 
     def at(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
         """Train inside a budget, compare everything, and time `rounds` interleaved rounds.
@@ -135,11 +159,17 @@ class Comparison:
             If there is no plan within the budget.
         """
         planned = self._step_within(budget_bytes)
-        trace = train(self.subject, planned, self.steps, planned)
-        ratios = self._time(planned, rounds)
         session = planned._session
+        trace = first = train(self.subject, planned, self.steps, planned)
+        difference = _largest_difference(self._final, self.subject.tensors())
+        differing = _differing(self.eager, first)
+        plan_of_first = session.report().plan
+        ratios, peaks = self._time(planned, rounds)
+        if session.report().plan is not plan_of_first:  # the plan with costs from real steps
+            trace = train(self.subject, planned, self.steps, planned)
+            difference = max(difference, _largest_difference(self._final, self.subject.tensors()))
+            differing += tuple(d for d in _differing(self.eager, trace) if d not in differing)
         report = session.report()
-        differing = _differing(self.eager, trace)
         return Proof(
             status=report.status,
             model=self.name,
@@ -147,8 +177,10 @@ class Comparison:
             budget_bytes=budget_bytes,
             constant_bytes=trace.constant_bytes,
             planned_peak_bytes=report.planned_peak_bytes,
-            measured_peak_bytes=max(trace.peak_bytes, session.highest_peak_bytes),
-            measured_program_bytes=session.guard.steps[-1].program_bytes,
+            measured_peak_bytes=max(
+                [first.peak_bytes, trace.peak_bytes, *(p.peak_bytes for p in peaks)]
+            ),
+            measured_program_bytes=max([trace.program_bytes, *(p.program_bytes for p in peaks)]),
             eager_peak_bytes=self.eager.peak_bytes,
             overhead=report.overhead,
             bound=report.bound,
@@ -157,9 +189,9 @@ class Comparison:
             time_ratios=tuple(ratios),
             bitwise=not differing,
             differing=differing,
-            max_relative_difference=_largest_difference(self.eager.final, trace.final),
+            max_relative_difference=difference,
             losses=tuple(trace.losses),
-            seconds=trace.first_s,
+            seconds=first.first_s,
         )
 
     def _step_within(self, budget_bytes: int) -> PlannedStep:
@@ -176,37 +208,46 @@ class Comparison:
         self._planned._session.change_budget(budget_bytes)
         return self._planned
 
-    def _time(self, planned: PlannedStep, rounds: int) -> list[float]:
-        """Return the time ratio of planned to plain steps, interleaved, order alternating."""
-        if rounds == 0:
-            return []
-        self.progress.start("timing steps", rounds)
-        while planned._session.is_tuning:
-            self._planned_time(planned)
-        self._planned_time(planned)
-        ratios: list[float] = []
-        for index in range(rounds):
-            if index % 2:
-                plain = step_time(self.subject, self.subject.loss_of)
-                ours = self._planned_time(planned)
-            else:
-                ours = self._planned_time(planned)
-                plain = step_time(self.subject, self.subject.loss_of)
-            ratios.append(ours / plain)
-            self.progress.update(index + 1)
-        self.progress.stop()
-        return ratios
+    def _time(self, planned: PlannedStep, rounds: int) -> tuple[list[float], list[StepPeaks]]:
+        """Return the time ratio of planned to plain steps and the peaks of the planned ones.
 
-    def _planned_time(self, planned: PlannedStep) -> float:
+        Steps are interleaved, their order alternates; costs and plan are final by then.
+        """
+        ratios: list[float] = []
+        peaks: list[StepPeaks] = []
+        if rounds == 0:
+            return ratios, peaks
+        self.progress.start("timing steps", rounds)
+        try:
+            while planned._session.is_tuning:
+                self._planned_time(planned, peaks)
+            peaks.clear()  # of the plan before
+            self._planned_time(planned, peaks)
+            for index in range(rounds):
+                if index % 2:
+                    plain = step_time(self.subject, self.subject.loss_of)
+                    ours = self._planned_time(planned, peaks)
+                else:
+                    ours = self._planned_time(planned, peaks)
+                    plain = step_time(self.subject, self.subject.loss_of)
+                ratios.append(ours / plain)
+                self.progress.update(index + 1)
+        finally:
+            self.progress.stop()
+        return ratios, peaks
+
+    def _planned_time(self, planned: PlannedStep, peaks: list[StepPeaks]) -> float:
         seconds = step_time(self.subject, planned)
-        planned._session.close_step()
+        step_peaks = planned._session.close_step()
+        if step_peaks is not None:
+            peaks.append(step_peaks)
         return seconds
 
 
 def prove(
-    example: Any,
+    target: Target,
     *,
-    budget_bytes: int | None = None,
+    budget: int | str | None = None,
     budget_ratio: float | None = None,
     steps: int = 3,
     rounds: int = 5,
@@ -219,37 +260,72 @@ def prove(
 
     Parameters
     ----------
-    example : Example
-        ``model``, ``loss(output, target)`` or None, ``args`` (tuple or dict), ``target``.
-    budget_bytes : int, optional
-        The budget, constants included; or
+    target : str, callable or tuple
+        A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or what it returns:
+        ``(model, loss, args, target)``.
+    budget : int or str, optional
+        The budget, constants included; ``"minimum"``: the smallest with a plan found. Or
     budget_ratio : float, optional
-        a share of eager's activation peak, on top of the constants.
+        a share of eager's measured activation peak, on top of the constants.
     steps : int
         Optimizer steps to compare.
     rounds : int
         Interleaved timing rounds; 0 to leave timing out.
+    seed : int
+        Of the model, its data and every step.
+    name : str
+        For messages.
     **keywords
         As `tightfit.step` takes them.
 
+    Returns
+    -------
+    Proof
+        Also of what failed: see `Proof.succeeded`.
+
     Raises
     ------
+    BadInput
+        For a target or a number that cannot be used.
     InfeasibleBudget
         If there is no plan within the budget.
     """
-    if (budget_bytes is None) == (budget_ratio is None):
-        raise BadInput("give either a budget in bytes or a budget ratio")
-    progress.start("proving", 2)
-    comparison = Comparison(
-        example, steps=steps, seed=seed, name=name, progress=progress, **keywords
-    )
-    progress.update(1, "plain PyTorch has run")
-    if budget_bytes is None:
-        assert budget_ratio is not None
-        budget_bytes = comparison.budget_of(budget_ratio)
-    proof = comparison.at(budget_bytes, rounds=rounds)
-    progress.stop()
+    budget_bytes = _checked_budget(budget, budget_ratio)
+    if rounds < 0:
+        raise BadInput(f"the number of timing rounds must not be negative, got {rounds}")
+    name = name or (target if isinstance(target, str) else "")
+    torch.manual_seed(seed)
+    example = load_example(target)
+    progress.start(f"proving {name}".rstrip(), 2)
+    try:
+        comparison = Comparison(
+            example, steps=steps, seed=seed, name=name, progress=progress, **keywords
+        )
+        progress.update(1, "plain PyTorch has run")
+        if budget == MINIMUM:
+            budget_bytes = comparison.smallest_budget().found_bytes
+        elif budget_ratio is not None:
+            budget_bytes = comparison.budget_of(budget_ratio)
+        assert budget_bytes is not None
+        proof = comparison.at(budget_bytes, rounds=rounds)
+    finally:
+        progress.stop()
+    if budget == MINIMUM:
+        return msgspec.structs.replace(proof, minimum_budget_bytes=budget_bytes)
     return proof
+
+
+def _checked_budget(budget: int | str | None, budget_ratio: float | None) -> int | None:
+    """Return the bytes asked for; None if they are known only after eager has run."""
+    if (budget is None) == (budget_ratio is None):
+        raise BadInput(
+            "give either a budget, such as '8GiB' or 'minimum', or a budget ratio, such as 0.5"
+        )
+    if budget_ratio is not None and not (math.isfinite(budget_ratio) and budget_ratio > 0):
+        raise BadInput(
+            f"the budget ratio must be a positive number such as 0.5, got {budget_ratio!r}"
+        )
+    return None if budget is None or budget == MINIMUM else parse_bytes(budget)
 
 
 def _differing(eager: Trace, planned: Trace) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from tightfit.api.shapes import (
     Shape,
     assumed_outside_bytes,
     outputs_beside_the_loss,
+    root_gradient_bytes,
 )
 from tightfit.api.tuning import Tuner
 from tightfit.capture import _torch as private
@@ -39,7 +40,7 @@ from tightfit.capture.signature import (
     module_signature,
 )
 from tightfit.errors import BadInput, SecondForward
-from tightfit.execution.guard import Guard, announce
+from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.graph.ir import Graph
@@ -177,22 +178,15 @@ class Session:
         """Whether steps are still timed before the final plan is made."""
         return any(shape.tuner is not None for shape in self.shapes.values())
 
-    @property
-    def highest_peak_bytes(self) -> int:
-        """The highest measured peak of the steps still remembered, the first left out."""
-        steps = self.guard.steps if self.guard is not None else []
-        return max((s.peak_bytes for s in steps[1:]), default=0)
-
     def change_budget(self, budget_bytes: int) -> None:
         """Plan the next step within another budget; what was captured and priced stays."""
         self.close_step()
         self.options = dataclasses.replace(self.options, budget_bytes=budget_bytes)
         self.guard = None
 
-    def close_step(self) -> None:
-        """End the measured window of the last step now."""
-        if self.guard is not None:
-            self.guard.close()
+    def close_step(self) -> StepPeaks | None:
+        """End the measured window of the last step now; return what it held."""
+        return self.guard.close() if self.guard is not None else None
 
     # -- capture ------------------------------------------------------------------------------
 
@@ -268,10 +262,7 @@ class Session:
         budget = self._share(self.budget_bytes(graph), constant_bytes)
         key = (gradients, existing, state, shape.outside_bytes, budget)
         if key not in shape.plans:
-            graph = with_outside(
-                with_constants(graph, gradients=existing, optimizer_state=state),
-                shape.outside_bytes,
-            )
+            graph = self._with_surroundings(shape, existing, state)
             known = shape.known_plans.get(gradients)
             outcome = plan_step(graph, budget, gradients, self.options, known)
             assert outcome.plan is not None
@@ -281,25 +272,29 @@ class Session:
             shape.plans[key] = Planned(graph, outcome, Runner(shape.captured, program))
         return shape.plans[key]
 
-    def use_smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
-        """Find the smallest budget with a plan for these inputs, and plan within it from now on."""
+    def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
+        """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         leaves, spec = flatten(args, kwargs)
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         gradients = self._gradients(shape.captured, inputs)
         graph = shape.captured.graph
         existing = gradient_bytes(self.modules, graph.device.granularity_bytes)
-        graph = with_constants(graph, gradients=existing, optimizer_state=self._state_bytes(graph))
-        least = minimum_budget(
-            with_outside(graph, shape.outside_bytes),
-            gradients,
-            self.options.limits,
-            self.options.progress,
-        )
+        graph = self._with_surroundings(shape, existing, self._state_bytes(graph))
+        least = minimum_budget(graph, gradients, self.options.limits, self.options.progress)
         shape.known_plans[gradients] = least.plan
-        budget = least.found_bytes + self.options.reserve_bytes
-        self.options = dataclasses.replace(self.options, budget_bytes=budget)
         return least
+
+    @staticmethod
+    def _with_surroundings(shape: Shape, existing_bytes: int, state_bytes: int) -> Graph:
+        """Return the step's graph with what lies around it: constants, and what user code holds."""
+        graph = with_constants(
+            shape.captured.graph,
+            gradients=existing_bytes,
+            optimizer_state=state_bytes,
+            gradient_of_loss=root_gradient_bytes(shape.captured),
+        )
+        return with_outside(graph, shape.outside_bytes)
 
     def _share(self, budget_bytes: int, constant_bytes: int) -> int:
         """Return the budget of one of the calls that may be open at once."""

@@ -12,7 +12,13 @@ from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
 
-__all__ = ["Planned", "Shape", "assumed_outside_bytes", "outputs_beside_the_loss"]
+__all__ = [
+    "Planned",
+    "Shape",
+    "assumed_outside_bytes",
+    "outputs_beside_the_loss",
+    "root_gradient_bytes",
+]
 
 
 @dataclass
@@ -56,6 +62,13 @@ def assumed_outside_bytes(captured: Captured) -> int:
     """Assume what a loss outside the plan holds until it is measured: three times the outputs."""
     tangents = [v for v in captured.graph.values if v.role == "tangent"]
     return 3 * sum(v.size_bytes for v in tangents)
+
+
+def root_gradient_bytes(captured: Captured) -> int:
+    """Return the bytes of the losses' own gradients: `backward` holds them until it returns."""
+    granularity = captured.graph.device.granularity_bytes
+    tangents = (v for v in captured.graph.values if v.role == "tangent")
+    return sum(v.size_bytes for v in tangents if v.size_bytes <= granularity)
 
 
 def outputs_beside_the_loss(captured: Captured) -> frozenset[int]:

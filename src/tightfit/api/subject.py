@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -14,9 +13,11 @@ from torch import nn
 
 from tightfit.api.constants import gradient_bytes, optimizer_state_bytes, resident_tensor_bytes
 from tightfit.api.fit import PlannedStep
+from tightfit.api.target import loss_function
 from tightfit.capture.signature import flatten
-from tightfit.errors import BadInput, NothingToTrain
+from tightfit.errors import NothingToTrain
 from tightfit.execution.guard import Guard
+from tightfit.zoo import Example
 
 __all__ = ["Subject", "Trace", "step_time", "train"]
 
@@ -24,13 +25,14 @@ _UNLIMITED = 1 << 60
 
 
 class Subject:
-    """A model with data, an optimizer and a way back to its first state."""
+    """A model with data, an optimizer and a way back to its first state.
 
-    def __init__(self, example: Any, seed: int) -> None:
-        self.model: nn.Module = example.model.train()
-        self.loss = example.loss
-        self.target = example.target
-        self.args = example.args
+    ``loss_of(*args, **kwargs)`` computes its loss.
+    """
+
+    def __init__(self, example: Example, seed: int) -> None:
+        self.model: nn.Module = example.model
+        self.loss_of, self.args, self.kwargs = loss_function(example)
         self.seed = seed
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self.granularity = 64 if self.device.type == "cpu" else 512
@@ -45,32 +47,10 @@ class Subject:
         self.model.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
 
-    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments of `loss_of`."""
-        args, kwargs = ((), dict(self.args)) if isinstance(self.args, Mapping) else (self.args, {})
-        if self.loss is not None:
-            kwargs = {**kwargs, "_target": self.target}
-        return tuple(args), kwargs
-
-    def loss_of(self, *args: Any, _target: Any = None, **kwargs: Any) -> torch.Tensor:
-        """Compute the loss from the inputs."""
-        output = self.model(*args, **kwargs)
-        if self.loss is not None:
-            return self.loss(output, _target)
-        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
-        if loss is None and isinstance(output, dict):
-            loss = output.get("loss")
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise BadInput(
-                "the factory gave no loss and the model's output is neither a loss (one number) "
-                "nor carries one as .loss"
-            )
-        return loss
-
     def constant_bytes(self) -> int:
         """Return what is resident now: parameters, buffers, inputs, gradients, optimizer state."""
         tensors = list(self.model.parameters()) + list(self.model.buffers())
-        tensors += [t for t in flatten(*self.inputs())[0] if isinstance(t, torch.Tensor)]
+        tensors += [t for t in flatten(self.args, self.kwargs)[0] if isinstance(t, torch.Tensor)]
         modules = {"model": self.model}
         total = resident_tensor_bytes(tensors, self.granularity)
         total += gradient_bytes(modules, self.granularity)
@@ -81,7 +61,7 @@ class Subject:
         return total
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return gradients, parameters and buffers by name."""
+        """Return gradients, parameters and buffers by name; they are not copied."""
         found = {f"gradient of {k}": p.grad for k, p in self.model.named_parameters()}
         found |= {f"parameter {k}": p.detach() for k, p in self.model.named_parameters()}
         found |= {f"buffer {k}": b for k, b in self.model.named_buffers()}
@@ -103,7 +83,6 @@ class Trace(msgspec.Struct):
 
     losses: list[float]
     digests: list[dict[str, bytes]]
-    final: dict[str, torch.Tensor]
     peak_bytes: int
     program_bytes: int
     constant_bytes: int
@@ -123,7 +102,7 @@ def train(
     subject : Subject
         What is trained.
     function : callable
-        Computes the loss of `Subject.inputs`.
+        Computes the loss from the subject's inputs.
     steps : int
         Optimizer steps; peaks are those of the second and later ones.
     planned : PlannedStep or None
@@ -131,7 +110,7 @@ def train(
     """
     subject.reset()
     own = Guard(_UNLIMITED, subject.device.type, "warn", subject.constant_bytes)
-    trace = Trace([], [], {}, 0, 0, 0, 0.0)
+    trace = Trace([], [], 0, 0, 0, 0.0)
     torch.manual_seed(subject.seed)
     for index in range(steps):
         subject.model.zero_grad(set_to_none=True)
@@ -149,17 +128,15 @@ def train(
             trace.constant_bytes = peaks.constant_bytes
         trace.losses.append(loss)
         trace.digests.append(subject.digests())
-    trace.final = {k: v.clone() for k, v in subject.tensors().items()}
     return trace
 
 
 def _watched_step(
     subject: Subject, function: Callable[..., torch.Tensor], guard: Guard | None
 ) -> float:
-    args, kwargs = subject.inputs()
     if guard is not None:
         guard.before_forward()
-    loss = function(*args, **kwargs)
+    loss = function(*subject.args, **subject.kwargs)
     if guard is not None:
         guard.after_forward()
     loss.backward()
@@ -172,15 +149,14 @@ def _watched_step(
 def step_time(subject: Subject, function: Callable[..., torch.Tensor]) -> float:
     """Run forward and backward once; return the seconds of CPU time, or of device time on a GPU."""
     subject.model.zero_grad(set_to_none=True)
-    args, kwargs = subject.inputs()
     gc.collect()
     if subject.device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        function(*args, **kwargs).backward()
+        function(*subject.args, **subject.kwargs).backward()
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end) / 1e3
     began = time.process_time()
-    function(*args, **kwargs).backward()
+    function(*subject.args, **subject.kwargs).backward()
     return time.process_time() - began

@@ -129,12 +129,13 @@ def loss_function(
 
 def _loss_in(output: Any) -> Tensor:
     if isinstance(output, Tensor):
-        return output
-    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if not isinstance(loss, Tensor):
+        loss: Any = output
+    else:
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise BadInput(
             f"the factory gave no loss and the model's output, a {type(output).__name__}, is "
-            f"neither a loss nor carries one as .loss: {_RETURNS}"
+            f"neither a loss (one number) nor carries one as .loss: {_RETURNS}"
         )
     return loss
 

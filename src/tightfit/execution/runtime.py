@@ -83,10 +83,18 @@ class Runner:
                 return inputs[info.base]
             case "alias_of_input":
                 return private.regenerate_alias(inputs[info.base], raw[index], info.requires_grad)
+            case "alias_of_output" if self._is_same(info.base, index):
+                return raw[self.canonical[info.base]]
             case "alias_of_output":
                 return private.regenerate_alias(raw[info.base], raw[index], info.requires_grad)
             case _:
                 return raw[self.canonical[info.base]]
+
+    def _is_same(self, base: int, index: int) -> bool:
+        """Whether two raw outputs are one tensor, not one a view of the other."""
+        return base in self.canonical and self.joint.raw_outputs[base] is (
+            self.joint.raw_outputs[index]
+        )
 
 
 class Run:
