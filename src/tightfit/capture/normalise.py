@@ -112,15 +112,18 @@ def _drop_detaches(joint: JointGraph) -> None:
 
 
 def _drop_clones(joint: JointGraph) -> None:
-    """Drop copies with unchanged strides: in a functional graph they are the identity."""
+    """Drop copies with unchanged strides: in a functional graph they are the identity.
+
+    Unless somebody outside could tell: a copy that is returned, or of what the step mutates.
+    """
     outputs = {base_of(n) for n in _outputs(joint)}
+    mutated = {joint.placeholders[i] for _, i in joint.write_backs}
     for node in list(joint.module.graph.nodes):
         if node.op != "call_function" or node.target is not aten.clone.default:
             continue
         source = node.args[0]
         same = node.meta["val"].stride() == source.meta["val"].stride()
-        kept = base_of(source).op in ("placeholder", "get_attr") or base_of(node) in outputs
-        if same and not kept:
+        if same and base_of(source) not in mutated and base_of(node) not in outputs:
             _replace(joint, node, source)
             joint.module.graph.erase_node(node)
 
