@@ -1,45 +1,30 @@
-"""Greedy plan, K-cut program, large-neighbourhood search, cutting planes: always an answer.
-
-The order (planning.md, sections 6 and 10): a greedy plan in milliseconds; the one-cut program for
-a bound and a seed; then search beside cutting planes until the gap is closed or time is up.
-"""
+"""The default planner: easy answers first, then a search for each promising order of the step."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import random
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
 
 from tightfit._core import _engine
-from tightfit.plan.plan import Outcome
-from tightfit.planners.anytime.bound import BoundWorker, CutLoop
+from tightfit.graph.ir import OpId
+from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import solve_small
-from tightfit.planners.anytime.outline import outline
-from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, polish
-from tightfit.planners.anytime.pool import Candidate, Pool, cross
+from tightfit.planners.anytime.order import frees_early, in_traced_order, reorder
+from tightfit.planners.anytime.run import FirstPlan, Run
 from tightfit.planners.base import Limits, Task, finish, no_plan
-from tightfit.planners.greedy import descend, fits_without_recomputation, prove_by_working_set
-from tightfit.planners.problem import EngineProblem, build_problem, computes_of
-from tightfit.planners.reach import lower_limit
+from tightfit.planners.greedy import fits_without_recomputation, prove_by_working_set
+from tightfit.planners.problem import build_problem, computes_of
 from tightfit.progress import Progress
 
 __all__ = ["FirstPlan", "plan_anytime", "run_anytime"]
 
-_LARGE = 1000  # ops from which on long searches beat many short ones
-_FIRST_SOLVE_S = 1.0
-_DESCENT_S = 2.0
-_DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
-_MARGINS = (0.02, 0.05, 0.1)
-_LIMIT_S = 1.0
-_JOB_ITERATIONS = 50  # per piece of search under an iteration limit
-_NODES = 2000  # branch-and-bound nodes per program under an iteration limit
-_ROUNDS = 4  # programs after the first one under an iteration limit
+_MOST_OPS = 3000  # of graphs for which other orders are tried
+_BETTER = 0.002  # overhead by which another order's greedy plan has to be better
+_FIRST_SHARE = 0.6  # of the time for the more promising order
 
 
 def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
@@ -49,17 +34,10 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
     -------
     Outcome
         The best verified plan and the best proven bound when the gap is closed, the limits are
-        reached or the search is interrupted.
+        reached or the search is interrupted. The bound is the least over the orders of first
+        computations that were tried; the note names them if there are several.
     """
     return run_anytime(task, limits, progress)[0]
-
-
-@dataclass(frozen=True)
-class FirstPlan:
-    """When the first plan was there, in seconds from the start, and its overhead (a fraction)."""
-
-    seconds: float
-    overhead: float
 
 
 def run_anytime(
@@ -76,22 +54,17 @@ def run_anytime(
     easy = prove_by_working_set(task, started)
     if easy is None and not (alternatives and _has_cheaper_ways(task)):
         easy = fits_without_recomputation(task, limits, started)
+    if easy is None:
+        problem = build_problem(task, alternatives=alternatives)
+        easy = solve_small(task, problem, limits, started)
     if easy is not None:
-        return easy, _first(easy)
-    problem = build_problem(task, alternatives=alternatives)
-    exact = solve_small(task, problem, limits, started)
-    if exact is not None:
-        return exact, _first(exact)
-    run = _Run(task, problem, limits, progress, started)
+        return easy, None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
+    search = _Search(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
-        run.search()
+        search.run()
     progress.stop()
-    return _outcome(task, limits, run, started), run.first
-
-
-def _first(outcome: Outcome) -> FirstPlan | None:
-    return None if outcome.plan is None else FirstPlan(outcome.seconds, outcome.overhead)
+    return search.outcome(), search.first
 
 
 def _has_cheaper_ways(task: Task) -> bool:
@@ -104,254 +77,125 @@ def _has_cheaper_ways(task: Task) -> bool:
     return False
 
 
-def _outcome(task: Task, limits: Limits, run: _Run, started: float) -> Outcome:
-    pool, best = run.pool, run.pool.best
-    if best is None:
-        return no_plan(
-            started=started,
-            proven=pool.infeasible,
-            bound=max(pool.bound, run.trivial),
-            bound_source=pool.bound_source,
-            note="for this order of first computations" if pool.infeasible else "",
-        )
-    schedule = _engine.Schedule(run.problem.engine, run.problem.budget_bytes)
-    best.load(schedule)
-    bound = min(max(pool.bound, run.trivial), run.problem.overhead(best.cost))
-    return finish(
-        task,
-        computes_of(run.problem, schedule),
-        bound=bound,
-        bound_source=pool.bound_source,
-        started=started,
-        gap=limits.gap,
-    )
+@dataclass(frozen=True)
+class _Order:
+    """An order of first computations, and the task in it."""
+
+    name: str
+    ops: tuple[OpId, ...]
+    task: Task
 
 
-class _Run:
-    """One search: its pool, its clock, its random choices."""
+class _Search:
+    """Runs over one or two orders, and what came of them."""
 
     def __init__(
         self,
         task: Task,
-        problem: EngineProblem,
         limits: Limits,
         progress: Progress,
         started: float,
+        *,
+        alternatives: bool,
     ) -> None:
         self.task = task
-        self.problem = problem
         self.limits = limits
         self.progress = progress
         self.started = started
-        self.pool = Pool(problem, limits.gap)
-        self.random = random.Random(limits.seed)
-        self.ops = problem.engine.op_count
-        self.outline = outline(problem)
+        self.alternatives = alternatives
+        self.runs: list[tuple[_Order, Run]] = []
         self.first: FirstPlan | None = None
-        self.jobs = 0
-        self.trade_offs = problem.engine.has_trade_offs
-        self.choices = any(self.outline.has_choice(op) for op in range(self.outline.ops))
-        self.iterations_left = limits.iterations
-        workers = max(1, limits.workers)
-        self.schedules = [
-            _engine.Schedule(problem.engine, problem.budget_bytes) for _ in range(workers)
-        ]
-        least = sum(
-            cost
-            for cost, required in zip(self.outline.first_cost, problem.required, strict=True)
-            if required
-        )
-        self.trivial = problem.overhead(least) - 1e-9
 
-    # ------------------------------------------------------------------------ the pipeline
+    def run(self) -> None:
+        """A first plan in the traced order; then search it, after a better order if there is one."""
+        traced = self.start(_Order("traced", tuple(range(len(self.task.graph.ops))), self.task))
+        traced.first_plan()
+        self.note_first(traced)
+        waiting = [traced]
+        other = self.better_order(traced)
+        if other is not None:
+            waiting.insert(0 if other.pool.overhead < math.inf else 1, other)
+        for number, run in enumerate(waiting):
+            seconds = self.limits.seconds - (time.perf_counter() - self.started)
+            share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
+            run.restart_clock(max(0.05, share * seconds))
+            try:
+                run.search()
+            finally:
+                self.note_first(run)
 
-    def search(self) -> None:
-        """Fill the pool until the gap is closed or a limit is reached."""
-        self.report()
-        self.pool.raise_bound(self.trivial, "trivial")
-        self.first_plan()
-        self.report()
-        self.plan_with_defaults()
-        self.prove_infeasible()
-        if self.pool.done:
-            return
-        loop = CutLoop(self.outline, self.pool, "highs")
-        if self.limits.iterations is not None:
-            self.search_by_iterations(loop)
-            return
-        deadline = self.started + self.limits.seconds
-        loop.round(min(_FIRST_SOLVE_S, max(0.05, 0.15 * self.left())))
-        self.repair_seeds()
-        self.seed_with_margins(loop)
-        if self.pool.done or self.left() < 0.1:
-            return
-        with BoundWorker(loop, deadline) as worker, ThreadPoolExecutor() as threads:
-            while not self.pool.done and self.left() > 0.02:
-                self.report()
-                free = max(1, len(self.schedules) - int(worker.alive))
-                self.run([self.next_job() for _ in range(free)], threads)
+    def start(self, order: _Order) -> Run:
+        """Begin the run of an order."""
+        problem = build_problem(order.task, alternatives=self.alternatives)
+        run = Run(order.task, problem, self.limits, self.progress, time.perf_counter())
+        self.runs.append((order, run))
+        return run
 
-    def first_plan(self) -> None:
-        """Descend greedily, several times at random if the first descent gets stuck."""
-        schedule = self.schedules[0]
-        limits = msgspec.structs.replace(self.limits, seconds=min(_DESCENT_S, self.limits.seconds))
-        if self.limits.iterations is not None:
-            limits = msgspec.structs.replace(limits, seconds=1e4)
-        if descend(schedule, limits, self.progress, time.perf_counter()):
-            self.add([Candidate.of(schedule)])
+    def note_first(self, run: Run) -> None:
+        """Remember when the first plan was there."""
+        if self.first is None and run.first is not None:
+            offset = run.started - self.started
+            self.first = FirstPlan(offset + run.first.seconds, run.first.overhead)
 
-    def plan_with_defaults(self) -> None:
-        """With alternatives, start from the plan without: more freedom is never worse.
+    def better_order(self, traced: Run) -> Run | None:
+        """The run of the order that frees early, if its greedy plan is better than the traced one.
 
-        Under an iteration limit this is the very plan that the same limit gives without.
+        Also if neither has a greedy plan: then it may be the only one that fits.
         """
-        if not self.choices or self.pool.done:
-            return
-        problem = build_problem(self.task, alternatives=False)
-        share = 1.0 if self.limits.iterations is not None else _DEFAULTS_SHARE
-        limits = msgspec.structs.replace(self.limits, seconds=share * self.left())
-        run = _Run(self.task, problem, limits, self.progress, time.perf_counter())
-        try:
-            run.search()
-        finally:
-            best = run.pool.best
-            if best is not None:
-                schedule = self.schedules[0]
-                schedule.load(best.words, [0] * self.ops, [-1] * self.ops)
-                self.add([Candidate.of(schedule)])
+        graph = self.task.graph
+        if len(graph.ops) > _MOST_OPS:
+            return None
+        ops = frees_early(graph)
+        if ops == tuple(range(len(ops))):
+            return None
+        task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
+        run = self.start(_Order("frees early", ops, task))
+        run.first_plan()
+        here, there = traced.pool.overhead, run.pool.overhead
+        if there < here - _BETTER or here == there == math.inf:
+            return run
+        self.runs.pop()
+        return None
 
-    def prove_infeasible(self) -> None:
-        """Look for an op that cannot be computed within the budget, if no plan came at once."""
-        if self.pool.best is not None:
-            return
-        seconds = _LIMIT_S if self.limits.iterations is None else 1e4
-        asked = self.task.budget_bytes
-        limit, _, _ = lower_limit(self.task, self.problem, seconds=seconds, enough_bytes=asked)
-        if limit > asked:
-            self.pool.raise_bound(math.inf, "backward set search")
-
-    def search_by_iterations(self, loop: CutLoop) -> None:
-        """The same in an order that depends on the seed only."""
-        rounds = 0
-        while not self.pool.done and (self.iterations_left or 0) > 0:
-            self.report()
-            if rounds <= _ROUNDS and not loop.finished:
-                loop.round(1e4, _NODES)
-                rounds += 1
-                self.repair_seeds()
-                if rounds == 1:
-                    self.seed_with_margins(loop, _NODES)
-            with ThreadPoolExecutor() as threads:
-                for _ in range(2):
-                    self.run([self.next_job() for _ in self.schedules], threads)
-
-    def left(self) -> float:
-        """Seconds left."""
-        return self.limits.seconds - (time.perf_counter() - self.started)
-
-    def report(self) -> None:
-        """Tell the progress the state; the point of interruption."""
-        best = f"{100 * self.pool.overhead:.2f} %" if self.pool.best else "no plan yet"
-        self.progress.update(self.jobs, f"best {best}, bound {100 * self.pool.bound:.2f} %")
-
-    # ------------------------------------------------------------------------ pieces of search
-
-    def run(self, jobs: Sequence[Job], threads: ThreadPoolExecutor | None = None) -> None:
-        """Run jobs side by side and add what they find, in the order of the jobs."""
-        if threads is None or len(jobs) == 1:
-            found = [polish(self.problem, s, j) for s, j in zip(self.schedules, jobs, strict=False)]
-        else:
-            running = [
-                threads.submit(polish, self.problem, s, j)
-                for s, j in zip(self.schedules, jobs, strict=False)
-            ]
-            found = [future.result() for future in running]
-        self.add(found)
-
-    def add(self, found: Sequence[Candidate | None]) -> None:
-        """Take in what was found; note the first plan."""
-        for candidate in found:
-            self.pool.add(candidate)
-        if self.first is None and self.pool.best is not None:
-            self.first = FirstPlan(time.perf_counter() - self.started, self.pool.overhead)
-
-    def job(
-        self,
-        start: Candidate | None,
-        hot: float,
-        settings: _engine.Settings,
-        seconds: float,
-    ) -> Job:
-        """Return a piece of search of the given length, within the limits."""
-        self.jobs += 1
-        iterations = -1
-        if self.iterations_left is not None:
-            iterations = min(_JOB_ITERATIONS, self.iterations_left) if seconds > 0 else 0
-            self.iterations_left -= iterations
-        return Job(
-            start=start,
-            hot=hot,
-            settings=settings,
-            seconds=min(seconds, max(0.0, self.left())),
-            iterations=iterations,
-            seed=self.limits.seed * 1_000_003 + self.jobs,
-            target=self.pool.target,
-            fastest=self.trade_offs and self.random.random() < 0.5,
+    def outcome(self) -> Outcome:
+        """Verify and price the best plan; the bound is the least over the orders."""
+        found = [(run.pool.overhead, k) for k, (_, run) in enumerate(self.runs)]
+        if not found:
+            return no_plan(started=self.started, proven=False)
+        bounds = [(self.bound(run), run.pool.bound_source) for _, run in self.runs]
+        bound, source = min(bounds)
+        names = ", ".join(order.name for order, _ in self.runs)
+        note = f"orders tried: {names}" if len(self.runs) > 1 else ""
+        overhead, best = min(found)
+        if overhead == math.inf:
+            proven = bound == math.inf
+            return no_plan(
+                started=self.started,
+                proven=proven,
+                bound=0.0 if proven else bound,
+                bound_source=source,
+                note=note,
+            )
+        return finish(
+            self.task,
+            self.computes(best),
+            bound=min(bound, overhead),
+            bound_source=source,
+            started=self.started,
+            gap=self.limits.gap,
+            note=note,
         )
 
-    def repair_seeds(self) -> None:
-        """Bring completed programs below the budget."""
-        while not self.pool.done and (seed := self.pool.take_seed()) is not None:
-            self.run([self.job(seed, 1e-4, COARSE, 0.0)])
+    @staticmethod
+    def bound(run: Run) -> float:
+        """The proven bound of one order."""
+        return max(run.pool.bound, run.trivial)
 
-    def seed_with_margins(self, loop: CutLoop, nodes: int | None = None) -> None:
-        """With alternatives, programs that leave room repair better (planning.md, section 4)."""
-        for margin in _MARGINS if self.choices else ():
-            if not self.pool.done and self.left() > 1.0:
-                loop.seed(margin, min(_FIRST_SOLVE_S, 0.1 * self.left()), nodes)
-                self.repair_seeds()
-
-    def next_job(self) -> Job:
-        """Choose what to search next."""
-        seed = self.pool.take_seed()
-        if seed is not None:
-            return self.job(seed, 2e-4, self.any_settings(), self.step)
-        return self.next_large() if self.ops >= _LARGE else self.next_small()
-
-    @property
-    def step(self) -> float:
-        """Seconds of one piece of search."""
-        return min(1.0, max(0.12, self.ops / 1600))
-
-    def any_settings(self) -> _engine.Settings:
-        """One of the search's settings at random."""
-        return self.random.choice((COARSE, LOCAL, MIXED))
-
-    def next_small(self) -> Job:
-        """Restarts first, then crossover of good plans and hot kicks (planning.md, section 10)."""
-        early = self.left() > 0.4 * self.limits.seconds
-        if len(self.pool.plans) < 2 or self.random.random() < (0.7 if early else 0.05):
-            hot = 10 ** self.random.uniform(-4.0, -2.5)
-            return self.job(None, hot, MIXED, self.step)
-        if self.random.random() < 0.7:
-            hot = 10 ** self.random.uniform(-4.5, -3.5)
-            return self.job(self.child(), hot, self.any_settings(), self.step)
-        hot = 10 ** self.random.uniform(-4.0, -2.3)
-        return self.job(self.pool.pick(self.random, 2.0), hot, MIXED, self.step)
-
-    def next_large(self) -> Job:
-        """Long searches around the best plan, now and then a crossover."""
-        if len(self.pool.plans) >= 2 and self.random.random() < 0.25:
-            hot = 10 ** self.random.uniform(-4.5, -3.5)
-            return self.job(self.child(), hot, self.any_settings(), 0.7 * self.step)
-        best = self.pool.best
-        settings = self.random.choice((COARSE, LOCAL))
-        return self.job(best, 1e-4, settings, max(2.0, 0.12 * self.limits.seconds))
-
-    def child(self) -> Candidate:
-        """A crossover of two plans of the pool."""
-        a = self.pool.pick(self.random, 1.5)
-        others = [plan for plan in self.pool.plans if plan is not a]
-        b = self.random.choice(others) if others else a
-        linked = bool(self.problem.choices)
-        return cross(a, b, self.ops, self.random, linked=linked)
+    def computes(self, number: int) -> list[Compute]:
+        """The best plan of a run in the graph's own ids."""
+        order, run = self.runs[number]
+        best = run.pool.best
+        assert best is not None
+        schedule = _engine.Schedule(run.problem.engine, run.problem.budget_bytes)
+        best.load(schedule)
+        return in_traced_order(computes_of(run.problem, schedule), order.ops)

@@ -1,0 +1,284 @@
+"""One search for plans of one order of first computations.
+
+The order of work (planning.md, sections 6 and 10): a greedy plan in milliseconds; the one-cut
+program for a bound and a seed; then search beside cutting planes until the gap is closed or time
+is up.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+
+from tightfit._core import _engine
+from tightfit.planners.anytime.bound import BoundWorker, CutLoop
+from tightfit.planners.anytime.outline import outline
+from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, polish
+from tightfit.planners.anytime.pool import Candidate, Pool, cross
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.greedy import descend
+from tightfit.planners.problem import EngineProblem, build_problem
+from tightfit.planners.reach import lower_limit
+from tightfit.progress import Progress
+
+__all__ = ["FirstPlan", "Run"]
+
+_LARGE = 1000  # ops from which on long searches beat many short ones
+_FIRST_SOLVE_S = 1.0
+_DESCENT_S = 2.0
+_DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
+_MARGINS = (0.02, 0.05, 0.1)
+_LIMIT_S = 1.0
+_JOB_ITERATIONS = 50  # per piece of search under an iteration limit
+_NODES = 2000  # branch-and-bound nodes per program under an iteration limit
+_ROUNDS = 4  # programs after the first one under an iteration limit
+
+
+@dataclass(frozen=True)
+class FirstPlan:
+    """When the first plan was there, in seconds from the start, and its overhead (a fraction)."""
+
+    seconds: float
+    overhead: float
+
+
+class Run:
+    """One search: its pool, its clock, its random choices."""
+
+    def __init__(
+        self,
+        task: Task,
+        problem: EngineProblem,
+        limits: Limits,
+        progress: Progress,
+        started: float,
+    ) -> None:
+        self.task = task
+        self.problem = problem
+        self.limits = limits
+        self.progress = progress
+        self.started = started
+        self.pool = Pool(problem, limits.gap)
+        self.random = random.Random(limits.seed)
+        self.ops = problem.engine.op_count
+        self.outline = outline(problem)
+        self.first: FirstPlan | None = None
+        self.jobs = 0
+        self.trade_offs = problem.engine.has_trade_offs
+        self.choices = any(self.outline.has_choice(op) for op in range(self.outline.ops))
+        self.iterations_left = limits.iterations
+        workers = max(1, limits.workers)
+        self.schedules = [
+            _engine.Schedule(problem.engine, problem.budget_bytes) for _ in range(workers)
+        ]
+        least = sum(
+            cost
+            for cost, required in zip(self.outline.first_cost, problem.required, strict=True)
+            if required
+        )
+        self.trivial = problem.overhead(least) - 1e-9
+
+    # ------------------------------------------------------------------------ the pipeline
+
+    def search(self) -> None:
+        """Fill the pool until the gap is closed or a limit is reached."""
+        self.report()
+        self.pool.raise_bound(self.trivial, "trivial")
+        if self.pool.best is None:
+            self.first_plan()
+        self.report()
+        self.plan_with_defaults()
+        self.prove_infeasible()
+        if self.pool.done:
+            return
+        loop = CutLoop(self.outline, self.pool, "highs")
+        if self.limits.iterations is not None:
+            self.search_by_iterations(loop)
+            return
+        deadline = self.started + self.limits.seconds
+        loop.round(min(_FIRST_SOLVE_S, max(0.05, 0.15 * self.left())))
+        self.repair_seeds()
+        self.seed_with_margins(loop)
+        if self.pool.done or self.left() < 0.1:
+            return
+        with BoundWorker(loop, deadline) as worker, ThreadPoolExecutor() as threads:
+            while not self.pool.done and self.left() > 0.02:
+                self.report()
+                free = max(1, len(self.schedules) - int(worker.alive))
+                self.run([self.next_job() for _ in range(free)], threads)
+
+    def first_plan(self) -> None:
+        """Descend greedily, several times at random if the first descent gets stuck."""
+        schedule = self.schedules[0]
+        limits = msgspec.structs.replace(self.limits, seconds=min(_DESCENT_S, self.limits.seconds))
+        if self.limits.iterations is not None:
+            limits = msgspec.structs.replace(limits, seconds=1e4)
+        if descend(schedule, limits, self.progress, time.perf_counter()):
+            self.add([Candidate.of(schedule)])
+
+    def plan_with_defaults(self) -> None:
+        """With alternatives, start from the plan without: more freedom is never worse.
+
+        Under an iteration limit this is the very plan that the same limit gives without.
+        """
+        if not self.choices or self.pool.done:
+            return
+        problem = build_problem(self.task, alternatives=False)
+        share = 1.0 if self.limits.iterations is not None else _DEFAULTS_SHARE
+        limits = msgspec.structs.replace(self.limits, seconds=share * self.left())
+        run = Run(self.task, problem, limits, self.progress, time.perf_counter())
+        try:
+            run.search()
+        finally:
+            best = run.pool.best
+            if best is not None:
+                schedule = self.schedules[0]
+                schedule.load(best.words, [0] * self.ops, [-1] * self.ops)
+                self.add([Candidate.of(schedule)])
+
+    def prove_infeasible(self) -> None:
+        """Look for an op that cannot be computed within the budget, if no plan came at once."""
+        if self.pool.best is not None:
+            return
+        seconds = _LIMIT_S if self.limits.iterations is None else 1e4
+        asked = self.task.budget_bytes
+        limit, _, _ = lower_limit(self.task, self.problem, seconds=seconds, enough_bytes=asked)
+        if limit > asked:
+            self.pool.raise_bound(math.inf, "backward set search")
+
+    def search_by_iterations(self, loop: CutLoop) -> None:
+        """The same in an order that depends on the seed only."""
+        rounds = 0
+        while not self.pool.done and (self.iterations_left or 0) > 0:
+            self.report()
+            if rounds <= _ROUNDS and not loop.finished:
+                loop.round(1e4, _NODES)
+                rounds += 1
+                self.repair_seeds()
+                if rounds == 1:
+                    self.seed_with_margins(loop, _NODES)
+            with ThreadPoolExecutor() as threads:
+                for _ in range(2):
+                    self.run([self.next_job() for _ in self.schedules], threads)
+
+    def restart_clock(self, seconds: float) -> None:
+        """Let the search have these seconds from now on."""
+        self.started = time.perf_counter()
+        self.limits = msgspec.structs.replace(self.limits, seconds=seconds)
+
+    def left(self) -> float:
+        """Seconds left."""
+        return self.limits.seconds - (time.perf_counter() - self.started)
+
+    def report(self) -> None:
+        """Tell the progress the state; the point of interruption."""
+        best = f"{100 * self.pool.overhead:.2f} %" if self.pool.best else "no plan yet"
+        self.progress.update(self.jobs, f"best {best}, bound {100 * self.pool.bound:.2f} %")
+
+    # ------------------------------------------------------------------------ pieces of search
+
+    def run(self, jobs: Sequence[Job], threads: ThreadPoolExecutor | None = None) -> None:
+        """Run jobs side by side and add what they find, in the order of the jobs."""
+        if threads is None or len(jobs) == 1:
+            found = [polish(self.problem, s, j) for s, j in zip(self.schedules, jobs, strict=False)]
+        else:
+            running = [
+                threads.submit(polish, self.problem, s, j)
+                for s, j in zip(self.schedules, jobs, strict=False)
+            ]
+            found = [future.result() for future in running]
+        self.add(found)
+
+    def add(self, found: Sequence[Candidate | None]) -> None:
+        """Take in what was found; note the first plan."""
+        for candidate in found:
+            self.pool.add(candidate)
+        if self.first is None and self.pool.best is not None:
+            self.first = FirstPlan(time.perf_counter() - self.started, self.pool.overhead)
+
+    def job(
+        self,
+        start: Candidate | None,
+        hot: float,
+        settings: _engine.Settings,
+        seconds: float,
+    ) -> Job:
+        """Return a piece of search of the given length, within the limits."""
+        self.jobs += 1
+        iterations = -1
+        if self.iterations_left is not None:
+            iterations = min(_JOB_ITERATIONS, self.iterations_left) if seconds > 0 else 0
+            self.iterations_left -= iterations
+        return Job(
+            start=start,
+            hot=hot,
+            settings=settings,
+            seconds=min(seconds, max(0.0, self.left())),
+            iterations=iterations,
+            seed=self.limits.seed * 1_000_003 + self.jobs,
+            target=self.pool.target,
+            fastest=self.trade_offs and self.random.random() < 0.5,
+        )
+
+    def repair_seeds(self) -> None:
+        """Bring completed programs below the budget."""
+        while not self.pool.done and (seed := self.pool.take_seed()) is not None:
+            self.run([self.job(seed, 1e-4, COARSE, 0.0)])
+
+    def seed_with_margins(self, loop: CutLoop, nodes: int | None = None) -> None:
+        """With alternatives, programs that leave room repair better (planning.md, section 4)."""
+        for margin in _MARGINS if self.choices else ():
+            if not self.pool.done and self.left() > 1.0:
+                loop.seed(margin, min(_FIRST_SOLVE_S, 0.1 * self.left()), nodes)
+                self.repair_seeds()
+
+    def next_job(self) -> Job:
+        """Choose what to search next."""
+        seed = self.pool.take_seed()
+        if seed is not None:
+            return self.job(seed, 2e-4, self.any_settings(), self.step)
+        return self.next_large() if self.ops >= _LARGE else self.next_small()
+
+    @property
+    def step(self) -> float:
+        """Seconds of one piece of search."""
+        return min(1.0, max(0.12, self.ops / 1600))
+
+    def any_settings(self) -> _engine.Settings:
+        """One of the search's settings at random."""
+        return self.random.choice((COARSE, LOCAL, MIXED))
+
+    def next_small(self) -> Job:
+        """Restarts first, then crossover of good plans and hot kicks (planning.md, section 10)."""
+        early = self.left() > 0.4 * self.limits.seconds
+        if len(self.pool.plans) < 2 or self.random.random() < (0.7 if early else 0.05):
+            hot = 10 ** self.random.uniform(-4.0, -2.5)
+            return self.job(None, hot, MIXED, self.step)
+        if self.random.random() < 0.7:
+            hot = 10 ** self.random.uniform(-4.5, -3.5)
+            return self.job(self.child(), hot, self.any_settings(), self.step)
+        hot = 10 ** self.random.uniform(-4.0, -2.3)
+        return self.job(self.pool.pick(self.random, 2.0), hot, MIXED, self.step)
+
+    def next_large(self) -> Job:
+        """Long searches around the best plan, now and then a crossover."""
+        if len(self.pool.plans) >= 2 and self.random.random() < 0.25:
+            hot = 10 ** self.random.uniform(-4.5, -3.5)
+            return self.job(self.child(), hot, self.any_settings(), 0.7 * self.step)
+        best = self.pool.best
+        settings = self.random.choice((COARSE, LOCAL))
+        return self.job(best, 1e-4, settings, max(2.0, 0.12 * self.limits.seconds))
+
+    def child(self) -> Candidate:
+        """A crossover of two plans of the pool."""
+        a = self.pool.pick(self.random, 1.5)
+        others = [plan for plan in self.pool.plans if plan is not a]
+        b = self.random.choice(others) if others else a
+        linked = bool(self.problem.choices)
+        return cross(a, b, self.ops, self.random, linked=linked)
