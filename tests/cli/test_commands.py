@@ -74,7 +74,11 @@ def test_the_command_line_is_frozen() -> None:
         "verify": {"PLAN", "GRAPH", "--costs", "--json"},
         "minimum": {"GRAPH", "--time-limit", "--gradients", "--costs", "--json"},
         "compare": {
-            "GRAPH",
+            "MODEL",
+            "--batch",
+            "--size",
+            "--sequence",
+            "--setting",
             "--budgets",
             "--planners",
             "--time-limit",

@@ -83,6 +83,7 @@ def test_an_interruption_keeps_the_rows_that_are_there() -> None:
         (["--budgets", "8g"], "unknown unit"),
         (["--budgets", "0.5", "-o", "out.png"], "must end in .csv, .json or .svg"),
         (["--budgets", "0.5", "--time-limit", "0"], "positive number of seconds"),
+        (["--budgets", "half"], "cannot read the budget 'half'"),
     ],
 )
 def test_bad_options_are_refused_by_name(
@@ -92,3 +93,17 @@ def test_bad_options_are_refused_by_name(
         words = [*words, "--planners", "checkpoint_all"]
     assert main(["compare", graph, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_of_the_zoo_is_compared_without_its_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--batch", "176", "--size", "224", "--costs", "p100", "--json"]
+    chosen = ["--budgets", "0.8", "--planners", "chen_greedy,checkpoint_all"]
+    assert main(["compare", "zoo:vgg16", *words, *chosen]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["overhead"] < 0.1
+    assert rows[0]["peak_bytes"] <= rows[0]["budget_bytes"]
+    assert rows[1]["status"] == "unknown"
+    assert main(["compare", "zoo:vgg16", *chosen, "--size", "wide"]) == 2
+    assert "--size must be a number such as 224 or 416x608" in capsys.readouterr().err
