@@ -79,6 +79,8 @@ def test_the_command_line_is_frozen() -> None:
             "--size",
             "--sequence",
             "--setting",
+            "--results",
+            "--scheduler",
             "--budgets",
             "--planners",
             "--time-limit",

@@ -18,8 +18,9 @@ from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio
-from tightfit.planners.base import Limits
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.compare import ComparisonRow, compare, planners_named
+from tightfit.planners.sweep import Job, sweep
 from tightfit.units import parse_bytes
 
 __all__ = ["compare_planners"]
@@ -41,6 +42,8 @@ def compare_planners(
     size: str | None = None,
     sequence: int | None = None,
     setting: str | None = None,
+    results: Path | None = None,
+    scheduler: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -70,6 +73,10 @@ def compare_planners(
         model this CPU's.
     batch, size, sequence, setting
         Of a model: examples, image side or HEIGHTxWIDTH, tokens; a paper's setting by its name.
+    results
+        A folder that keeps every row: what is there is not computed again.
+    scheduler
+        With --results: run on the Dask cluster at this address, or local:2 for two workers here.
     output
         Write the rows to this file: .csv, .json, or .svg for a plot of overhead against memory.
     json
@@ -84,9 +91,16 @@ def compare_planners(
     asked = [_budget(step, text, gradients) for text in budgets.split(",")]
     names = planners_named(planners)
     limits = Limits(seconds=time_limit, seed=seed, workers=workers, solver=solver)
-    sizes = [size for size, _ in asked]
+    tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
     with terminal_progress() as progress:
-        rows = compare(step, sizes, names, limits, progress, gradients=gradients)
+        if results is not None:
+            alone = msgspec.structs.replace(limits, workers=1)
+            jobs = [Job(task=task, planner=name, limits=alone) for task in tasks for name in names]
+            rows = sweep(jobs, results, scheduler=scheduler, progress=progress)
+        elif scheduler is not None:
+            raise BadInput("--scheduler needs --results, the folder for the rows")
+        else:
+            rows = compare(tasks, names, limits, progress)
     if output is not None:
         _write(output, step, rows)
     ratios = dict(asked)
