@@ -13,7 +13,7 @@ import pytest
 from support.papers import chain
 from tightfit.cli import main
 from tightfit.graph.io import save_graph
-from tightfit.planners.base import Limits
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.compare import compare
 
 PLANNERS = ("greedy", "linearised_greedy", "checkmate", "checkpoint_all")
@@ -47,6 +47,17 @@ def test_rows_are_printed_and_written_as_csv_json_and_svg(
     assert {text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")} >= {"checkmate"}
 
 
+def test_rows_in_a_folder_are_not_computed_again(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", graph, "--budgets", "0.9", "--planners", "greedy,checkmate", "--json"]
+    outputs: list[str] = []
+    for _ in range(2):
+        assert main([*words, "--results", str(tmp_path / "rows")]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
 def test_a_planner_for_chains_gives_a_row_that_says_why_it_refuses() -> None:
     skipping = chain([2, 4, 1])
     op = skipping.ops[2]
@@ -55,7 +66,7 @@ def test_a_planner_for_chains_gives_a_row_that_says_why_it_refuses() -> None:
     ops = list(skipping.ops)
     ops[2] = type(op)(id=2, target=op.target, alternatives=(reads,), segment=0)
     graph = type(skipping)(values=skipping.values, ops=tuple(ops), segments=skipping.segments)
-    rows = compare(graph, [10], ["griewank", "greedy"], Limits(seconds=5))
+    rows = compare([Task(graph=graph, budget_bytes=10)], ["griewank", "greedy"], Limits(seconds=5))
     assert rows[0].status == "refused" and "chains only" in rows[0].note
     assert rows[1].planner == "greedy" and rows[1].status in ("optimal", "feasible", "unknown")
 
@@ -70,8 +81,9 @@ def test_an_interruption_keeps_the_rows_that_are_there() -> None:
 
         def stop(self) -> None: ...
 
+    task = Task(graph=chain([2, 4, 1]), budget_bytes=9)
     jobs = ["checkpoint_all", *["checkmate"] * 5]
-    rows = compare(chain([2, 4, 1]), [9], jobs, Limits(seconds=5, workers=1), Interrupting())
+    rows = compare([task], jobs, Limits(seconds=5, workers=1), Interrupting())
     assert 1 <= len(rows) <= len(jobs)
     assert threading.active_count() < 5
 
@@ -83,6 +95,8 @@ def test_an_interruption_keeps_the_rows_that_are_there() -> None:
         (["--budgets", "8g"], "unknown unit"),
         (["--budgets", "0.5", "-o", "out.png"], "must end in .csv, .json or .svg"),
         (["--budgets", "0.5", "--time-limit", "0"], "positive number of seconds"),
+        (["--budgets", "0.5", "--scheduler", "local:2"], "--scheduler needs --results"),
+        (["--budgets", "half"], "cannot read the budget 'half'"),
     ],
 )
 def test_bad_options_are_refused_by_name(
@@ -92,3 +106,17 @@ def test_bad_options_are_refused_by_name(
         words = [*words, "--planners", "checkpoint_all"]
     assert main(["compare", graph, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_of_the_zoo_is_compared_without_its_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--batch", "176", "--size", "224", "--costs", "p100", "--json"]
+    chosen = ["--budgets", "0.8", "--planners", "chen_greedy,checkpoint_all"]
+    assert main(["compare", "zoo:vgg16", *words, *chosen]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["overhead"] < 0.1
+    assert rows[0]["peak_bytes"] <= rows[0]["budget_bytes"]
+    assert rows[1]["status"] == "unknown"
+    assert main(["compare", "zoo:vgg16", *chosen, "--size", "wide"]) == 2
+    assert "--size must be a number such as 224 or 416x608" in capsys.readouterr().err

@@ -18,15 +18,16 @@ from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio
-from tightfit.planners.base import Limits
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.compare import ComparisonRow, compare, planners_named
+from tightfit.planners.sweep import Job, sweep
 from tightfit.units import parse_bytes
 
 __all__ = ["compare_planners"]
 
 
 def compare_planners(
-    graph: str,
+    model: str,
     /,
     *,
     budgets: str,
@@ -37,6 +38,12 @@ def compare_planners(
     seed: int = 0,
     gradients: Literal["fresh", "accumulated"] = "fresh",
     costs: str | None = None,
+    batch: int | None = None,
+    size: str | None = None,
+    sequence: int | None = None,
+    setting: str | None = None,
+    results: Path | None = None,
+    scheduler: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -44,8 +51,9 @@ def compare_planners(
 
     Parameters
     ----------
-    graph
-        A graph file (.json or .json.gz).
+    model
+        A graph file (.json or .json.gz), or zoo:NAME, package.module:factory or
+        path/to/file.py:factory.
     budgets
         Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
     planners
@@ -61,7 +69,14 @@ def compare_planners(
     gradients
         Whether gradients of parameters are made anew or added to existing ones.
     costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
+        Modelled costs, such as unit, flops, p100, v100, a100; of a file its own by default, of a
+        model this CPU's.
+    batch, size, sequence, setting
+        Of a model: examples, image side or HEIGHTxWIDTH, tokens; a paper's setting by its name.
+    results
+        A folder that keeps every row: what is there is not computed again.
+    scheduler
+        With --results: run on the Dask cluster at this address, or local:2 for two workers here.
     output
         Write the rows to this file: .csv, .json, or .svg for a plot of overhead against memory.
     json
@@ -69,13 +84,23 @@ def compare_planners(
     """
     if not time_limit > 0:
         raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    step = load_target(graph, costs)
+    if model.endswith((".json", ".json.gz")):
+        step = load_target(model, costs)
+    else:
+        step = _captured(model, costs or "cpu", batch, size, sequence, setting)
     asked = [_budget(step, text, gradients) for text in budgets.split(",")]
     names = planners_named(planners)
     limits = Limits(seconds=time_limit, seed=seed, workers=workers, solver=solver)
-    sizes = [size for size, _ in asked]
+    tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
     with terminal_progress() as progress:
-        rows = compare(step, sizes, names, limits, progress, gradients=gradients)
+        if results is not None:
+            alone = msgspec.structs.replace(limits, workers=1)
+            jobs = [Job(task=task, planner=name, limits=alone) for task in tasks for name in names]
+            rows = sweep(jobs, results, scheduler=scheduler, progress=progress)
+        elif scheduler is not None:
+            raise BadInput("--scheduler needs --results, the folder for the rows")
+        else:
+            rows = compare(tasks, names, limits, progress)
     if output is not None:
         _write(output, step, rows)
     ratios = dict(asked)
@@ -87,6 +112,31 @@ def compare_planners(
         constant_bytes=step.constant_bytes,
         rows=[msgspec.to_builtins(row) for row in rows],
     )
+
+
+def _captured(
+    model: str,
+    costs: str,
+    batch: int | None,
+    size: str | None,
+    sequence: int | None,
+    setting: str | None,
+) -> Graph:
+    from tightfit.api.graphs import graph_of_model
+
+    return graph_of_model(
+        model, costs=costs, batch=batch, size=_sides(size), sequence=sequence, setting=setting
+    )
+
+
+def _sides(size: str | None) -> int | tuple[int, int] | None:
+    """Read an image size: 224, or 416x608 for height and width."""
+    if size is None:
+        return None
+    sides = size.split("x")
+    if not all(side.isdecimal() for side in sides) or len(sides) > 2:
+        raise BadInput(f"--size must be a number such as 224 or 416x608, got {size!r}")
+    return int(size) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
 def _budget(

@@ -10,8 +10,7 @@ from threading import Event
 import msgspec
 
 from tightfit.errors import BadInput, MissingExtra
-from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import PLANNERS, find_planner, plan_with
 from tightfit.progress import SILENT, Progress
@@ -67,25 +66,18 @@ def planners_named(names: str) -> tuple[str, ...]:
 
 
 def compare(
-    graph: Graph,
-    budgets_bytes: Sequence[int],
+    tasks: Sequence[Task],
     planners: Sequence[str],
     limits: Limits,
     progress: Progress = SILENT,
-    *,
-    gradients: Gradients = "fresh",
 ) -> tuple[ComparisonRow, ...]:
-    """Run every planner at every budget; return rows by budget, then planner, as they are given.
+    """Run every planner on every task; return rows by task, then planner, as they are given.
 
     `limits.workers` planners run at a time, each with one worker; solvers are processes of their
     own. A planner that cannot plan the graph, or lacks its extra, gives a row that says so. An
     interruption ends what runs with the best so far and leaves out what has not begun.
     """
-    jobs = [
-        (Task(graph=graph, budget_bytes=budget, gradients=gradients), planner)
-        for budget in budgets_bytes
-        for planner in planners
-    ]
+    jobs = [(task, planner) for task in tasks for planner in planners]
     alone = msgspec.structs.replace(limits, workers=1)
     interrupted = Event()
     rows: dict[int, ComparisonRow] = {}

@@ -1,0 +1,134 @@
+"""Comparisons over many graphs, budgets and planners: restartable, on one machine or several.
+
+Every job is known by a hash of its whole content, and its row is a file of that name. A sweep
+runs the jobs whose rows are missing, here or on the workers of a Dask cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tightfit.errors import BadInput, MissingExtra
+from tightfit.files import write_atomically
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.compare import ComparisonRow, compared
+from tightfit.progress import SILENT, Progress
+
+__all__ = ["Job", "run_job", "sweep"]
+
+_FORMAT = 1
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One planner on one task within limits."""
+
+    task: Task
+    planner: str
+    limits: Limits
+
+    def key(self) -> str:
+        """A hash of everything the row depends on, and of nothing else."""
+        content = msgspec.msgpack.encode((_FORMAT, self))
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def run_job(payload: bytes) -> bytes:
+    """Run an encoded job and return its encoded row; workers of a cluster call this."""
+    job = msgspec.msgpack.decode(payload, type=Job)
+    return msgspec.json.encode(compared(job.task, job.planner, job.limits))
+
+
+def sweep(
+    jobs: Sequence[Job],
+    results: Path,
+    *,
+    scheduler: str | None = None,
+    progress: Progress = SILENT,
+) -> tuple[ComparisonRow, ...]:
+    """Run the jobs whose rows are not there yet; return all rows in the order of the jobs.
+
+    Parameters
+    ----------
+    jobs : sequence of Job
+        What to run; equal jobs run once.
+    results : Path
+        A folder with one file per row. An interrupted sweep goes on where it stopped.
+    scheduler : str or None
+        Address of a Dask scheduler, or ``"local:N"`` for N worker processes on this machine;
+        None: one job after the other in this process.
+    progress : Progress
+        Told of finished jobs.
+
+    Raises
+    ------
+    MissingExtra
+        If a scheduler is given and Dask is not installed.
+    BadInput
+        If the scheduler's address cannot be read or a result file is damaged.
+    """
+    keys = [job.key() for job in jobs]
+    missing = {
+        key: job
+        for key, job in zip(keys, jobs, strict=True)
+        if not (results / f"{key}.json").exists()
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    progress.start("sweep", len(missing))
+    try:
+        for done, (key, row) in enumerate(_run(missing, scheduler), 1):
+            write_atomically(results / f"{key}.json", row)
+            progress.update(done)
+    finally:
+        progress.stop()
+    return tuple(_read(results / f"{key}.json") for key in keys)
+
+
+def _run(missing: dict[str, Job], scheduler: str | None) -> Iterator[tuple[str, bytes]]:
+    """Yield (key, encoded row) as jobs finish."""
+    payloads = {key: msgspec.msgpack.encode(job) for key, job in missing.items()}
+    if scheduler is None:
+        for key, payload in payloads.items():
+            yield key, run_job(payload)
+    elif payloads:
+        yield from _run_on_dask(payloads, scheduler)
+
+
+def _run_on_dask(payloads: dict[str, bytes], scheduler: str) -> Iterator[tuple[str, bytes]]:
+    if importlib.util.find_spec("distributed") is None:
+        raise MissingExtra("a sweep on a cluster needs Dask: pip install tightfit[distributed]")
+    import distributed
+
+    dask: Any = distributed
+    with dask.Client(**_client_options(scheduler)) as client:
+        keys = {client.submit(run_job, payloads[key], key=key): key for key in payloads}
+        finished: Iterable[Any] = dask.as_completed(list(keys))
+        for future in finished:
+            yield keys[future], future.result()
+
+
+def _client_options(scheduler: str) -> dict[str, Any]:
+    """Keyword arguments of a Dask client for an address or ``"local:N"``."""
+    if not scheduler.startswith("local"):
+        return {"address": scheduler}
+    _, colon, workers = scheduler.partition(":")
+    if not colon or not workers.isdecimal() or int(workers) < 1:
+        raise BadInput(
+            f"the scheduler {scheduler!r} cannot be read: write local:2 for two workers here, or "
+            "an address such as tcp://host:8786"
+        )
+    return {"n_workers": int(workers), "threads_per_worker": 1, "dashboard_address": None}
+
+
+def _read(path: Path) -> ComparisonRow:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ComparisonRow)
+    except msgspec.MsgspecError as error:
+        raise BadInput(
+            f"{path} is no row of a sweep ({error}): delete it to run it again"
+        ) from None
