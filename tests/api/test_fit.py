@@ -194,6 +194,25 @@ class TestGradients:
         with pytest.raises(TightfitError, match="changed in place"):
             loss.backward()
 
+    def test_an_optimizer_that_steps_inside_backward(self):
+        """Gradients arrive one group after the other and may be used and freed at once."""
+        plain = small()
+        model = fitted(copy.deepcopy(plain))
+        x = batch()
+        for each in (plain, model):
+
+            def descend(parameter):
+                with torch.no_grad():
+                    parameter.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+
+            for parameter in each.parameters():
+                parameter.register_post_accumulate_grad_hook(descend)
+            for _ in range(3):
+                each(x).square().sum().backward()
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
     def test_second_forward_names_step(self):
         model = fitted()
         first = model(batch())

@@ -39,6 +39,9 @@ class Program:
         A generator function of (saved, tangents), both emptied; yields lists of gradients.
     groups : tuple of tuple of int
         For each yielded list, the placeholder positions the gradients belong to.
+    late_reads : dict of int to int
+        For placeholders the backward still reads after their gradient was handed over: the last
+        group before which they are read.
     source : str
         The generated code.
     """
@@ -46,6 +49,7 @@ class Program:
     forward: Callable[[list[Any]], tuple[list[Any], list[Any]]]
     backward: Callable[[list[Any], list[Any]], Iterator[list[torch.Tensor]]]
     groups: tuple[tuple[int, ...], ...]
+    late_reads: dict[int, int]
     source: str
 
 
@@ -94,7 +98,7 @@ class _Code:
         self.lines: list[str] = []
         self.views: dict[fx.Node, str] = {}
         self.views_on: dict[ValueId, list[fx.Node]] = {}
-        self.constants_used: dict[int, None] = {}
+        self.constants_used: dict[int, int] = {}
 
     def emit(self, line: str) -> None:
         self.lines.append("    " + line)
@@ -230,7 +234,7 @@ class _Lowering:
         joint = self.captured.joint
         for node, position in joint.write_backs:
             source = self._reference(node)
-            self.forward.constants_used[position] = None
+            self.forward.constants_used[position] = 0
             self.code.emit(f"p{position}.copy_({source})")
             self._drop(self.captured.value_of[base_of(node)])
         outputs = [
@@ -278,7 +282,7 @@ class _Lowering:
         if node in self.position:
             position = self.position[node]
             if self.captured.joint.sources[position].kind != "tangent":
-                self.code.constants_used[position] = None
+                self.code.constants_used[position] = len(self.groups)
                 return f"p{position}"
         return self._value(self.captured.value_of[node])
 
@@ -341,7 +345,18 @@ class _Lowering:
         filename = f"<tightfit {self.graph.name} {self.plan.graph} {id(self.plan)}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         exec(compile(source, filename, "exec"), self.names)
-        return Program(self.names["forward"], self.names["backward"], tuple(self.groups), source)
+        return Program(
+            self.names["forward"],
+            self.names["backward"],
+            tuple(self.groups),
+            self._late_reads(),
+            source,
+        )
+
+    def _late_reads(self) -> dict[int, int]:
+        handed = {i: number for number, group in enumerate(self.groups) for i in group}
+        reads = self.backward.constants_used
+        return {i: last for i, last in reads.items() if i in handed and last > handed[i]}
 
 
 def _unpack(names: Sequence[str], source: str) -> list[str]:

@@ -117,6 +117,7 @@ class Run:
         self.aliases: dict[int, Any] = {}
         self.saved: list[Any] | None = None
         self.versions: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self.watched: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self.generator: Any = None
         self.state = "new"
         self.on_start = on_start
@@ -135,6 +136,9 @@ class Run:
         self.versions = [
             (weakref.ref(t), t._version) for t in watched if isinstance(t, torch.Tensor)
         ]
+        self.watched = {
+            i: (weakref.ref(watched[i]), watched[i]._version) for i in runner.program.late_reads
+        }
         self.state = "forward done"
         plain = set(runner.plain)
         self.aliases = {i: x for i, x in enumerate(raw) if i not in plain}
@@ -194,6 +198,7 @@ class Run:
     def next_gradients(self, index: int) -> list[torch.Tensor]:
         """Return the next group of finished gradients."""
         assert self.runner is not None
+        self._check_late_reads(index)
         try:
             with private.without_autocast():
                 gradients = next(self.generator, [])
@@ -203,6 +208,23 @@ class Run:
         if index + 1 >= len(self.runner.program.groups):
             self._end("done")
         return gradients
+
+    def _check_late_reads(self, index: int) -> None:
+        """Refuse to read a parameter that was changed right after its gradient was there.
+
+        An optimizer that steps inside backward may do so; what it changed must not be read again.
+        """
+        assert self.runner is not None
+        for position, last in self.runner.program.late_reads.items():
+            reference, version = self.watched.get(position, (None, 0))
+            tensor = reference() if reference is not None else None
+            if index <= last and tensor is not None and tensor._version != version:
+                self._end("failed")
+                raise TightfitError(
+                    f"{self.runner.joint.sources[position].name} was changed during backward "
+                    "(by a hook or an optimizer that steps there) while the plan still reads it. "
+                    "Step after backward, or raise the budget so that less is recomputed"
+                )
 
     def _end(self, state: str) -> None:
         self.state = state

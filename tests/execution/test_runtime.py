@@ -1,0 +1,50 @@
+"""The runtime behind autograd: what it refuses rather than compute wrongly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.api.shapes import Planned
+from tightfit.errors import TightfitError
+from tightfit.execution.attach import attached
+from tightfit.execution.lower import lower
+from tightfit.execution.runtime import Runner
+from tightfit.plan import Compute, assemble, keep_everything
+
+
+def test_a_parameter_changed_inside_backward_is_not_read_again():
+    """An optimizer that steps inside backward must not reach what a recomputation still reads."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    tightfit.fit(model, "1GiB", costs="unit")
+    x = torch.randn(5, 8)
+    model(x).square().sum().backward()
+    shape = list(attached(model).shapes.values())[-1]
+    for _ in range(2):
+        model.zero_grad()
+        model(x).square().sum().backward()
+    key, planned = list(shape.plans.items())[-1]
+    last = [op for op in planned.graph.ops if op.target == "aten.addmm"][-1]
+    plan = assemble(
+        planned.graph,
+        [*keep_everything(planned.graph), Compute(last.id)],
+        budget_bytes=1 << 40,
+        group_bytes=1,
+    )
+    runner = Runner(shape.captured, lower(shape.captured, plan))
+    shape.plans[key] = Planned(planned.graph, planned.outcome, runner)
+    model.zero_grad()
+    model(x).square().sum().backward()
+
+    @torch.no_grad()
+    def descend(parameter: torch.Tensor) -> None:
+        parameter.add_(1)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(descend)
+    model.zero_grad()
+    loss = model(x).square().sum()
+    with pytest.raises(TightfitError, match="changed during backward"):
+        loss.backward()
