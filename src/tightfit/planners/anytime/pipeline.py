@@ -107,7 +107,7 @@ class _Search:
         self.first: FirstPlan | None = None
 
     def run(self) -> None:
-        """A first plan in the traced order; then search it, after a better order if there is one."""
+        """A first plan in the traced order, then the search, of a better order first."""
         traced = self.start(_Order("traced", tuple(range(len(self.task.graph.ops))), self.task))
         traced.first_plan()
         self.note_first(traced)
