@@ -75,7 +75,8 @@ def plan_cell(
     budget = int(ratio * file.peak_bytes)
     limits = Limits(seconds=options.time_limit, iterations=options.iterations)
     task = Task(graph=file.graph, budget_bytes=budget)
-    outcome, first = run_anytime(task, limits, SILENT)
+    answer = run_anytime(task, limits, SILENT)
+    outcome, first = answer.outcome, answer.first
     to_percent = Percent(file)
     return {
         "graph": name,

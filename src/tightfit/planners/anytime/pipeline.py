@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,16 +15,18 @@ from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import solve_small
 from tightfit.planners.anytime.order import frees_early, in_traced_order, reorder
+from tightfit.planners.anytime.pool import Candidate
 from tightfit.planners.anytime.run import FirstPlan, Run
 from tightfit.planners.base import Limits, Task, finish, no_plan
 from tightfit.planners.greedy import fits_without_recomputation, prove_by_working_set
 from tightfit.planners.problem import build_problem, computes_of
 from tightfit.progress import Progress
 
-__all__ = ["FirstPlan", "plan_anytime", "run_anytime"]
+__all__ = ["Answer", "FirstPlan", "plan_anytime", "run_anytime"]
 
 _MOST_OPS = 3000  # of graphs for which other orders are tried
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
+_SEEDS = 3  # schedules handed on
 _FIRST_SHARE = 0.6  # of the time for the more promising order
 
 
@@ -37,18 +40,34 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
         reached or the search is interrupted. The bound is the least over the orders of first
         computations that were tried; the note names them if there are several.
     """
-    return run_anytime(task, limits, progress)[0]
+    return run_anytime(task, limits, progress).outcome
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An outcome, when the first plan was there, and the schedules worth starting from again."""
+
+    outcome: Outcome
+    first: FirstPlan | None
+    schedules: tuple[Candidate, ...] = ()
 
 
 def run_anytime(
-    task: Task, limits: Limits, progress: Progress, *, alternatives: bool = True
-) -> tuple[Outcome, FirstPlan | None]:
-    """As `plan_anytime`, with the time and overhead of the first plan.
+    task: Task,
+    limits: Limits,
+    progress: Progress,
+    *,
+    alternatives: bool = True,
+    seeds: Sequence[Candidate] = (),
+) -> Answer:
+    """As `plan_anytime`, with what else is known.
 
     Parameters
     ----------
     alternatives : bool
         False: first computations use the default alternatives.
+    seeds : sequence of Candidate
+        Schedules of the same graph and traced order at another budget.
     """
     started = time.perf_counter()
     easy = prove_by_working_set(task, started)
@@ -58,13 +77,15 @@ def run_anytime(
         problem = build_problem(task, alternatives=alternatives)
         easy = solve_small(task, problem, limits, started)
     if easy is not None:
-        return easy, None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
+        first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
+        return Answer(easy, first)
     search = _Search(task, limits, progress, started, alternatives=alternatives)
+    search.seeds = seeds
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
         search.run()
     progress.stop()
-    return search.outcome(), search.first
+    return Answer(search.outcome(), search.first, search.schedules())
 
 
 def _has_cheaper_ways(task: Task) -> bool:
@@ -105,11 +126,15 @@ class _Search:
         self.alternatives = alternatives
         self.runs: list[tuple[_Order, Run]] = []
         self.first: FirstPlan | None = None
+        self.seeds: Sequence[Candidate] = ()
 
     def run(self) -> None:
-        """Plan in the traced order first; go on from a better order if there is one."""
+        """A first plan in the traced order, then the search, of a better order first."""
         traced = self.start(_Order("traced", tuple(range(len(self.task.graph.ops))), self.task))
         traced.first_plan()
+        for seed in self.seeds:
+            traced.pool.add_seed(seed)
+        traced.repair_seeds()
         self.note_first(traced)
         waiting = [traced]
         other = self.better_order(traced)
@@ -185,6 +210,11 @@ class _Search:
             gap=self.limits.gap,
             note=note,
         )
+
+    def schedules(self) -> tuple[Candidate, ...]:
+        """The best schedules in the traced order."""
+        traced = [run for order, run in self.runs if order.name == "traced"]
+        return tuple(plan for run in traced for plan in run.pool.plans[:_SEEDS])
 
     @staticmethod
     def bound(run: Run) -> float:

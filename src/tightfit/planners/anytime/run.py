@@ -97,7 +97,7 @@ class Run:
         self.prove_infeasible()
         if self.pool.done:
             return
-        loop = CutLoop(self.outline, self.pool, "highs")
+        loop = CutLoop(self.outline, self.pool, self.limits.solver)
         if self.limits.iterations is not None:
             self.search_by_iterations(loop)
             return

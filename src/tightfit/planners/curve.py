@@ -1,0 +1,107 @@
+"""The curve of overhead against budget: from large to small budgets, each plan seeding the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Gradients, Outcome
+from tightfit.planners.anytime.pipeline import run_anytime
+from tightfit.planners.base import Limits, Task
+from tightfit.progress import SILENT, Progress
+
+__all__ = ["CurvePoint", "pareto_curve"]
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget in bytes, constants included, and the best that is known for it."""
+
+    budget_bytes: int
+    outcome: Outcome
+
+
+def pareto_curve(
+    graph: Graph,
+    budgets: Sequence[int],
+    gradients: Gradients = "fresh",
+    limits: Limits | None = None,
+    progress: Progress = SILENT,
+) -> tuple[CurvePoint, ...]:
+    """Plan a graph at many budgets with the default planner.
+
+    Parameters
+    ----------
+    budgets : sequence of int
+        Bytes, constants included.
+    limits : Limits
+        Of each budget. An interruption ends the curve at the budgets done so far.
+
+    Returns
+    -------
+    tuple of CurvePoint
+        By budget, largest first. Monotone by construction: less budget never has a smaller
+        overhead or bound, for a plan of a smaller budget also serves a larger one, and a bound of
+        a larger budget also holds for a smaller one.
+    """
+    limits = limits or Limits()
+    points: list[CurvePoint] = []
+    bound, source = -math.inf, "trivial"
+    seeds = ()
+    progress.start("curve", len(budgets))
+    try:
+        for number, budget in enumerate(sorted(set(budgets), reverse=True)):
+            progress.update(number, f"{budget} bytes")
+            task = Task(graph=graph, budget_bytes=budget, gradients=gradients)
+            answer = run_anytime(task, limits, progress, seeds=seeds)
+            seeds = answer.schedules or seeds
+            outcome = answer.outcome
+            if outcome.bound >= bound:
+                bound, source = outcome.bound, outcome.bound_source
+            points.append(
+                CurvePoint(
+                    budget_bytes=budget, outcome=_with_bound(outcome, bound, source, limits.gap)
+                )
+            )
+    except KeyboardInterrupt:
+        pass
+    finally:
+        progress.stop()
+    return _smoothed(points, limits.gap)
+
+
+def _with_bound(outcome: Outcome, bound: float, source: str, gap: float) -> Outcome:
+    """Give an outcome a bound that holds for it, if that is better than its own."""
+    if outcome.plan is None:
+        return msgspec.structs.replace(outcome, bound=max(bound, outcome.bound))
+    bound = min(bound, outcome.overhead)
+    closed = outcome.overhead - bound <= gap
+    return msgspec.structs.replace(
+        outcome,
+        bound=bound,
+        bound_source=source,
+        status="optimal" if closed else "feasible",
+    )
+
+
+def _smoothed(points: list[CurvePoint], gap: float) -> tuple[CurvePoint, ...]:
+    """Where a smaller budget has a cheaper plan, take it for the larger one too."""
+    best: Outcome | None = None
+    smoothed: list[CurvePoint] = []
+    for point in reversed(points):
+        outcome = point.outcome
+        if best is not None and best.plan is not None and best.overhead < outcome.overhead:
+            plan = msgspec.structs.replace(best.plan, budget_bytes=point.budget_bytes)
+            outcome = _with_bound(
+                msgspec.structs.replace(
+                    outcome, plan=plan, overhead=best.overhead, peak_bytes=best.peak_bytes
+                ),
+                outcome.bound,
+                outcome.bound_source,
+                gap,
+            )
+        smoothed.append(CurvePoint(budget_bytes=point.budget_bytes, outcome=outcome))
+        best = outcome
+    return tuple(reversed(smoothed))
