@@ -147,6 +147,46 @@ PLANNERS: dict[str, Registration] = {
                 respects_budget=False, reference="Jain et al. (2020), section 5.1.2"
             ),
         ),
+        Registration(
+            name="eviction_dtr",
+            function="tightfit.planners.eviction:plan_dtr",
+            summary="evict by h_DTR, as an online runtime would",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
+            ),
+        ),
+        Registration(
+            name="eviction_dtr_local",
+            function="tightfit.planners.eviction:plan_dtr_local",
+            summary="evict by h_DTR-local, as an online runtime would",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
+            ),
+        ),
+        Registration(
+            name="eviction_lru",
+            function="tightfit.planners.eviction:plan_lru",
+            summary="evict the least recently used, as an online runtime would",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
+            ),
+        ),
+        Registration(
+            name="eviction_size",
+            function="tightfit.planners.eviction:plan_size",
+            summary="evict the largest, as an online runtime would",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
+            ),
+        ),
+        Registration(
+            name="eviction_msps",
+            function="tightfit.planners.eviction:plan_msps",
+            summary="evict by h_MSPS, as an online runtime would",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
+            ),
+        ),
     )
 }
 

@@ -1,0 +1,1 @@
+"""Eviction policies: DTR without PyTorch."""
