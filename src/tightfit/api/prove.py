@@ -93,6 +93,12 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured_peak_bytes <= self.budget_bytes
 
     @property
+    def prediction_error(self) -> float:
+        """Measured minus planned peak of the planned part, as a share of the activations."""
+        activations = self.planned_peak_bytes - self.constant_bytes
+        return (self.measured_program_bytes - self.planned_peak_bytes) / max(1, activations)
+
+    @property
     def activation_ratio(self) -> float:
         """Measured activation peak of the planned part as a share of eager's."""
         eager = self.eager_peak_bytes - self.constant_bytes
