@@ -8,7 +8,7 @@ Ask what it needs without ever allocating it::
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the customary name
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 LAYERS, HIDDEN, HEADS, INNER, WORDS, TOKENS = 32, 4096, 32, 11008, 32000, 2048

@@ -144,7 +144,7 @@ def test_a_proof_that_fails(
         (("prove", "{}:absent", "--budget", "1GiB"), "has no 'absent' (it defines: small, broken)"),
         (("prove", "{}:small"), "give either a budget"),
         (("prove", "{}:small", "--budget", "1GiB", "--steps", "1"), "at least 2 steps"),
-        (("prove", "{}:small", "--budget", "1GiB", "--threads", "0"), "--threads must be"),
+        (("prove", "{}:small", "--budget", "1GiB", "--threads", "0"), "threads must be at least 1"),
         (("minimum", "nothing"), "is no graph file: its name must end"),
         (("plan", "graph.json", "--budget", "1GiB", "--batch", "3"), "--batch can be set for"),
     ],

@@ -68,25 +68,18 @@ def prove(
     """
     if not time_limit > 0:
         raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    if threads is not None and threads < 1:
-        raise BadInput(f"--threads must be at least 1, got {threads}")
-    import torch
-
     from tightfit.api.prove import prove as prove_model
-    from tightfit.api.target import load_example
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    torch.manual_seed(seed)
     with terminal_progress() as progress:
         proof = prove_model(
-            load_example(model, **options.keywords()),
+            model,
             budget=budget,
             budget_ratio=budget_ratio,
             steps=steps,
             rounds=rounds,
             seed=seed,
-            name=model,
+            threads=threads,
+            model_options=options.keywords(),
             progress=progress,
             planner=planner,
             limits=Limits(seconds=time_limit, seed=seed),
