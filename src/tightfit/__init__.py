@@ -6,7 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tightfit.api.check import Check, check, minimum_budget
     from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
+    from tightfit.api.prove import Proof, prove
     from tightfit.api.reporting import Report
     from tightfit.errors import (
         BadInput,
@@ -21,12 +23,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Check": "tightfit.api.check",
+    "check": "tightfit.api.check",
+    "minimum_budget": "tightfit.api.check",
     "PlannedStep": "tightfit.api.fit",
     "fit": "tightfit.api.fit",
     "prepare": "tightfit.api.fit",
     "report": "tightfit.api.fit",
     "step": "tightfit.api.fit",
     "unfit": "tightfit.api.fit",
+    "Proof": "tightfit.api.prove",
+    "prove": "tightfit.api.prove",
     "Report": "tightfit.api.reporting",
     "BadInput": "tightfit.errors",
     "BudgetExceeded": "tightfit.errors",
@@ -41,14 +48,19 @@ __all__ = [
     "BadInput",
     "BudgetExceeded",
     "CaptureError",
+    "Check",
     "InfeasibleBudget",
     "PlanMismatch",
     "PlannedStep",
+    "Proof",
     "Report",
     "SecondForward",
     "TightfitError",
+    "check",
     "fit",
+    "minimum_budget",
     "prepare",
+    "prove",
     "report",
     "step",
     "unfit",

@@ -51,13 +51,45 @@ def test_the_command_line_is_frozen() -> None:
             option
             for argument in app[name].assemble_argument_collection()
             for option in argument.names
+            if option != "*"  # stands for the options of models
         }
         for name in app
         if not name.startswith("-")
     }
+    of_models = {"--batch", "--size", "--sequence", "--dropout", "--setting"}
     assert options == {
+        "check": {
+            "MODEL",
+            *of_models,
+            "--optimizer",
+            "--budget",
+            "--budget-ratio",
+            "--costs",
+            "--gradients",
+            "--planner",
+            "--time-limit",
+            "--seed",
+            "--json",
+        },
+        "prove": {
+            "MODEL",
+            *of_models,
+            "--budget",
+            "--budget-ratio",
+            "--steps",
+            "--rounds",
+            "--threads",
+            "--planner",
+            "--time-limit",
+            "--costs",
+            "--seed",
+            "--json",
+        },
         "plan": {
-            "GRAPH",
+            "TARGET",
+            *of_models,
+            "--optimizer",
+            "--graph-output",
             "--budget",
             "--budget-ratio",
             "--planner",
@@ -72,7 +104,15 @@ def test_the_command_line_is_frozen() -> None:
         },
         "show": {"FILE", "GRAPH", "--costs", "--json"},
         "verify": {"PLAN", "GRAPH", "--costs", "--json"},
-        "minimum": {"GRAPH", "--time-limit", "--gradients", "--costs", "--json"},
+        "minimum": {
+            "TARGET",
+            *of_models,
+            "--optimizer",
+            "--time-limit",
+            "--gradients",
+            "--costs",
+            "--json",
+        },
         "compare": {
             "MODEL",
             "--batch",

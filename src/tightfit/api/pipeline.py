@@ -25,7 +25,14 @@ from tightfit.planners.minimum import minimum_budget
 from tightfit.planners.registry import plan_with
 from tightfit.progress import Progress
 
-__all__ = ["capture_step", "plan_step", "replace_graph", "with_constants", "with_outside"]
+__all__ = [
+    "capture_step",
+    "plan_step",
+    "plan_task",
+    "replace_graph",
+    "with_constants",
+    "with_outside",
+]
 
 
 def capture_step(call: TracedCall, options: Options, name: str) -> Captured:
@@ -88,14 +95,28 @@ def plan_step(
     task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
     if options.plan is not None and options.plan.gradients == gradients:
         return _judged(task, options.plan)
-    outcome = plan_with(options.planner, task, options.limits, options.progress)
+    outcome = plan_task(task, options.planner, options.limits, options.progress, known=known)
+    if outcome.plan is None:
+        raise infeasible(task, outcome, options.limits, options.progress)
+    return outcome
+
+
+def plan_task(
+    task: Task, planner: str, limits: Limits, progress: Progress, *, known: Plan | None = None
+) -> Outcome:
+    """Return what a planner finds.
+
+    Parameters
+    ----------
+    known : Plan, optional
+        An earlier plan of this step; used if it fits and the planner finds none.
+    """
+    outcome = plan_with(planner, task, limits, progress)
     if outcome.plan is None and outcome.status != "infeasible" and known is not None:
         with contextlib.suppress(InvalidPlan):
             return msgspec.structs.replace(
                 _judged(task, known), bound=outcome.bound, bound_source=outcome.bound_source
             )
-    if outcome.plan is None:
-        raise infeasible(task, outcome, options.limits, options.progress)
     return outcome
 
 

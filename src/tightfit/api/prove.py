@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -91,6 +92,12 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     def holds(self) -> bool:
         """Whether the measured peak is within the budget."""
         return self.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def prediction_error(self) -> float:
+        """Measured minus planned peak of the planned part, as a share of the activations."""
+        activations = self.planned_peak_bytes - self.constant_bytes
+        return (self.measured_program_bytes - self.planned_peak_bytes) / max(1, activations)
 
     @property
     def activation_ratio(self) -> float:
@@ -252,7 +259,8 @@ def prove(
     steps: int = 3,
     rounds: int = 5,
     seed: int = 0,
-    name: str = "",
+    threads: int | None = None,
+    model_options: Mapping[str, Any] | None = None,
     progress: Progress = SILENT,
     **keywords: Any,
 ) -> Proof:
@@ -273,8 +281,10 @@ def prove(
         Interleaved timing rounds; 0 to leave timing out.
     seed : int
         Of the model, its data and every step.
-    name : str
-        For messages.
+    threads : int, optional
+        Threads that PyTorch uses from now on.
+    model_options : mapping, optional
+        As `tightfit.api.target.load_example` takes them: batch, size, ...
     **keywords
         As `tightfit.step` takes them.
 
@@ -293,10 +303,14 @@ def prove(
     budget_bytes = _checked_budget(budget, budget_ratio)
     if rounds < 0:
         raise BadInput(f"the number of timing rounds must not be negative, got {rounds}")
-    name = name or (target if isinstance(target, str) else "")
+    if threads is not None and threads < 1:
+        raise BadInput(f"the number of threads must be at least 1, got {threads}")
+    if threads is not None:
+        torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    example = load_example(target)
-    progress.start(f"proving {name}".rstrip(), 2)
+    example = load_example(target, **(model_options or {}))
+    name = target if isinstance(target, str) else type(example.model).__name__
+    progress.start(f"proving {name}", 2)
     try:
         comparison = Comparison(
             example, steps=steps, seed=seed, name=name, progress=progress, **keywords

@@ -124,6 +124,7 @@ def loss_function(
         output = model(*args, **kwargs)
         return _loss_in(output) if loss is None else loss(output, _target)
 
+    loss_of.__name__ = type(model).__name__  # for messages
     return loss_of, args, kwargs
 
 

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 import tightfit
+from tightfit.cli.check import check
 from tightfit.cli.compare import compare_planners
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.plan import plan
+from tightfit.cli.prove import prove
 from tightfit.cli.show import show
 from tightfit.cli.verify import verify
 from tightfit.errors import InfeasibleBudget, TightfitError
@@ -22,10 +24,10 @@ __all__ = ["app", "run"]
 app = App(
     name="tightfit",
     help="Train any PyTorch model inside a memory budget given in bytes.",
-    help_epilogue="Exit codes: 0 it fits, 3 it cannot fit, 2 bad input.",
+    help_epilogue="Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed.",
     version=tightfit.__version__,
 )
-for command in (plan, show, verify, minimum):
+for command in (check, plan, show, verify, minimum, prove):
     app.command(command)
 app.command(compare_planners, name="compare")
 

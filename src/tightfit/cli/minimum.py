@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
 from tightfit.cli.output import print_result
-from tightfit.cli.target import load_target
+from tightfit.cli.target import load_step
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
 from tightfit.planners.minimum import minimum_budget
@@ -18,9 +19,11 @@ __all__ = ["minimum"]
 
 
 def minimum(
-    graph: str,
+    target: str,
     /,
     *,
+    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    optimizer: OptimizerName = "adamw",
     time_limit: float = Limits().seconds,
     gradients: Literal["fresh", "accumulated"] = "fresh",
     costs: str | None = None,
@@ -30,19 +33,30 @@ def minimum(
 
     Parameters
     ----------
-    graph
-        A graph file (.json or .json.gz).
+    target
+        A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
+        path/to/file.py:factory.
+    optimizer
+        Whose state is assumed for a model: adamw keeps two copies of the parameters.
     time_limit
         Seconds to search at most.
     gradients
         Whether gradients of parameters are made anew or added to existing ones.
     costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100; of a model
+        also measured. By default a model has those of this CPU's roofline.
     json
         Print one JSON object.
     """
-    step = load_target(graph, costs)
     with terminal_progress() as progress:
+        step = load_step(
+            target,
+            options,
+            costs=costs,
+            optimizer=optimizer,
+            gradients=gradients,
+            progress=progress,
+        )
         found = minimum_budget(step, gradients, Limits(seconds=time_limit), progress)
     result = simulate(step, found.plan)
     closed = found.lower_bytes >= found.found_bytes

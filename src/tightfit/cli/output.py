@@ -7,9 +7,10 @@ import math
 import sys
 from typing import Any
 
-__all__ = ["BAD_INPUT", "FITS", "INFEASIBLE", "print_error", "print_result"]
+__all__ = ["BAD_INPUT", "FAILED", "FITS", "INFEASIBLE", "print_error", "print_result"]
 
 FITS = 0
+FAILED = 1
 BAD_INPUT = 2
 INFEASIBLE = 3
 
@@ -37,13 +38,13 @@ def print_result(text: str, *, as_json: bool, status: str, **numbers: Any) -> in
         Print one JSON object instead. It always has the same keys, null where a command has
         nothing to say; a command may add others.
     status : str
-        ``"optimal"``, ``"feasible"`` or ``"infeasible"``.
+        ``"optimal"``, ``"feasible"``, ``"infeasible"``, or ``"error"`` for a proof that failed.
     """
     if as_json:
         _print_json({**dict.fromkeys(_KEYS), "status": status, **numbers})
     else:
         print(text)
-    return INFEASIBLE if status == "infeasible" else FITS
+    return {"infeasible": INFEASIBLE, "error": FAILED}.get(status, FITS)
 
 
 def print_error(

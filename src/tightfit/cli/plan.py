@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
 from tightfit.cli.output import print_result
-from tightfit.cli.target import chosen_budget, load_target
+from tightfit.cli.target import chosen_budget, load_step
 from tightfit.errors import BadInput
+from tightfit.graph.io import save_graph
 from tightfit.plan.explain import explain
 from tightfit.plan.io import save_plan
 from tightfit.plan.plan import Outcome
@@ -24,9 +26,11 @@ __all__ = ["plan"]
 
 
 def plan(
-    graph: str,
+    target: str,
     /,
     *,
+    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    optimizer: OptimizerName = "adamw",
     budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     budget_ratio: float | None = None,
     planner: str = DEFAULT,
@@ -36,14 +40,18 @@ def plan(
     gradients: Literal["fresh", "accumulated"] = "fresh",
     costs: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    graph_output: Path | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Find the plan with the least extra compute that stays within a budget.
 
     Parameters
     ----------
-    graph
-        A graph file (.json or .json.gz).
+    target
+        A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
+        path/to/file.py:factory.
+    optimizer
+        Whose state is assumed for a model: adamw keeps two copies of the parameters.
     budget
         The budget with a unit, such as 8GiB; constants count.
     budget_ratio
@@ -59,15 +67,28 @@ def plan(
     gradients
         Whether gradients of parameters are made anew or added to existing ones.
     costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100; of a model
+        also measured. By default a model has those of this CPU's roofline.
     output
         Write the plan to this file (.json or .json.gz).
+    graph_output
+        Write the graph to this file: what show and verify need beside the plan.
     json
         Print one JSON object.
     """
     if not time_limit > 0:
         raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    step = load_target(graph, costs)
+    with terminal_progress() as progress:
+        step = load_step(
+            target,
+            options,
+            costs=costs,
+            optimizer=optimizer,
+            gradients=gradients,
+            progress=progress,
+        )
+    if graph_output is not None:
+        save_graph(step, graph_output)
     task = Task(
         graph=step,
         budget_bytes=chosen_budget(step, budget, budget_ratio, gradients),

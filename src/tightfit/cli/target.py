@@ -2,16 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from tightfit.cli.model import ModelOptions, OptimizerName, is_model
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.io import load_graph
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio
+from tightfit.plan.plan import Gradients
+from tightfit.progress import Progress
 from tightfit.units import parse_bytes
 
-__all__ = ["chosen_budget", "load_target"]
+__all__ = ["chosen_budget", "load_step", "load_target"]
+
+
+def load_step(
+    target: str,
+    options: ModelOptions,
+    *,
+    costs: str | None,
+    optimizer: OptimizerName,
+    gradients: Gradients,
+    progress: Progress,
+) -> Graph:
+    """Return the graph of a graph file, or of a model captured on fake tensors.
+
+    Parameters
+    ----------
+    costs : str or None
+        None: those in the file; for a model, this CPU's roofline.
+    optimizer, gradients
+        Whose state and which gradients a model's constants have; a file has its own.
+
+    Raises
+    ------
+    BadInput
+        If it names neither, or for options that do not belong to it.
+    """
+    if not is_model(target):
+        if options.given:
+            raise BadInput(
+                f"--{', --'.join(options.given)} can be set for models only; {target} is a file"
+            )
+        return load_target(target, costs)
+    from tightfit.api.check import graph_of
+
+    return graph_of(
+        target,
+        optimizer=optimizer,
+        costs=costs or "cpu",
+        gradients=gradients,
+        progress=progress,
+        **options.keywords(),
+    )
 
 
 def load_target(target: str, costs: str | None = None) -> Graph:
@@ -29,7 +71,10 @@ def load_target(target: str, costs: str | None = None) -> Graph:
         If it names no graph file, or one that cannot be read, or for unknown costs.
     """
     if not target.endswith((".json", ".json.gz")):
-        raise BadInput(f"{target!r} is no graph file: its name must end in .json or .json.gz")
+        raise BadInput(
+            f"{target!r} is no graph file: its name must end in .json or .json.gz (a model is "
+            "zoo:NAME, package.module:factory or path/to/file.py:factory)"
+        )
     graph = load_graph(target)
     return graph if costs is None else with_costs(graph, costs)
 
@@ -38,7 +83,7 @@ def chosen_budget(
     graph: Graph,
     budget: str | None,
     budget_ratio: float | None,
-    gradients: Literal["fresh", "accumulated"],
+    gradients: Gradients,
 ) -> int:
     """Return the budget in bytes from the two options, of which exactly one is given.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -194,8 +195,8 @@ def _module_table(modules: Sequence[ModuleShare]) -> list[str]:
 
 
 def _without_number(name: str) -> str:
-    """Drop the number a traced name ends with, so that repeated layers share a row."""
-    return name.rstrip("0123456789").rstrip("_") or name
+    """Drop the number of a traced name (not of its output), so that repeated layers share a row."""
+    return re.sub(r"_\d+(\.\d+)?$", r"\1", name)
 
 
 def _percent(fraction: float) -> str:

@@ -1,0 +1,240 @@
+"""Say what a model needs and what a budget costs, without running it and without its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from tightfit.allocator import measure_peak
+from tightfit.alternatives.registry import with_alternatives
+from tightfit.api.pipeline import plan_task, replace_graph, with_constants
+from tightfit.api.shapes import outputs_beside_the_loss, root_gradient_bytes
+from tightfit.api.target import Target, load_example, loss_function, on_fake_tensors
+from tightfit.capture.capture import capture
+from tightfit.capture.joint import TracedCall
+from tightfit.capture.lift import Captured
+from tightfit.capture.price import measured_costs
+from tightfit.costs import with_costs
+from tightfit.errors import BadInput
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
+from tightfit.plan.explain import Explanation, explain
+from tightfit.plan.plan import Gradients, Outcome
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.infeasible import infeasible_message
+from tightfit.planners.minimum import MinimumBudget
+from tightfit.planners.minimum import minimum_budget as minimum_of_graph
+from tightfit.planners.registry import DEFAULT
+from tightfit.progress import SILENT, Progress
+from tightfit.units import parse_bytes
+
+__all__ = ["MINIMUM", "OPTIMIZERS", "Check", "check", "graph_of", "minimum_budget"]
+
+MINIMUM = "minimum"
+OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adamw": 2}
+"""Copies of the trainable parameters that an optimizer keeps."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model needs and what a budget costs.
+
+    Parameters
+    ----------
+    graph : Graph
+        The captured step with its constants: the optimizer's assumed state among them.
+    gradients : str
+        ``"fresh"`` or ``"accumulated"``.
+    budget_bytes, eager_peak_bytes : int
+        What was asked, and the peak with nothing recomputed; constants included.
+    outcome : Outcome
+        The plan, its overhead and the proven bound.
+    minimum : MinimumBudget
+        The smallest budget with a plan found, and the proven lower limit.
+    explanation : Explanation or None
+        Who holds the memory, what is saved and computed again; None without a plan.
+    message : str
+        Why there is no plan, and what to try; empty with a plan.
+    seconds : float
+        Wall time of everything.
+    """
+
+    graph: Graph
+    gradients: Gradients
+    budget_bytes: int
+    eager_peak_bytes: int
+    outcome: Outcome
+    minimum: MinimumBudget
+    explanation: Explanation | None
+    message: str
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan within the budget."""
+        return self.outcome.plan is not None
+
+
+def check(
+    target: Target,
+    *,
+    budget: int | str | None = None,
+    budget_ratio: float | None = None,
+    optimizer: str = "adamw",
+    costs: str = "cpu",
+    gradients: Gradients = "fresh",
+    planner: str = DEFAULT,
+    limits: Limits | None = None,
+    progress: Progress = SILENT,
+    **model_options: Any,
+) -> Check:
+    """Plan a model on fake tensors: nothing runs, and no memory is taken for it.
+
+    Parameters
+    ----------
+    target : str, callable or tuple
+        A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or what it returns:
+        ``(model, loss, args, target)``.
+    budget : int or str, optional
+        The budget, constants included; ``"minimum"``: the smallest with a plan found. Or
+    budget_ratio : float, optional
+        a share of the activation peak with nothing recomputed, on top of the constants.
+    optimizer : str
+        Whose state is assumed: a key of `OPTIMIZERS`.
+    costs : str
+        A key of `tightfit.costs.COST_SOURCES`; a GPU's also round sizes as its allocator does.
+        ``"measured"`` times each distinct operator once, by itself.
+    gradients : str
+        Whether gradients are made anew in each step or added to existing ones.
+    planner, limits
+        Which planner, and when it stops.
+    **model_options
+        As `tightfit.api.target.load_example` takes them: batch, size, ...
+
+    Raises
+    ------
+    BadInput
+        For a target or option that cannot be used.
+    CaptureError
+        If the model cannot be captured; names the module, the reason and a way out.
+    """
+    started = time.perf_counter()
+    if (budget is None) == (budget_ratio is None):
+        raise BadInput(
+            "give either a budget, such as '8GiB' or 'minimum', or a budget ratio, such as 0.5"
+        )
+    asked = None if budget is None or budget == MINIMUM else parse_bytes(budget)
+    limits = limits or Limits()
+    graph = graph_of(
+        target,
+        optimizer=optimizer,
+        costs=costs,
+        gradients=gradients,
+        progress=progress,
+        **model_options,
+    )
+    limits_of_minimum = msgspec.structs.replace(limits, seconds=min(10.0, limits.seconds))
+    least = minimum_of_graph(graph, gradients, limits_of_minimum, progress)
+    if budget_ratio is not None:
+        asked = budget_of_ratio(graph, budget_ratio, gradients=gradients)
+    task = Task(
+        graph=graph,
+        budget_bytes=least.found_bytes if asked is None else asked,
+        gradients=gradients,
+    )
+    outcome = plan_task(task, planner, limits, progress, known=least.plan)
+    return Check(
+        graph=graph,
+        gradients=gradients,
+        budget_bytes=task.budget_bytes,
+        eager_peak_bytes=eager_peak_bytes(graph, gradients=gradients),
+        outcome=outcome,
+        minimum=least,
+        explanation=explain(outcome.plan, graph) if outcome.plan is not None else None,
+        message="" if outcome.plan is not None else infeasible_message(task, outcome, least),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def minimum_budget(
+    target: Target,
+    *,
+    optimizer: str = "adamw",
+    costs: str = "cpu",
+    gradients: Gradients = "fresh",
+    limits: Limits | None = None,
+    progress: Progress = SILENT,
+    **model_options: Any,
+) -> MinimumBudget:
+    """Find the smallest budget of a model on fake tensors: nothing runs, no memory is taken.
+
+    Parameters and errors are those of `check`.
+
+    Returns
+    -------
+    MinimumBudget
+        The smallest budget with a plan found, its plan, and the proven lower limit.
+    """
+    graph = graph_of(
+        target,
+        optimizer=optimizer,
+        costs=costs,
+        gradients=gradients,
+        progress=progress,
+        **model_options,
+    )
+    return minimum_of_graph(graph, gradients, limits, progress)
+
+
+def graph_of(
+    target: Target,
+    *,
+    optimizer: str = "adamw",
+    costs: str = "cpu",
+    gradients: Gradients = "fresh",
+    progress: Progress = SILENT,
+    **model_options: Any,
+) -> Graph:
+    """Return the graph of a model's training step, captured on fake tensors and priced.
+
+    Parameters and errors are those of `check`.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise BadInput(f"no optimizer is called {optimizer!r} (known: {', '.join(OPTIMIZERS)})")
+    progress.start("capturing the step")
+    try:
+        example = on_fake_tensors(lambda: load_example(target, **model_options))
+        function, args, kwargs = loss_function(example)
+        captured = _captured(TracedCall(function, {"model": example.model}, args, kwargs))
+    finally:
+        progress.stop()
+    if costs == "measured":
+        graph = measured_costs(captured, measure_peak, progress).graph
+    else:
+        graph = with_costs(captured.graph, costs)
+    trainable = _trainable_bytes(example.model, graph.device.granularity_bytes)
+    return with_constants(
+        graph,
+        gradients=trainable if gradients == "accumulated" else 0,
+        optimizer_state=OPTIMIZERS[optimizer] * trainable,
+        gradient_of_loss=root_gradient_bytes(replace_graph(captured, graph)),
+    )
+
+
+def _captured(call: TracedCall) -> Captured:
+    """Capture a step with every alternative; what lies beside a loss receives no gradient."""
+    name = call.function.__name__
+    captured = capture(call, name=name)
+    others = outputs_beside_the_loss(captured)
+    if others:
+        captured = capture(dataclasses.replace(call, detached_outputs=others), name=name)
+    return with_alternatives(captured)
+
+
+def _trainable_bytes(model: nn.Module, granularity: int) -> int:
+    """Return the bytes of the parameters that require a gradient, as the allocator rounds."""
+    sizes = (p.nbytes for p in model.parameters() if p.requires_grad)
+    return sum(-(-size // granularity) * granularity for size in sizes)

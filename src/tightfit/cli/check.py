@@ -1,0 +1,156 @@
+"""``tightfit check``: what a model needs and what a budget costs, without running it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, is_model
+from tightfit.cli.output import print_result
+from tightfit.errors import BadInput
+from tightfit.graph.ir import Graph
+from tightfit.planners.base import Limits
+from tightfit.planners.registry import DEFAULT
+from tightfit.reporting.text import render_explanation, render_outcome
+from tightfit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from tightfit.api.check import Check
+
+__all__ = ["check"]
+
+
+def check(
+    model: str,
+    /,
+    *,
+    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    budget_ratio: float | None = None,
+    optimizer: OptimizerName = "adamw",
+    costs: str = "cpu",
+    gradients: Literal["fresh", "accumulated"] = "fresh",
+    planner: str = DEFAULT,
+    time_limit: float = Limits().seconds,
+    seed: int = 0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Say what a model needs and what a budget costs: nothing runs, no memory is taken for it.
+
+    Parameters
+    ----------
+    model
+        zoo:NAME, package.module:factory or path/to/file.py:factory.
+    budget
+        The budget with a unit, such as 8GiB, constants included; or minimum.
+    budget_ratio
+        The budget as a share of the activation peak with nothing recomputed, such as 0.5.
+    optimizer
+        Whose state is assumed: adamw keeps two copies of the parameters.
+    costs
+        cpu, p100, v100, a100, h100 (rooflines; a GPU also rounds sizes as its allocator does),
+        unit, flops, or measured: each distinct operator is timed once, by itself.
+    gradients
+        Whether gradients of parameters are made anew or added to existing ones.
+    planner
+        Which planner.
+    time_limit
+        Seconds to plan at most.
+    seed
+        Seed of every random choice.
+    json
+        Print one JSON object.
+    """
+    if not time_limit > 0:
+        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    if not is_model(model):
+        raise BadInput(
+            f"{model!r} names no model: write zoo:NAME, package.module:factory or "
+            "path/to/file.py:factory (for a graph file use tightfit plan)"
+        )
+    from tightfit.api.check import check as check_model
+
+    with terminal_progress() as progress:
+        found = check_model(
+            model,
+            budget=budget,
+            budget_ratio=budget_ratio,
+            optimizer=optimizer,
+            costs=costs,
+            gradients=gradients,
+            planner=planner,
+            limits=Limits(seconds=time_limit, seed=seed),
+            progress=progress,
+            **options.keywords(),
+        )
+    outcome = found.outcome
+    return print_result(
+        _text(found),
+        as_json=json,
+        status=outcome.status if found.fits else "infeasible",
+        budget_bytes=found.budget_bytes,
+        constant_bytes=found.graph.constant_bytes,
+        planned_peak_bytes=outcome.peak_bytes if found.fits else None,
+        overhead=outcome.overhead,
+        bound=outcome.bound,
+        gap=outcome.gap,
+        minimum_budget_bytes=found.minimum.found_bytes,
+        seconds=found.seconds,
+        eager_peak_bytes=found.eager_peak_bytes,
+        lower_bound_bytes=found.minimum.lower_bytes,
+        constants_bytes=dict(found.graph.constants_bytes),
+        cost_source=found.graph.cost_source,
+        ops=len(found.graph.ops),
+        proven=outcome.status == "infeasible",
+    )
+
+
+def _text(found: Check) -> str:
+    graph, least = found.graph, found.minimum
+    constants = ", ".join(
+        f"{kind.replace('_', ' ')} {format_bytes(size)}"
+        for kind, size in graph.constants_bytes.items()
+        if size
+    )
+    lines = [
+        f"{graph.name}: {len(graph.ops)} ops on {graph.device.name or graph.device.kind}, costs "
+        f"{graph.cost_source}; {format_seconds(found.seconds)}",
+        f"  constants {format_bytes(graph.constant_bytes)}: {constants}",
+        f"  eager     {format_bytes(found.eager_peak_bytes)} with nothing recomputed",
+        f"  minimum   {format_bytes(least.found_bytes)} at an overhead of "
+        f"{100 * least.overhead:.2f} %; proven: none fits less than "
+        f"{format_bytes(least.lower_bytes)}",
+        *(f"  note      {note}" for note in _notes(graph)),
+        "",
+    ]
+    if found.explanation is None:
+        return "\n".join([*lines, found.message])
+    return "\n".join(
+        [*lines, render_outcome(found.outcome, graph), "", render_explanation(found.explanation)]
+    )
+
+
+def _notes(graph: Graph) -> list[str]:
+    """Say what the numbers leave out."""
+    notes: list[str] = []
+    modelled = not graph.cost_source.startswith("measured")
+    if modelled:
+        notes.append(
+            "modelled costs know no workspace of operators (convolutions need some): use --costs "
+            "measured for this machine's"
+        )
+    if graph.cost_source.endswith("(estimate)"):
+        notes.append("an estimate: operators are those of the CPU, at the GPU's sizes and rates")
+        forward = [op.target for op in graph.ops if "backward" not in op.target]
+        flash = sum("flash_attention" in target for target in forward)
+        whole = sum("_safe_softmax" in target for target in forward)
+        if flash:
+            notes.append(f"{flash} attentions are flash here and count as flash there")
+        if whole:
+            notes.append(
+                f"{whole} attentions keep their [tokens, tokens] weights here (a CPU has no flash "
+                "attention with dropout or for such shapes); on the GPU flash may need less"
+            )
+    return notes

@@ -1,0 +1,129 @@
+"""``tightfit prove``: train with plain PyTorch and with tightfit, and compare."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
+from tightfit.cli.output import print_result
+from tightfit.errors import BadInput
+from tightfit.planners.base import Limits
+from tightfit.planners.registry import DEFAULT
+from tightfit.units import format_bytes, format_seconds
+
+__all__ = ["prove"]
+
+_DIFFERENCES_SHOWN = 5
+
+
+def prove(
+    model: str,
+    /,
+    *,
+    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    budget_ratio: float | None = None,
+    steps: int = 3,
+    rounds: int = 5,
+    threads: int | None = None,
+    planner: str = DEFAULT,
+    time_limit: float = 10.0,
+    costs: str = "measured",
+    seed: int = 0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Train with plain PyTorch and with tightfit from the same seed; compare bits, peaks, times.
+
+    Exit code 0 only if every loss, gradient, buffer and parameter has the same bits and the
+    measured peak is within the budget; 1 if not.
+
+    Parameters
+    ----------
+    model
+        zoo:NAME, package.module:factory or path/to/file.py:factory.
+    budget
+        The budget with a unit, such as 300MiB, constants included; or minimum.
+    budget_ratio
+        The budget as a share of plain PyTorch's measured activation peak, such as 0.5.
+    steps
+        Optimizer steps to compare.
+    rounds
+        Rounds of interleaved timing; 0 for none.
+    threads
+        Threads of PyTorch.
+    planner
+        Which planner.
+    time_limit
+        Seconds to plan at most.
+    costs
+        measured, or modelled costs such as cpu, unit, flops.
+    seed
+        Of the model, its data and every step.
+    json
+        Print one JSON object.
+    """
+    if not time_limit > 0:
+        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    from tightfit.api.prove import prove as prove_model
+
+    with terminal_progress() as progress:
+        proof = prove_model(
+            model,
+            budget=budget,
+            budget_ratio=budget_ratio,
+            steps=steps,
+            rounds=rounds,
+            seed=seed,
+            threads=threads,
+            model_options=options.keywords(),
+            progress=progress,
+            planner=planner,
+            limits=Limits(seconds=time_limit, seed=seed),
+            costs=costs,
+        )
+    numbers = msgspec.to_builtins(proof)
+    status = numbers.pop("status") if proof.succeeded else "error"
+    numbers.pop("status", None)
+    return print_result(_text(proof), as_json=json, status=status, **numbers)
+
+
+def _text(proof: Any) -> str:
+    activations = proof.budget_bytes - proof.constant_bytes
+    eager = proof.eager_peak_bytes - proof.constant_bytes
+    within = "within" if proof.holds else "ABOVE"
+    lines = [
+        f"{proof.model} on {proof.device}: {'proven' if proof.succeeded else 'FAILED'}",
+        f"  budget    {format_bytes(proof.budget_bytes)}, constants "
+        f"{format_bytes(proof.constant_bytes)}; ratio {activations / eager:.3f}",
+        f"  peak      measured {format_bytes(proof.measured_peak_bytes)}, {within} the budget; "
+        f"plain PyTorch {format_bytes(proof.eager_peak_bytes)}",
+        f"  predicted {format_bytes(proof.planned_peak_bytes)}; the planned part took "
+        f"{format_bytes(proof.measured_program_bytes)} ({100 * proof.prediction_error:+.4f} %)",
+        f"  results   {_results(proof)}",
+        f"  overhead  planned {100 * proof.overhead:.2f} %, proven lower bound "
+        f"{100 * proof.bound:.2f} % ({proof.status})",
+    ]
+    if proof.time_ratio is not None:
+        rounds = ", ".join(f"{ratio:.3f}" for ratio in proof.time_ratios)
+        lines.append(f"  time      {proof.time_ratio:.3f} x plain PyTorch (rounds: {rounds})")
+    lines.append(f"  first call took {format_seconds(proof.seconds)} (capture, costs, plan, step)")
+    return "\n".join(lines)
+
+
+def _results(proof: Any) -> str:
+    if proof.bitwise:
+        losses = ", ".join(f"{loss:.6g}" for loss in proof.losses)
+        return (
+            "losses, gradients, buffers and parameters have the same bits in every step "
+            f"(losses {losses})"
+        )
+    shown = ", ".join(proof.differing[:_DIFFERENCES_SHOWN])
+    more = len(proof.differing) - _DIFFERENCES_SHOWN
+    return (
+        f"DIFFER by up to {proof.max_relative_difference:.3g}: {shown}"
+        f"{f' and {more} more' if more > 0 else ''}"
+    )
