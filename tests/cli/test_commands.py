@@ -56,6 +56,7 @@ def test_the_command_line_is_frozen() -> None:
         if not name.startswith("-")
     }
     assert options == {
+        "demo": {"--json"},
         "plan": {
             "GRAPH",
             "--budget",

@@ -1,0 +1,68 @@
+"""``tightfit demo``: two models trained at several budgets, with and without tightfit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.output import FITS, print_result
+from tightfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from tightfit.api.prove import Proof
+
+__all__ = ["demo"]
+
+
+def demo(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Train ResNet-50 and GPT-2 at several budgets, with and without tightfit (minutes).
+
+    Parameters
+    ----------
+    json
+        Print one JSON object.
+    """
+    from tightfit.api.demo import demonstrate
+
+    with terminal_progress() as progress:
+        proofs = demonstrate(progress=progress)
+    if not json:
+        _print_table(proofs)
+        return FITS
+    rows = [{**{k: getattr(p, k) for k in p.__struct_fields__}, "holds": p.holds} for p in proofs]
+    return print_result("", as_json=True, status="feasible", proofs=rows)
+
+
+def _print_table(proofs: tuple[Proof, ...]) -> None:
+    table = Table(caption=_summary(proofs))
+    table.add_column("model")
+    titles = ("plain PyTorch", "budget", "planned", "measured", "overhead", "time", "difference")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for proof in proofs:
+        table.add_row(
+            proof.model,
+            format_bytes(proof.eager_peak_bytes),
+            format_bytes(proof.budget_bytes),
+            format_bytes(proof.planned_peak_bytes),
+            format_bytes(proof.measured_peak_bytes),
+            f"{proof.overhead:+.1%}",
+            f"{proof.time_ratio:.2f}x" if proof.time_ratio is not None else "",
+            "none" if proof.bitwise else f"{proof.max_relative_difference:.1e}",
+        )
+    Console().print(table)
+
+
+def _summary(proofs: tuple[Proof, ...]) -> str:
+    held = sum(proof.holds for proof in proofs)
+    equal = sum(proof.bitwise for proof in proofs)
+    return (
+        f"{held} of {len(proofs)} within the budget, {equal} of {len(proofs)} bitwise equal to "
+        "plain PyTorch. Peaks of a whole step with all that is resident; overhead as planned; "
+        "time: processor time of a step against plain PyTorch's; difference: the largest in "
+        "losses, gradients, buffers and parameters."
+    )
