@@ -39,14 +39,17 @@ def demo(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
 
 def _print_table(proofs: tuple[Proof, ...]) -> None:
     table = Table(caption=_summary(proofs))
-    table.add_column("model")
-    titles = ("plain PyTorch", "budget", "planned", "measured", "overhead", "time", "difference")
-    for title in titles:
-        table.add_column(title, justify="right")
+    table.add_column("model", no_wrap=True)
+    for title in ("budget", "planned", "measured", "overhead", "time", "difference"):
+        table.add_column(title, justify="right", no_wrap=True)
+    model = None
     for proof in proofs:
+        if proof.model != model:
+            model = proof.model
+            table.add_section()
+            table.add_row(model, "none", "", format_bytes(proof.eager_peak_bytes), "", "1.00x", "")
         table.add_row(
-            proof.model,
-            format_bytes(proof.eager_peak_bytes),
+            "",
             format_bytes(proof.budget_bytes),
             format_bytes(proof.planned_peak_bytes),
             format_bytes(proof.measured_peak_bytes),
@@ -62,7 +65,7 @@ def _summary(proofs: tuple[Proof, ...]) -> str:
     equal = sum(proof.bitwise for proof in proofs)
     return (
         f"{held} of {len(proofs)} within the budget, {equal} of {len(proofs)} bitwise equal to "
-        "plain PyTorch. Peaks of a whole step with all that is resident; overhead as planned; "
-        "time: processor time of a step against plain PyTorch's; difference: the largest in "
-        "losses, gradients, buffers and parameters."
+        "plain PyTorch (budget: none). Peaks are of a whole step with all that is resident; "
+        "overhead is as planned; time is a step's against plain PyTorch's; difference is the "
+        "largest in losses, gradients, buffers and parameters."
     )

@@ -92,8 +92,9 @@ class Runner:
 
     def _is_same(self, base: int, index: int) -> bool:
         """Whether two raw outputs are one tensor, not one a view of the other."""
-        return base in self.canonical and self.joint.raw_outputs[base] is (
-            self.joint.raw_outputs[index]
+        return (
+            base in self.canonical
+            and self.joint.raw_outputs[base] is (self.joint.raw_outputs[index])
         )
 
 
