@@ -85,6 +85,7 @@ def test_the_command_line_is_frozen() -> None:
             "--seed",
             "--json",
         },
+        "demo": {"--json"},
         "plan": {
             "TARGET",
             *of_models,
