@@ -13,6 +13,7 @@ SMALL = (demo.Subject("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
 
 
 def test_demonstration(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     proofs = demo.demonstrate(SMALL, rounds=1, planning_s=1.0)
     monkeypatch.setattr(demo, "demonstrate", lambda **_: proofs)
     assert main(["demo", "--json"]) == 0
