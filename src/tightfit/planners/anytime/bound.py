@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 
 from tightfit._core import _engine
 from tightfit.planners.anytime.complete import complete
@@ -71,7 +72,7 @@ class CutLoop:
         """Solve the one-cut program with part of the budget left free, for a seed only."""
         budget = int((1.0 - margin) * self.problem.budget_bytes)
         model = cut_program(self.outline, budget, self.cuts[:1])
-        answer = self._solve(model, seconds, nodes, in_child=False)
+        answer = self.solve(model, seconds, nodes, self._gap(), in_child=False)
         if answer.values is not None:
             complete(model, answer, self.schedule)
             self.pool.add_seed(Candidate.of(self.schedule))
@@ -79,7 +80,7 @@ class CutLoop:
     def round(self, seconds: float, nodes: int | None = None, *, in_child: bool = False) -> None:
         """Solve the program with the present cuts, report, and choose the next cut."""
         model = cut_program(self.outline, self.problem.budget_bytes, self.cuts)
-        answer = self._solve(model, seconds, nodes, in_child)
+        answer = self.solve(model, seconds, nodes, self._gap(), in_child=in_child)
         if answer.status == "infeasible":
             self.pool.raise_bound(math.inf, self.source)
             self.finished = True
@@ -95,10 +96,17 @@ class CutLoop:
         """Where the bound comes from, for people."""
         return f"K-cut program, {len(self.cuts)} cut" + ("s" if len(self.cuts) > 1 else "")
 
-    def _solve(
-        self, model: CutProgram, seconds: float, nodes: int | None, in_child: bool
+    def solve(
+        self,
+        model: CutProgram,
+        seconds: float,
+        nodes: int | None,
+        gap: float,
+        *,
+        in_child: bool,
     ) -> Answer:
-        options = Options(seconds=seconds, gap=self._gap(), nodes=nodes)
+        """Solve a program to a gap in percent of the baseline, until the loop is stopped."""
+        options = Options(seconds=seconds, gap=gap, nodes=nodes)
         return solve(
             model.program,
             options,
@@ -134,11 +142,16 @@ class CutLoop:
 
 
 class BoundWorker:
-    """Runs a cut loop in a thread beside the search; programs are solved in a child process."""
+    """Runs cut loops in a thread beside the search; programs are solved in a child process.
 
-    def __init__(self, loop: CutLoop, deadline: float) -> None:
-        self.loop = loop
-        self.deadline = deadline
+    Parameters
+    ----------
+    loops : sequence of (CutLoop, float)
+        Run one after the other, each until its time (of `time.perf_counter`) or its end.
+    """
+
+    def __init__(self, loops: Sequence[tuple[CutLoop, float]]) -> None:
+        self.loops = loops
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
@@ -147,7 +160,8 @@ class BoundWorker:
         return self
 
     def __exit__(self, *details: object) -> None:
-        self.loop.stop_event.set()
+        for loop, _ in self.loops:
+            loop.stop_event.set()
         self.thread.join()
         if self.error is not None and details[0] is None:
             raise self.error
@@ -159,10 +173,15 @@ class BoundWorker:
 
     def _run(self) -> None:
         try:
-            while not (self.loop.finished or self.loop.pool.done or self.loop.stop_event.is_set()):
-                left = self.deadline - time.perf_counter()
-                if left < 0.3:
-                    return
-                self.loop.round(left if self.loop.exact else min(left, _ROUND_S), in_child=True)
+            for loop, deadline in self.loops:
+                self._run_loop(loop, deadline)
         except BaseException as error:
             self.error = error
+
+    @staticmethod
+    def _run_loop(loop: CutLoop, deadline: float) -> None:
+        while not (loop.finished or loop.pool.done or loop.stop_event.is_set()):
+            left = deadline - time.perf_counter()
+            if left < 0.3:
+                return
+            loop.round(left if loop.exact else min(left, _ROUND_S), in_child=True)

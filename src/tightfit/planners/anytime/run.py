@@ -19,8 +19,9 @@ import msgspec
 from tightfit._core import _engine
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
 from tightfit.planners.anytime.outline import outline
-from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, polish
+from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, Rates, polish
 from tightfit.planners.anytime.pool import Candidate, Pool, cross
+from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.greedy import descend
 from tightfit.planners.problem import EngineProblem, build_problem
@@ -35,6 +36,7 @@ _DESCENT_S = 2.0
 _DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
 _MARGINS = (0.02, 0.05, 0.1)
 _LIMIT_S = 1.0
+_RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
 _JOB_ITERATIONS = 50  # per piece of search under an iteration limit
 _NODES = 2000  # branch-and-bound nodes per program under an iteration limit
 _ROUNDS = 4  # programs after the first one under an iteration limit
@@ -69,6 +71,7 @@ class Run:
         self.ops = problem.engine.op_count
         self.outline = outline(problem)
         self.first: FirstPlan | None = None
+        self.rates = Rates((COARSE, LOCAL))
         self.jobs = 0
         self.trade_offs = problem.engine.has_trade_offs
         self.choices = any(self.outline.has_choice(op) for op in range(self.outline.ops))
@@ -101,17 +104,24 @@ class Run:
         if self.limits.iterations is not None:
             self.search_by_iterations(loop)
             return
-        deadline = self.started + self.limits.seconds
         loop.round(min(_FIRST_SOLVE_S, max(0.05, 0.15 * self.left())))
         self.repair_seeds()
         self.seed_with_margins(loop)
         if self.pool.done or self.left() < 0.1:
             return
-        with BoundWorker(loop, deadline) as worker, ThreadPoolExecutor() as threads:
+        with BoundWorker(self.cut_loops(loop)) as worker, ThreadPoolExecutor() as threads:
             while not self.pool.done and self.left() > 0.02:
                 self.report()
                 free = max(1, len(self.schedules) - int(worker.alive))
                 self.run([self.next_job() for _ in range(free)], threads)
+
+    def cut_loops(self, loop: CutLoop) -> list[tuple[CutLoop, float]]:
+        """The cut loop for the bound; before it, on large graphs, one that only gives seeds."""
+        loops = [(loop, self.started + self.limits.seconds)]
+        if worth_restricting(loop):
+            seeds = RestrictedLoop(self.outline, self.pool, self.limits.solver)
+            loops.insert(0, (seeds, time.perf_counter() + _RESTRICTED_SHARE * self.left()))
+        return loops
 
     def first_plan(self) -> None:
         """Descend greedily, several times at random if the first descent gets stuck."""
@@ -193,6 +203,8 @@ class Run:
                 for s, j in zip(self.schedules, jobs, strict=False)
             ]
             found = [future.result() for future in running]
+        for job, candidate in zip(jobs, found, strict=False):
+            self.rates.learn(job, candidate, self.pool.best)
         self.add(found)
 
     def add(self, found: Sequence[Candidate | None]) -> None:
@@ -271,9 +283,8 @@ class Run:
         if len(self.pool.plans) >= 2 and self.random.random() < 0.25:
             hot = 10 ** self.random.uniform(-4.5, -3.5)
             return self.job(self.child(), hot, self.any_settings(), 0.7 * self.step)
-        best = self.pool.best
-        settings = self.random.choice((COARSE, LOCAL))
-        return self.job(best, 1e-4, settings, max(2.0, 0.12 * self.limits.seconds))
+        settings = self.rates.choose(self.random)
+        return self.job(self.pool.best, 1e-4, settings, max(2.0, 0.12 * self.limits.seconds))
 
     def child(self) -> Candidate:
         """A crossover of two plans of the pool."""
