@@ -48,6 +48,7 @@ def fit(
     costs: str = "measured",
     on_exceed: str = "raise",
     in_flight: int = 1,
+    cache: bool = True,
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -77,6 +78,9 @@ def fit(
         ``"raise"`` or ``"warn"`` if a step was measured above the budget.
     in_flight : int
         How many forwards may await their backward at once.
+    cache : bool
+        Whether plans and costs from steps are kept on disk (in the folder that
+        ``TIGHTFIT_CACHE_DIR`` names, or the platform's) and found again by the next process.
 
     Returns
     -------
@@ -105,6 +109,7 @@ def fit(
         costs=costs,
         on_exceed=on_exceed,
         in_flight=in_flight,
+        cache=cache,
     )
 
     def attach_to(module: nn.Module) -> Session:

@@ -42,6 +42,8 @@ class Options:
         How many planned forwards may await their backward at once.
     optimizer : torch.optim.Optimizer or None
         Tells the size of its state.
+    cache : bool
+        Whether plans and costs from steps are kept on disk for the next process.
     """
 
     budget_bytes: int | None
@@ -53,6 +55,7 @@ class Options:
     on_exceed: Literal["raise", "warn"] = "raise"
     in_flight: int = 1
     optimizer: Any = None
+    cache: bool = True
     progress: Progress = field(default=SILENT)
 
 
@@ -68,6 +71,7 @@ def make_options(
     costs: str = "measured",
     on_exceed: str = "raise",
     in_flight: int = 1,
+    cache: bool = True,
     progress: Progress = SILENT,
 ) -> Options:
     """Check the keywords of `fit` and `step` and return them as options.
@@ -99,6 +103,7 @@ def make_options(
         on_exceed=on_exceed,  # type: ignore[arg-type]
         in_flight=in_flight,
         optimizer=optimizer,
+        cache=bool(cache),
         progress=progress,
     )
 

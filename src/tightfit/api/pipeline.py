@@ -16,6 +16,7 @@ from tightfit.capture.price import measured_costs
 from tightfit.costs import with_costs
 from tightfit.errors import InfeasibleBudget, InvalidPlan
 from tightfit.graph.ir import Graph
+from tightfit.plan.cache import PlanCache, plan_key
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
@@ -78,7 +79,7 @@ def plan_step(
     options: Options,
     known: Plan | None = None,
 ) -> Outcome:
-    """Return a verified plan within the budget.
+    """Return a verified plan within the budget; the one on disk if this was planned before.
 
     Parameters
     ----------
@@ -95,6 +96,25 @@ def plan_step(
     task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
     if options.plan is not None and options.plan.gradients == gradients:
         return _judged(task, options.plan)
+    if not options.cache:
+        return _planned(task, options, known)
+    cache = PlanCache()
+    key = plan_key(
+        graph,
+        budget_bytes=budget_bytes,
+        gradients=gradients,
+        planner=options.planner,
+        limits=options.limits,
+    )
+    outcome = cache.load(key, graph)
+    if outcome is None:
+        outcome = _planned(task, options, known)
+        cache.store(key, outcome)
+    return outcome
+
+
+def _planned(task: Task, options: Options, known: Plan | None) -> Outcome:
+    """Plan; raise if there is no plan."""
     outcome = plan_task(task, options.planner, options.limits, options.progress, known=known)
     if outcome.plan is None:
         raise infeasible(task, outcome, options.limits, options.progress)

@@ -28,7 +28,7 @@ from tightfit.api.shapes import (
     outputs_beside_the_loss,
     root_gradient_bytes,
 )
-from tightfit.api.tuning import Tuner
+from tightfit.api.tuning import Tuner, recall, remember, with_step_costs
 from tightfit.capture import _torch as private
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
@@ -198,7 +198,7 @@ class Session:
                 announce(f"{self.name} is called with new inputs or flags: making a new plan")
             shape = Shape(self._capture(key, args, kwargs))
             if self.options.costs == "measured" and shape.captured.graph.device.kind == "cpu":
-                shape.tuner = Tuner()
+                self._recall_costs(shape)
             shape.outside_bytes = assumed_outside_bytes(shape.captured)
             self.shapes[key] = shape
             self._forget_oldest()
@@ -318,9 +318,21 @@ class Session:
     def _tune(self, shape: Shape) -> None:
         """Put costs from real steps in place of isolated ones, once; plans are made anew."""
         assert shape.tuner is not None
-        shape.captured = replace_graph(shape.captured, shape.tuner.tuned(shape.captured.graph))
+        graph, costs = shape.captured.graph, shape.tuner.costs()
+        if self.options.cache:
+            remember(graph, costs)
+        shape.captured = replace_graph(shape.captured, with_step_costs(graph, costs))
         shape.tuner = None
         shape.plans.clear()
+
+    def _recall_costs(self, shape: Shape) -> None:
+        """Use costs from steps of an earlier process, else time the first steps of this one."""
+        graph = shape.captured.graph
+        costs = recall(graph) if self.options.cache else None
+        if costs is None:
+            shape.tuner = Tuner()
+        else:
+            shape.captured = replace_graph(shape.captured, with_step_costs(graph, costs))
 
     def _gradients(self, captured: Captured, inputs: list[Any]) -> Gradients:
         owners = [inputs[position] for _, position in captured.joint.gradients]

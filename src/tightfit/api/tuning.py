@@ -1,7 +1,8 @@
 """Costs from inside real steps: what an op takes among its neighbours, not alone.
 
 Isolated timings mislead op by op (warm caches, no page faults); the first steps of a fitted model
-are timed compute by compute, and the plan is made once more with those costs.
+are timed compute by compute, and the plan is made once more with those costs. They are kept on
+disk, so that the next process starts with them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,26 @@ import time
 import msgspec
 import torch
 
-from tightfit.graph.ir import Graph, Op
+from tightfit.costs import Cache
+from tightfit.costs.measured import environment_of
+from tightfit.graph.fingerprint import fingerprint
+from tightfit.graph.ir import Alternative, Graph, Op, OpId
 
-__all__ = ["TIMED_STEPS", "Tuner"]
+__all__ = ["TIMED_STEPS", "StepCosts", "Tuner", "recall", "remember", "with_step_costs"]
 
 TIMED_STEPS = 4
+
+
+class StepCosts(msgspec.Struct, frozen=True):
+    """Medians of timed computes.
+
+    Parameters
+    ----------
+    computes : tuple of (int, int, float)
+        Op, alternative, seconds.
+    """
+
+    computes: tuple[tuple[OpId, int, float], ...]
 
 
 class Tuner:
@@ -56,35 +72,59 @@ class Tuner:
         """Whether enough steps were timed; the first warms up and does not count."""
         return self.steps > TIMED_STEPS
 
-    def tuned(self, graph: Graph) -> Graph:
-        """Return the graph with in-step costs.
+    def costs(self) -> StepCosts:
+        """Return the medians over the timed steps, the first left out."""
+        medians: list[tuple[OpId, int, float]] = []
+        for (op, alternative), steps in self._times.items():
+            times = [seconds for step in steps[1:] for seconds in step]
+            if times:
+                medians.append((op, alternative, statistics.median(times)))
+        return StepCosts(tuple(medians))
 
-        Alternatives that never ran keep their isolated cost, scaled as the op's default is.
-        """
-        ops = tuple(self._tuned_op(op) for op in graph.ops)
-        return msgspec.structs.replace(graph, ops=ops, cost_source="measured in steps")
 
-    def _tuned_op(self, op: Op) -> Op:
-        measured = {
-            index: value
-            for index in range(len(op.alternatives))
-            if (value := self._median(op.id, index)) is not None
-        }
-        if 0 not in measured:
-            return op
-        before = min(v.cost_s for v in op.alternatives[0].variants)
-        scale = measured[0] / before if before > 0 else 1.0
-        alternatives = []
-        for index, alternative in enumerate(op.alternatives):
-            fastest = min(v.cost_s for v in alternative.variants)
-            own = measured[index] / fastest if index in measured and fastest > 0 else scale
-            variants = tuple(
-                msgspec.structs.replace(v, cost_s=v.cost_s * own) for v in alternative.variants
-            )
-            alternatives.append(msgspec.structs.replace(alternative, variants=variants))
-        return msgspec.structs.replace(op, alternatives=tuple(alternatives))
+def with_step_costs(graph: Graph, costs: StepCosts) -> Graph:
+    """Return the graph with costs from inside real steps.
 
-    def _median(self, op: int, alternative: int) -> float | None:
-        steps = self._times.get((op, alternative), [])[1:]
-        times = [t for step in steps for t in step]
-        return statistics.median(times) if times else None
+    Alternatives that never ran keep their isolated cost, scaled as the op's default is.
+    """
+    measured: dict[OpId, dict[int, float]] = {}
+    for op, alternative, seconds in costs.computes:
+        measured.setdefault(op, {})[alternative] = seconds
+    ops = tuple(_tuned(op, measured.get(op.id, {})) for op in graph.ops)
+    return msgspec.structs.replace(graph, ops=ops, cost_source="measured in steps")
+
+
+def _tuned(op: Op, measured: dict[int, float]) -> Op:
+    if 0 not in measured:
+        return op
+    before = min(v.cost_s for v in op.alternatives[0].variants)
+    scale = measured[0] / before if before > 0 else 1.0
+    alternatives: list[Alternative] = []
+    for index, alternative in enumerate(op.alternatives):
+        fastest = min(v.cost_s for v in alternative.variants)
+        own = measured[index] / fastest if index in measured and fastest > 0 else scale
+        variants = tuple(
+            msgspec.structs.replace(v, cost_s=v.cost_s * own) for v in alternative.variants
+        )
+        alternatives.append(msgspec.structs.replace(alternative, variants=variants))
+    return msgspec.structs.replace(op, alternatives=tuple(alternatives))
+
+
+def remember(graph: Graph, costs: StepCosts) -> None:
+    """Keep the costs of a step for the next process on this machine."""
+    cache = _cache(graph)
+    cache.put(_key(graph), costs)
+    cache.save()
+
+
+def recall(graph: Graph) -> StepCosts | None:
+    """Return the costs of a step that an earlier process measured, if one did."""
+    return _cache(graph).get(_key(graph), StepCosts)
+
+
+def _cache(graph: Graph) -> Cache:
+    return Cache(environment_of(graph.device.kind))
+
+
+def _key(graph: Graph) -> str:
+    return f"costs in steps of {fingerprint(graph)}"

@@ -1,0 +1,79 @@
+"""Plans and costs from steps are found again, verified, and can be left aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.api import pipeline
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Return the names of the planners that are called, in a cache of the test's own."""
+    calls: list[str] = []
+    original = pipeline.plan_with
+
+    def counted(name, *rest):
+        calls.append(name)
+        return original(name, *rest)
+
+    monkeypatch.setattr(pipeline, "plan_with", counted)
+    monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
+    return calls
+
+
+def train(steps: int = 1, **keywords) -> tightfit.Report:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+    tightfit.fit(model, **{"budget": "200KiB", "limits": (1, 0.01), **keywords})
+    for _ in range(steps):
+        model(torch.ones(8, 16)).sum().backward()
+        model.zero_grad()
+    return tightfit.report(model)
+
+
+def test_the_same_step_is_planned_once(planned: list[str]) -> None:
+    first = train(costs="flops")
+    again = train(costs="flops")
+    assert planned == ["anytime"]
+    assert again.plan == first.plan and again.overhead == first.overhead
+
+
+def test_what_decides_a_plan_makes_another(planned: list[str]) -> None:
+    train(costs="flops")
+    train(costs="unit")
+    train(costs="flops", budget="150KiB")
+    train(costs="flops", limits=(2, 0.01))
+    train(costs="flops", planner="greedy")
+    assert len(planned) == 5
+
+
+def test_the_cache_can_be_left_aside(planned: list[str], tmp_path: Path) -> None:
+    train(costs="flops", cache=False)
+    train(costs="flops", cache=False)
+    assert len(planned) == 2
+    assert not list(tmp_path.rglob("*.json.gz"))
+
+
+def test_a_damaged_plan_is_made_again(planned: list[str], tmp_path: Path) -> None:
+    train(costs="flops")
+    (file,) = tmp_path.rglob("*.json.gz")
+    file.write_bytes(b"not a plan")
+    with pytest.warns(UserWarning, match="ignored and planned again"):
+        train(costs="flops")
+    assert len(planned) == 2
+
+
+def test_costs_from_steps_are_known_to_the_next_process(planned: list[str]) -> None:
+    assert train(steps=1).cost_source == "measured"
+    tuned = train(steps=7)
+    assert tuned.cost_source == "measured in steps"
+    assert train(steps=1).cost_source == "measured in steps"
+    assert train(steps=1, cache=False).cost_source == "measured"
+    again = train(steps=7)
+    assert again.plan == tuned.plan and again.overhead == tuned.overhead
