@@ -153,7 +153,7 @@ class Comparison:
 
     def smallest_budget(self) -> MinimumBudget:
         """Return the smallest budget with a plan found; its plan is used if no better is found."""
-        session = self._step_within(_UNLIMITED)._session
+        session = self.step_within(_UNLIMITED)._session
         self.subject.reset()
         return session.smallest_budget(self.subject.args, self.subject.kwargs)
 
@@ -165,7 +165,7 @@ class Comparison:
         InfeasibleBudget
             If there is no plan within the budget.
         """
-        planned = self._step_within(budget_bytes)
+        planned = self.step_within(budget_bytes)
         session = planned._session
         trace = first = train(self.subject, planned, self.steps, planned)
         difference = _largest_difference(self._final, self.subject.tensors())
@@ -201,7 +201,8 @@ class Comparison:
             seconds=first.first_s,
         )
 
-    def _step_within(self, budget_bytes: int) -> PlannedStep:
+    def step_within(self, budget_bytes: int) -> PlannedStep:
+        """Return the step, which from now on runs inside a budget."""
         if self._planned is None:
             self._planned = step(
                 self.subject.loss_of,

@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError
 import tightfit
 from tightfit.cli.check import check
 from tightfit.cli.compare import compare_planners
+from tightfit.cli.demo import demo
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.plan import plan
@@ -27,7 +28,7 @@ app = App(
     help_epilogue="Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed.",
     version=tightfit.__version__,
 )
-for command in (check, plan, show, verify, minimum, prove):
+for command in (demo, check, plan, show, verify, minimum, prove):
     app.command(command)
 app.command(compare_planners, name="compare")
 

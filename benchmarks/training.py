@@ -1,0 +1,265 @@
+"""Train real models with tightfit at several ratios and with PyTorch's own ways, interleaved.
+
+    python benchmarks/training.py resnet50 --ratios 0.8,0.6,0.5,0.47,0.4
+    python benchmarks/training.py gpt2 --ratios 0.6,0.5 --dropout 0
+
+One process, one thread. Peaks count what the allocator gave out above the start of the step, new
+gradients included; a ratio is a peak as a share of plain PyTorch's. Times are processor times of
+forward and backward; a time ratio is the median over rounds of the ratio to plain PyTorch in the
+same round, whose order alternates. Rows are appended to ``benchmarks/results/training.jsonl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from benchmarks.ways import Way, checkpoint_per_block, min_cut, sequential_checkpoint
+from tightfit.allocator import measure_peak
+from tightfit.api.prove import Comparison
+from tightfit.api.subject import Subject, step_time
+from tightfit.cli.console import terminal_progress
+from tightfit.errors import InfeasibleBudget
+from tightfit.progress import Progress
+from tightfit.zoo import make
+
+RESULTS = Path(__file__).parent / "results" / "training.jsonl"
+
+
+@dataclass
+class Entrant:
+    """One way to run the step, and what was measured of it."""
+
+    row: dict[str, Any]
+    function: Way
+    enter: Callable[[], None] = lambda: None
+    leave: Callable[[], None] = lambda: None
+    times: list[float] = field(default_factory=list)
+
+    def run(self, action: Callable[[Way], Any]) -> Any:
+        """Do something with the way's function while it is the active one."""
+        self.enter()
+        try:
+            return action(self.function)
+        finally:
+            self.leave()
+
+
+def main() -> None:
+    """Run one benchmark and append its rows."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    settings = {
+        key: value
+        for key in ("batch", "size", "sequence", "dropout")
+        if (value := getattr(arguments, key)) is not None
+    }
+    with terminal_progress() as progress:
+        comparison = Comparison(
+            make(arguments.model, **settings),
+            steps=2,
+            name=arguments.model,
+            limits=(arguments.time_limit, 1e-4),
+            progress=progress,
+        )
+        entrants = [*_baselines(comparison.subject, arguments), *_planned(comparison, arguments)]
+        for entrant in entrants:
+            _check(entrant, comparison.subject)
+        _race([e for e in entrants if "error" not in e.row], comparison, arguments, progress)
+    common = _circumstances(arguments, settings)
+    eager = entrants[0]
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a") as file:
+        for entrant in entrants:
+            row = {**common, **entrant.row, **_measured(entrant, eager)}
+            print(_line(row))
+            file.write(json.dumps(row) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=("resnet50", "gpt2", "mobilenet_v2", "unet"))
+    parser.add_argument("--ratios", default="0.8,0.6,0.5,0.4")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each plan")
+    parser.add_argument("--segments", default="4,6", help="of checkpoint_sequential")
+    parser.add_argument("--min-cut", default="0.75,0.5", help="values of activation_memory_budget")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--size", type=int)
+    parser.add_argument("--sequence", type=int)
+    parser.add_argument("--dropout", type=float)
+    return parser.parse_args()
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split(",") if word]
+
+
+def _baselines(subject: Subject, arguments: argparse.Namespace) -> list[Entrant]:
+    entrants = [
+        Entrant({"way": "eager"}, subject.loss_of),
+        Entrant({"way": "checkpoint per block"}, checkpoint_per_block(subject)),
+    ]
+    for segments in map(int, _numbers(arguments.segments)):
+        way = sequential_checkpoint(subject, segments)
+        if way is not None:
+            entrants.append(Entrant({"way": f"checkpoint_sequential, {segments}"}, way))
+    for budget in _numbers(arguments.min_cut):
+        name = f"activation_memory_budget {budget:g}"
+        entrants.append(Entrant({"way": name}, min_cut(subject, budget)))
+    return entrants
+
+
+def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entrant]:
+    """Return tightfit at every ratio for which there is a plan, planned with in-step costs."""
+    entrants: list[Entrant] = []
+    ratios = _numbers(arguments.ratios)
+    step = comparison.step_within(comparison.budget_of(max(ratios)))
+    session = step._session
+    comparison.subject.reset()
+    step_time(comparison.subject, step)
+    while session.is_tuning:
+        step_time(comparison.subject, step)
+    for ratio in ratios:
+        budget_bytes = comparison.budget_of(ratio)
+        row: dict[str, Any] = {"way": f"tightfit {ratio:g}", "budget_ratio": ratio}
+        comparison.step_within(budget_bytes)
+        try:
+            step_time(comparison.subject, step)
+        except InfeasibleBudget as error:
+            row["error"] = str(error)
+        else:
+            report = session.report()
+            row |= {
+                "budget_bytes": budget_bytes,
+                "constant_bytes": report.constant_bytes,
+                "planned_peak_bytes": report.planned_peak_bytes,
+                "overhead": report.overhead,
+                "bound": report.bound,
+                "status": report.status,
+            }
+        entrants.append(
+            Entrant(
+                row,
+                step,
+                enter=lambda budget_bytes=budget_bytes: session.change_budget(budget_bytes),
+                leave=session.close_step,
+            )
+        )
+    return entrants
+
+
+def _check(entrant: Entrant, subject: Subject) -> None:
+    """Note peak, equality with plain PyTorch after one step, or the error."""
+    if "error" in entrant.row:
+        return
+    args, kwargs = subject.inputs()
+
+    def step(function: Way) -> Any:
+        return measure_peak(lambda: function(*args, **kwargs).backward())[1]
+
+    subject.reset()
+    torch.manual_seed(subject.seed)
+    try:
+        entrant.run(step)
+        digests = subject.digests()
+        subject.model.zero_grad(set_to_none=True)
+        gc.collect()
+        entrant.row["peak_bytes"] = entrant.run(step).peak_bytes
+    except RuntimeError as error:
+        entrant.row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return
+    subject.reset()
+    torch.manual_seed(subject.seed)
+    subject.loss_of(*args, **kwargs).backward()
+    expected = subject.digests()
+    entrant.row["bitwise"] = digests == expected
+    return True
+
+
+def _race(
+    entrants: list[Entrant],
+    comparison: Comparison,
+    arguments: argparse.Namespace,
+    progress: Progress,
+) -> None:
+    """Time all entrants in rounds, the order alternating."""
+    progress.start("rounds", arguments.rounds)
+    for index in range(arguments.rounds):
+        for entrant in entrants if index % 2 == 0 else entrants[::-1]:
+            seconds = entrant.run(lambda function: step_time(comparison.subject, function))
+            entrant.times.append(seconds)
+        progress.update(index + 1)
+    progress.stop()
+
+
+def _measured(entrant: Entrant, eager: Entrant) -> dict[str, Any]:
+    if "error" in entrant.row:
+        return {}
+    ratios = sorted(own / plain for own, plain in zip(entrant.times, eager.times, strict=True))
+    return {
+        "ratio": entrant.row["peak_bytes"] / eager.row["peak_bytes"],
+        "time_ratio": statistics.median(ratios),
+        "time_ratios": [round(ratio, 4) for ratio in ratios],
+        "cpu_s": statistics.median(entrant.times),
+    }
+
+
+def _circumstances(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    ).stdout.strip()
+    return {
+        "model": arguments.model,
+        "settings": settings,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit,
+        "device": f"cpu, {_processor()}, {os.cpu_count()} cores",
+        "threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['way']:32} {row['error'][:120]}"
+    return (
+        f"{row['way']:32} peak {row['peak_bytes'] / 2**20:8.1f} MiB ratio {row['ratio']:.3f} "
+        f"time {row['time_ratio']:.3f} bitwise {row['bitwise']}"
+        + (f" overhead {row['overhead']:.3f} bound {row['bound']:.3f}" if "bound" in row else "")
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A demonstration: well-known models trained at several budgets, compared with plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tightfit.api.prove import Comparison, Proof
+from tightfit.progress import SILENT, Progress
+from tightfit.zoo import make
+
+__all__ = ["DEMONSTRATION", "Subject", "demonstrate"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model of the zoo and the budgets it is shown at.
+
+    Parameters
+    ----------
+    model : str
+        Its name in the zoo.
+    ratios : tuple of float
+        Budgets as shares of eager's activation peak, on top of the constants.
+    settings : mapping
+        Keywords of `tightfit.zoo.make`.
+    """
+
+    model: str
+    ratios: tuple[float, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+DEMONSTRATION = (
+    Subject("resnet50", (0.8, 0.6, 0.45)),
+    Subject("gpt2", (0.8, 0.7), {"batch": 2}),
+)
+
+
+def demonstrate(
+    subjects: Sequence[Subject] = DEMONSTRATION,
+    *,
+    steps: int = 2,
+    rounds: int = 2,
+    planning_s: float = 5.0,
+    progress: Progress = SILENT,
+) -> tuple[Proof, ...]:
+    """Train each model with plain PyTorch and at each budget; return a proof of every pair.
+
+    Parameters
+    ----------
+    steps : int
+        Optimizer steps to compare.
+    rounds : int
+        Interleaved timing rounds.
+    planning_s : float
+        Seconds the planner may take for each plan.
+    """
+    proofs: list[Proof] = []
+    progress.start("demonstration", sum(1 + len(subject.ratios) for subject in subjects))
+    done = 0
+    for subject in subjects:
+        progress.update(done, f"{subject.model} with plain PyTorch")
+        torch.manual_seed(0)
+        comparison = Comparison(
+            make(subject.model, **subject.settings),
+            steps=steps,
+            name=subject.model,
+            progress=progress,
+            limits=(planning_s, 0.005),
+        )
+        done += 1
+        for ratio in subject.ratios:
+            progress.update(done, f"{subject.model} at {ratio:.0%} of its activations")
+            proofs.append(comparison.at(comparison.budget_of(ratio), rounds=rounds))
+            done += 1
+    progress.stop()
+    return tuple(proofs)
