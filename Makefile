@@ -41,6 +41,7 @@ wheel: install
 	$(call new_environment,build/wheel)
 	cd build/wheel && PATH="$$PWD/bin" bin/python -m pip --disable-pip-version-check install \
 		--quiet --only-binary :all: --constraint ../../constraints.txt ../../dist/tightfit-*.whl
+	cd build/wheel && PATH="$$PWD/bin" bin/tightfit check zoo:mobilenet_v2 --budget-ratio 0.6
 	cd build/wheel && PATH="$$PWD/bin" bin/python ../../examples/train_in_a_budget.py
 
 clean:

@@ -58,6 +58,7 @@ def test_the_command_line_is_frozen() -> None:
     }
     of_models = {"--batch", "--size", "--sequence", "--dropout", "--setting"}
     assert options == {
+        "demo": {"--json"},
         "check": {
             "MODEL",
             *of_models,

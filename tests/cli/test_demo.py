@@ -13,7 +13,6 @@ SMALL = (demo.Subject("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
 
 
 def test_demonstration(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
     proofs = demo.demonstrate(SMALL, rounds=1, planning_s=1.0)
     monkeypatch.setattr(demo, "demonstrate", lambda **_: proofs)
     assert main(["demo", "--json"]) == 0
@@ -22,5 +21,5 @@ def test_demonstration(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert row["measured_peak_bytes"] <= row["budget_bytes"] < row["eager_peak_bytes"]
     assert main(["demo"]) == 0
     words = capsys.readouterr().out.split()
-    assert {"mobilenet_v2", "budget", "none"} < set(words)
+    assert {"mobilenet_v2", "extra", "bitwise"} < set(words)
     assert " ".join(words).count("1 of 1") == 2

@@ -28,7 +28,7 @@ app = App(
     help_epilogue="Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed.",
     version=tightfit.__version__,
 )
-for command in (demo, check, prove, plan, show, verify, minimum):
+for command in (demo, check, plan, show, verify, minimum, prove):
     app.command(command)
 app.command(compare_planners, name="compare")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -38,9 +39,9 @@ def demo(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
 
 
 def _print_table(proofs: tuple[Proof, ...]) -> None:
-    table = Table(caption=_summary(proofs))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=_summary(proofs))
     table.add_column("model", no_wrap=True)
-    for title in ("budget", "planned", "measured", "overhead", "time", "difference"):
+    for title in ("budget", "planned", "measured", "extra", "time", "equal"):
         table.add_column(title, justify="right", no_wrap=True)
     model = None
     for proof in proofs:
@@ -55,7 +56,7 @@ def _print_table(proofs: tuple[Proof, ...]) -> None:
             format_bytes(proof.measured_peak_bytes),
             f"{proof.overhead:+.1%}",
             f"{proof.time_ratio:.2f}x" if proof.time_ratio is not None else "",
-            "none" if proof.bitwise else f"{proof.max_relative_difference:.1e}",
+            "bitwise" if proof.bitwise else f"{proof.max_relative_difference:.1e}",
         )
     Console().print(table)
 
@@ -66,6 +67,6 @@ def _summary(proofs: tuple[Proof, ...]) -> str:
     return (
         f"{held} of {len(proofs)} within the budget, {equal} of {len(proofs)} bitwise equal to "
         "plain PyTorch (budget: none). Peaks are of a whole step with all that is resident; "
-        "overhead is as planned; time is a step's against plain PyTorch's; difference is the "
-        "largest in losses, gradients, buffers and parameters."
+        "extra compute is as planned; time is a step's against plain PyTorch's; equal: "
+        "bitwise, or the largest difference in losses, gradients, buffers and parameters."
     )
