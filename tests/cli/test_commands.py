@@ -86,7 +86,6 @@ def test_the_command_line_is_frozen() -> None:
             "--seed",
             "--json",
         },
-        "demo": {"--json"},
         "plan": {
             "TARGET",
             *of_models,
