@@ -1,0 +1,165 @@
+"""Write the table of training runs into README.md and draw their plot.
+
+    python benchmarks/readme.py
+
+The newest run of each model and setting in ``benchmarks/results/training.jsonl`` counts; no
+number in the table is typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "benchmarks" / "results" / "training.jsonl"
+PLOT = ROOT / "docs" / "training.svg"
+README = ROOT / "README.md"
+BEGIN = "<!-- training: written by benchmarks/readme.py -->"
+END = "<!-- end of training -->"
+NAMES = {
+    "resnet50": "ResNet-50",
+    "gpt2": "GPT-2 small",
+    "mobilenet_v2": "MobileNetV2",
+    "unet": "U-Net",
+}
+WIDTH, HEIGHT, MARGIN = 360, 260, 44
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Write table and plot."""
+    runs = newest_runs([json.loads(line) for line in ROWS.read_text().splitlines()])
+    PLOT.write_text(plot_of(runs))
+    README.write_text(with_section(README.read_text(), section_of(runs)))
+
+
+def newest_runs(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return the rows of the newest run of each model and setting, by a title for people."""
+    runs: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["date"]):
+        settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
+        name = NAMES[row["model"]] + (f" ({settings})" if settings else "")
+        if name in runs and runs[name][0]["date"] != row["date"]:
+            del runs[name]
+        runs.setdefault(name, []).append(row)
+    return runs
+
+
+def with_section(text: str, section: str) -> str:
+    """Return a text with what stands between the markers replaced."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{section}\n{END}{after}"
+
+
+def section_of(runs: dict[str, list[Row]]) -> str:
+    """Return the markdown of all runs."""
+    lines = [
+        "| model | way | memory | of plain | time | planned extra (proven least) | bitwise |",
+        "|---|---|--:|--:|--:|--:|---|",
+    ]
+    for name, rows in runs.items():
+        lines += [_line(name if index == 0 else "", row) for index, row in enumerate(rows)]
+    return "\n".join([*lines, "", *_notes(runs)])
+
+
+def _line(name: str, row: Row) -> str:
+    way = row["way"].split()
+    title = f"**tightfit**, budget {float(way[1]):.0%}" if way[0] == "tightfit" else row["way"]
+    if "error" in row:
+        return f"| {name} | {title} | {_failure(row)} | | | | |"
+    extra = f"{row['overhead']:+.1%} ({row['bound']:+.1%})" if "bound" in row else ""
+    return (
+        f"| {name} | {title} | {row['peak_bytes'] / 2**20:.0f} MiB | {row['ratio']:.3f} "
+        f"| {row['time_ratio']:.2f}x | {extra} | {'yes' if row['bitwise'] else 'no'} |"
+    )
+
+
+def _failure(row: Row) -> str:
+    return "no plan" if row["way"].startswith("tightfit") else row["error"].split(":")[0]
+
+
+def _notes(runs: dict[str, list[Row]]) -> list[str]:
+    rows = [rows[0] for rows in runs.values()]
+    return [
+        "Memory is the peak of a step above its start, new gradients included; time is the median "
+        "over interleaved rounds of the processor time's ratio to plain PyTorch's. "
+        + " ".join(
+            f"{name}: {row['rounds']} rounds, {row['threads']} thread, {row['device']}, "
+            f"PyTorch {row['torch']}, {row['date'][:10]}, load {row['load']}."
+            for name, row in zip(runs, rows, strict=True)
+        ),
+        "",
+        "![Time against memory](docs/training.svg)",
+    ]
+
+
+def plot_of(runs: dict[str, list[Row]]) -> str:
+    """Return an SVG with one panel per run: time ratio over memory ratio."""
+    panels = [_panel(name, rows, index) for index, (name, rows) in enumerate(runs.items())]
+    width = WIDTH * max(1, len(panels))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" '
+        f'width="{width}" height="{HEIGHT}" font-family="sans-serif" font-size="11">\n'
+        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>\n'
+        + "\n".join(panels)
+        + "\n</svg>\n"
+    )
+
+
+def _panel(name: str, rows: list[Row], index: int) -> str:
+    rows = [row for row in rows if "error" not in row]
+    highest = max(1.1, *(math.ceil(row["time_ratio"] * 10) / 10 for row in rows))
+    lowest = min(0.9, *(math.floor(row["time_ratio"] * 10) / 10 for row in rows))
+
+    def x(ratio: float) -> float:
+        return MARGIN + (WIDTH - 1.5 * MARGIN) * (ratio - 0.2) / 0.9
+
+    def y(ratio: float) -> float:
+        return MARGIN + (HEIGHT - 2 * MARGIN) * (highest - ratio) / (highest - lowest)
+
+    parts = [f'<g transform="translate({WIDTH * index} 0)">', *_axes(name, x, y, lowest, highest)]
+    ours = sorted((r["ratio"], r["time_ratio"]) for r in rows if r["way"].startswith("tightfit"))
+    points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in ours)
+    parts.append(f'<polyline points="{points}" fill="none" stroke="#0072b2" stroke-width="2"/>')
+    for row in rows:
+        mine = row["way"].startswith("tightfit")
+        colour = "#0072b2" if mine else "#d55e00"
+        at = f'cx="{x(row["ratio"]):.1f}" cy="{y(row["time_ratio"]):.1f}"'
+        title = f"{row['way']}: {row['ratio']:.3f} of the memory, {row['time_ratio']:.2f}x"
+        parts.append(f'<circle {at} r="4" fill="{colour}"><title>{title}</title></circle>')
+        if not mine:
+            parts.append(
+                f'<text x="{x(row["ratio"]) + 6:.1f}" y="{y(row["time_ratio"]) - 5:.1f}" '
+                f'font-size="8" text-anchor="{"end" if row["ratio"] > 0.9 else "start"}">'
+                f"{row['way']}</text>"
+            )
+    return "\n".join([*parts, "</g>"])
+
+
+def _axes(name: str, x: Any, y: Any, lowest: float, highest: float) -> list[str]:
+    parts = [f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="13">{name}</text>']
+    for tick in (0.2, 0.4, 0.6, 0.8, 1.0):
+        parts.append(
+            f'<text x="{x(tick):.1f}" y="{y(lowest) + 16:.1f}" text-anchor="middle">{tick:g}</text>'
+        )
+    steps = round((highest - lowest) * 10)
+    for step in range(0, steps + 1, max(1, steps // 5)):
+        level = lowest + step / 10
+        parts.append(
+            f'<line x1="{x(0.2):.1f}" x2="{x(1.1):.1f}" y1="{y(level):.1f}" y2="{y(level):.1f}" '
+            'stroke="#ddd"/>'
+        )
+        parts.append(
+            f'<text x="{MARGIN - 6}" y="{y(level) + 4:.1f}" text-anchor="end">{level:.1f}</text>'
+        )
+    caption = f'y="{HEIGHT - 6}" text-anchor="middle">peak memory and time, as shares of plain'
+    return [*parts, f'<text x="{WIDTH / 2}" {caption} PyTorch</text>']
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The README's table comes from the rows, and the committed one is up to date."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def readme(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import readme
+
+    return readme
+
+
+def row(way: str, date: str, **more: Any) -> dict[str, Any]:
+    common = {"model": "resnet50", "settings": {}, "rounds": 7, "threads": 1, "load": 0.5}
+    common |= {"device": "cpu", "torch": "2.13.0", "bitwise": True}
+    return {**common, "way": way, "date": date, **more}
+
+
+def test_only_the_newest_run_counts(readme: Any) -> None:
+    measured = {"peak_bytes": 1 << 20, "ratio": 1.0, "time_ratio": 1.0}
+    half = {"peak_bytes": 1 << 19, "ratio": 0.5, "time_ratio": 1.0625, "overhead": 0.06}
+    rows = [
+        row("eager", "2026-01-02", **measured),
+        row("tightfit 0.5", "2026-01-02", **half, bound=0.05, budget_ratio=0.5),
+        row("activation_memory_budget 0.5", "2026-01-02", error="RuntimeError: no"),
+        row("eager", "2026-01-01", **{**measured, "time_ratio": 9.0}),
+    ]
+    runs = readme.newest_runs(rows)
+    lines = readme.section_of(runs).splitlines()
+    assert lines[2] == "| ResNet-50 | eager | 1 MiB | 1.000 | 1.00x |  | yes |"
+    assert lines[3] == (
+        "|  | **tightfit**, budget 50% | 0 MiB | 0.500 | 1.06x | +6.0% (+5.0%) | yes |"
+    )
+    assert lines[4] == "|  | activation_memory_budget 0.5 | RuntimeError | | | | |"
+    plot = ElementTree.fromstring(readme.plot_of(runs))
+    assert len(plot.findall(".//{http://www.w3.org/2000/svg}circle")) == 2
+
+
+def test_the_committed_table_is_that_of_the_committed_rows(readme: Any) -> None:
+    runs = readme.newest_runs([json.loads(line) for line in readme.ROWS.read_text().splitlines()])
+    text = readme.README.read_text()
+    assert readme.with_section(text, readme.section_of(runs)) == text
+    assert readme.PLOT.read_text() == readme.plot_of(runs)
