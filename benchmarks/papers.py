@@ -1,14 +1,14 @@
-"""The papers' planners beside ours, on the same graphs, with the papers' numbers beside.
+"""The papers' planners beside ours, on the papers' models, with the papers' numbers beside.
 
-python benchmarks/papers.py compare --graphs ../shared/data/graphs --only vgg16 \\
-    --ratios 0.6,0.7,0.8 --planners all --time-limit 120
-python benchmarks/papers.py sizes|memory|batch --graphs ../shared/data/graphs
+python benchmarks/papers.py compare --models vgg16 --ratios 0.6,0.7,0.8 --time-limit 120
+python benchmarks/papers.py sizes|memory|batch|breakdown|step
 python benchmarks/papers.py tables
 
-Rows go to ``benchmarks/results/papers-*.jsonl``, one JSON object per line, keyed by what was
-asked; a row that is there is not computed again, so a run may be stopped and continued.
-``tables`` writes ``docs/papers.md`` and its plots from the rows. Ratios are of the activation
-peak without recomputation; gradients of parameters are not counted.
+Models come from the zoo at the papers' batch sizes and resolutions, captured on fake tensors and
+priced by a roofline (``--costs``). Rows go to ``benchmarks/results/papers-*.jsonl``; one that is
+there is not computed again, so a run may be stopped and continued. ``tables`` writes
+``docs/papers.md`` and its plots from the rows. Ratios are of the activation peak without
+recomputation, fresh gradients included, constants not.
 """
 
 from __future__ import annotations
@@ -16,27 +16,39 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.graph_files import GraphFile, read_graph_folder
 from benchmarks.papers_tables import write_tables
+from tightfit.api.graphs import graph_of_model
 from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
+from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.plan import Compute, Plan
+from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.checkmate.program import build_program as build_checkmate
 from tightfit.planners.checkmate.variables import frontier_stages
-from tightfit.planners.compare import compared, planners_named
+from tightfit.planners.compare import ComparisonRow, compared, planners_named
 from tightfit.planners.monet.implementations import one_each
 from tightfit.planners.monet.program import build_program as build_monet
-from tightfit.planners.registry import PLANNERS, is_chain
-from tightfit.planners.staged import Staged, staged
+from tightfit.planners.registry import PLANNERS, is_chain, plan_with
+from tightfit.planners.staged import staged
+from tightfit.planners.sweep import Job, sweep
 
-RESULTS = Path(__file__).parent / "results"
-QUICK = ("anytime", "greedy", "linearised_greedy", "ap_greedy", "chen_greedy", "checkpoint_all")
-GIB = 2**30
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+KEPT = HERE / ".papers-rows"
+QUICK = "anytime,greedy,linearised_greedy,ap_greedy,chen_greedy,checkpoint_all"
+MONET_MODELS = "vgg16,unet,mobilenet_v2,resnet50,googlenet"
+CHECKMATE_MODELS = "vgg19,unet,mobilenet_v1,resnet50,fcn8,segnet"
+BATCH = 16  # examples at which a model is captured to be scaled
 
 
 class Rows:
@@ -56,38 +68,46 @@ class Rows:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
+        print({name: value for name, value in row.items() if name != "curves"}, flush=True)
 
 
 def main() -> None:
     """Run one of the benchmarks."""
     options = parse()
-    commands = {"compare": compare, "sizes": sizes, "memory": memory, "batch": batch}
     if options.command == "tables":
-        write_tables(RESULTS, Path(__file__).parent.parent / "docs")
-    else:
-        commands[options.command](options)
+        write_tables(RESULTS, HERE.parent / "docs")
+        return
+    kinds = {
+        "compare": (compare, MONET_MODELS),
+        "sizes": (sizes, MONET_MODELS),
+        "memory": (memory, MONET_MODELS),
+        "step": (step, "resnet50"),
+        "batch": (batch, CHECKMATE_MODELS),
+        "breakdown": (breakdown, CHECKMATE_MODELS),
+    }
+    run, models = kinds[options.command]
+    for model in (options.models or models).split(","):
+        run(model, options)
 
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=("compare", "sizes", "memory", "batch", "tables"))
-    parser.add_argument("--graphs", type=Path, default=Path("../shared/data/graphs"))
-    parser.add_argument("--costs", choices=("p100", "a100"), default="p100")
-    parser.add_argument("--only", help="names of graphs, separated by commas")
+    commands = ("compare", "sizes", "memory", "step", "batch", "breakdown", "tables")
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("--costs", default="p100", help="modelled costs, such as p100 or v100")
+    parser.add_argument("--models", help="names of zoo models, separated by commas")
     parser.add_argument("--ratios", default="0.3,0.4,0.5,0.6,0.7,0.8")
-    parser.add_argument("--planners", default="all")
+    parser.add_argument("--planners", help="names separated by commas, or all")
     parser.add_argument("--time-limit", type=float, default=120.0, help="seconds per cell")
     parser.add_argument("--memory-gib", type=float, default=16.0, help="of the device, for batch")
     return parser.parse_args()
 
 
-def files(options: argparse.Namespace) -> Iterator[tuple[str, GraphFile]]:
-    """Yield the graphs that were asked for."""
-    for name, file in read_graph_folder(options.graphs, options.costs).items():
-        if not options.only or name in options.only.split(","):
-            yield name, file
+@lru_cache(maxsize=2)
+def captured(model: str, setting: str, costs: str, batch: int | None = None) -> Graph:
+    """The graph of a zoo model at a paper's setting."""
+    return graph_of_model(f"zoo:{model}", setting=setting, costs=costs, batch=batch)
 
 
 def able(graph: Graph, planners: str) -> list[str]:
@@ -100,25 +120,24 @@ def able(graph: Graph, planners: str) -> list[str]:
     ]
 
 
-def compare(options: argparse.Namespace) -> None:
-    """Every planner at every ratio: Checkmate's figure 4, MONeT's figure 3."""
+def compare(model: str, options: argparse.Namespace) -> None:
+    """Every planner at every ratio: Checkmate's figure 4, MONeT's figure 3 and table 5."""
     rows = Rows("compare")
-    limits = Limits(seconds=options.time_limit)
-    for name, file in files(options):
-        for ratio in map(float, options.ratios.split(",")):
-            budget = int(ratio * file.peak_bytes)
-            for planner in able(file.graph, options.planners):
-                key = {"graph": name, "costs": options.costs, "ratio": ratio, "planner": planner}
-                task = Task(graph=file.graph, budget_bytes=budget)
-                rows.add(
-                    {**key, "time_limit_s": options.time_limit},
-                    lambda task=task, planner=planner: as_row(task, planner, limits),
-                )
+    graph = captured(model, "monet", options.costs)
+    limits = Limits(seconds=options.time_limit, workers=1)
+    for ratio in map(float, options.ratios.split(",")):
+        task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio))
+        for planner in able(graph, options.planners or "all"):
+            key = {"graph": model, "costs": options.costs, "ratio": ratio, "planner": planner}
+            job = Job(task=task, planner=planner, limits=limits)
+            rows.add(
+                {**key, "time_limit_s": options.time_limit},
+                lambda job=job: as_row(sweep([job], KEPT)[0]),
+            )
 
 
-def as_row(task: Task, planner: str, limits: Limits) -> dict[str, Any]:
+def as_row(row: ComparisonRow) -> dict[str, Any]:
     """One cell of the comparison; overheads in percent."""
-    row = compared(task, planner, limits)
     return {
         "budget_bytes": row.budget_bytes,
         "status": row.status,
@@ -136,115 +155,199 @@ def percent(fraction: float | None) -> float | None:
     return None if fraction is None else round(100 * fraction, 4)
 
 
-def sizes(options: argparse.Namespace) -> None:
+def sizes(model: str, options: argparse.Namespace) -> None:
     """Variables and constraints of the exact programs: MONeT's table 7."""
     rows = Rows("sizes")
-    for name, file in files(options):
-        problem = staged(Task(graph=file.graph, budget_bytes=int(0.7 * file.peak_bytes)))
-        for planner in ("checkmate", "monet"):
-            rows.add(
-                {"graph": name, "planner": planner},
-                lambda problem=problem, planner=planner: program_size(problem, planner),
-            )
-
-
-def program_size(problem: Staged, planner: str) -> dict[str, Any]:
-    """Build a program and count."""
-    if planner == "checkmate":
-        program = build_checkmate(problem, frontier_stages(problem)).program
-    else:
-        program = build_monet(problem, one_each(problem)).program
-    return {
-        "forward_ops": sum(node.is_forward for node in problem.nodes),
-        "ops": len(problem.nodes),
-        "variables": program.columns,
-        "constraints": program.rows,
+    graph = captured(model, "monet", options.costs)
+    problem = staged(Task(graph=graph, budget_bytes=budget_of_ratio(graph, 0.7)))
+    programs = {
+        "checkmate": lambda: build_checkmate(problem, frontier_stages(problem)).program,
+        "monet": lambda: build_monet(problem, one_each(problem)).program,
     }
+    for planner, build in programs.items():
+
+        def size(build: Callable[[], Any] = build) -> dict[str, Any]:
+            program = build()
+            return {
+                "forward_ops": sum(node.is_forward for node in problem.nodes),
+                "ops": len(problem.nodes),
+                "variables": program.columns,
+                "constraints": program.rows,
+            }
+
+        rows.add({"graph": model, "planner": planner}, size)
 
 
-def memory(options: argparse.Namespace) -> None:
+def memory(model: str, options: argparse.Namespace) -> None:
     """The least memory at an overhead of at most 10 %: MONeT's table 1."""
     rows = Rows("memory")
     limits = Limits(seconds=min(options.time_limit, 5.0))
-    chosen = ",".join(QUICK) if options.planners == "all" else options.planners
-    for name, file in files(options):
-        for planner in able(file.graph, chosen):
-            key = {"graph": name, "costs": options.costs, "planner": planner}
-            rows.add(
-                {**key, "time_limit_s": limits.seconds},
-                lambda file=file, planner=planner: least_memory(file, planner, limits),
-            )
+    graph = captured(model, "monet", options.costs)
+    for planner in able(graph, options.planners or QUICK):
+        key = {"graph": model, "costs": options.costs, "planner": planner}
+        rows.add(
+            {**key, "time_limit_s": limits.seconds},
+            lambda planner=planner: least_memory(graph, planner, limits),
+        )
 
 
-def least_memory(file: GraphFile, planner: str, limits: Limits) -> dict[str, Any]:
-    """Bisect the ratio to 1/200 for an overhead of at most 10 %."""
+def least_memory(graph: Graph, planner: str, limits: Limits) -> dict[str, Any]:
+    """Bisect all memory, constants included, to 1/200 of eager's."""
+    eager = eager_peak_bytes(graph)
     low, high = 0, 200
-    found: float | None = None
+    found = 0.0
     while high - low > 1:
         middle = (low + high) // 2
-        task = Task(graph=file.graph, budget_bytes=file.peak_bytes * middle // 200)
-        row = compared(task, planner, limits)
+        row = compared(Task(graph=graph, budget_bytes=eager * middle // 200), planner, limits)
         if row.overhead is not None and row.overhead <= 0.1:
             high, found = middle, row.overhead
         else:
             low = middle
     return {
         "ratio": high / 200,
-        "activation_bytes": file.peak_bytes * high // 200,
-        "eager_bytes": file.peak_bytes,
-        "overhead_percent": percent(found if found is not None else 0.0),
+        "memory_bytes": eager * high // 200,
+        "eager_bytes": eager,
+        "overhead_percent": percent(found),
     }
 
 
-def batch(options: argparse.Namespace) -> None:
-    """The largest batch at one extra forward pass: Checkmate's figure 6 and equation 7.
+def batch(model: str, options: argparse.Namespace) -> None:
+    """The largest batch at one extra forward pass: Checkmate's figure 6, equations 7 and 8.
 
-    Sizes and costs scale with the batch, constants do not; the memory is the device's less them.
+    Costs are floating-point operations, as in the paper; bytes of what depends on the batch
+    scale with it, those of parameters and their gradients do not.
     """
     rows = Rows("batch")
     limits = Limits(seconds=min(options.time_limit, 5.0))
-    chosen = ",".join(QUICK) if options.planners == "all" else options.planners
-    for name, file in files(options):
-        room = int(options.memory_gib * GIB) - file.constant_bytes
-        for planner in able(file.graph, chosen):
-            key = {"graph": name, "costs": options.costs, "planner": planner}
-            rows.add(
-                {**key, "memory_gib": options.memory_gib, "time_limit_s": limits.seconds},
-                lambda file=file, planner=planner, room=room: largest_batch(
-                    file, planner, room, limits
-                ),
-            )
+    graph = captured(model, "checkmate", "flops", BATCH)
+    for planner in able(graph, options.planners or QUICK):
+        key = {"graph": model, "planner": planner, "memory_gib": options.memory_gib}
+        rows.add(
+            {**key, "time_limit_s": limits.seconds},
+            lambda planner=planner: largest_batch(
+                graph, planner, int(options.memory_gib * 2**30), limits
+            ),
+        )
 
 
-def largest_batch(file: GraphFile, planner: str, room: int, limits: Limits) -> dict[str, Any]:
-    """Bisect how often the file's batch fits with at most one more forward pass of cost.
+def largest_batch(graph: Graph, planner: str, room: int, limits: Limits) -> dict[str, Any]:
+    """Bisect the batch for a plan that costs at most one more forward pass."""
+    everything = {step.op: step for step in keep_everything(graph)}
+    costs = {
+        op: graph.ops[op].alternatives[step.alternative].variants[step.variant].cost_s
+        for op, step in everything.items()
+    }
+    phases = [segment.phase for segment in graph.segments]
+    forward = sum(c for op, c in costs.items() if phases[graph.ops[op].segment] == "forward")
+    allowed = forward / sum(costs.values())
 
-    A batch b times the file's in `room` bytes is the file's own in ``room / b``.
-    """
-    segments = file.graph.segments
-    costs = [op.alternatives[0].variants[0].cost_s for op in file.graph.ops]
-    forward = sum(
-        cost
-        for cost, op in zip(costs, file.graph.ops, strict=True)
-        if segments[op.segment].phase == "forward"
-    )
-    allowed = forward / sum(costs)
-    eager = room / file.peak_bytes
-    low, high = 0.0, 12.0 * eager
-    best: float | None = None
-    while high - low > 0.01 * eager:
-        middle = (low + high) / 2
-        row = compared(Task(graph=file.graph, budget_bytes=int(room / middle)), planner, limits)
-        if row.overhead is not None and row.overhead <= allowed:
-            low, best = middle, row.overhead
-        else:
-            high = middle
+    overheads: dict[int, float] = {}
+
+    def fits(examples: int, planner: str) -> bool:
+        task = Task(graph=scaled(graph, examples), budget_bytes=room)
+        row = compared(task, planner, limits)
+        if row.overhead is None or row.overhead > allowed:
+            return False
+        overheads[examples] = row.overhead
+        return True
+
+    eager = bisected(lambda examples: fits(examples, "checkpoint_all"))
+    overheads.clear()
+    largest = bisected(lambda examples: fits(examples, planner))
     return {
-        "times_file_batch": round(low, 3),
-        "times_eager_batch": round(low / eager, 3),
-        "overhead_percent": percent(best),
+        "batch": largest,
+        "eager_batch": eager,
+        "overhead_percent": percent(overheads.get(largest)),
         "allowed_percent": percent(allowed),
     }
+
+
+def bisected(fits: Callable[[int], bool]) -> int:
+    """The largest number for which `fits` holds, by doubling and halving, to one percent."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def scaled(graph: Graph, examples: int) -> Graph:
+    """The graph at another batch: activations and inputs scale, parameters and gradients do not."""
+    values = tuple(
+        value
+        if value.role in ("parameter", "buffer", "gradient", "state")
+        or value.fate in ("handed_over", "written_back")
+        else msgspec.structs.replace(value, size_bytes=times(value.size_bytes, examples))
+        for value in graph.values
+    )
+    constants = dict(graph.constants_bytes)
+    if "inputs" in constants:
+        constants["inputs"] = times(constants["inputs"], examples)
+    device = msgspec.structs.replace(graph.device, granularity_bytes=1)
+    return msgspec.structs.replace(graph, values=values, constants_bytes=constants, device=device)
+
+
+def times(size_bytes: int, examples: int) -> int:
+    """Bytes at a batch, from those at the captured one."""
+    return -(-size_bytes * examples // BATCH)
+
+
+def breakdown(model: str, options: argparse.Namespace) -> None:
+    """What memory is for: Checkmate's figure 1."""
+    graph = captured(model, "checkmate", options.costs, BATCH)
+
+    def parts() -> dict[str, Any]:
+        gradients = sum(v.size_bytes for v in graph.values if v.fate == "handed_over")
+        plan = assemble(graph, keep_everything(graph), budget_bytes=2**60, gradients="accumulated")
+        features = simulate(graph, plan).peak_bytes - graph.constant_bytes
+        return {
+            "parameter_bytes": graph.constants_bytes.get("parameters", 0),
+            "gradient_bytes": gradients,
+            "input_bytes": graph.constants_bytes.get("inputs", 0),
+            "feature_bytes": features,
+        }
+
+    Rows("breakdown").add({"graph": model, "batch": BATCH}, parts)
+
+
+def step(model: str, options: argparse.Namespace) -> None:
+    """Memory and extra time along the step: MONeT's figure 5, at half the activation peak."""
+    graph = captured(model, "monet", options.costs)
+    everything = assemble(graph, keep_everything(graph), budget_bytes=2**60)
+
+    def curves() -> dict[str, Any]:
+        found: dict[str, Any] = {"eager": curve(graph, everything)}
+        limits = Limits(seconds=min(options.time_limit, 30.0))
+        task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, 0.5))
+        for planner in able(graph, options.planners or "anytime,ap_greedy"):
+            outcome = plan_with(planner, task, limits)
+            if outcome.plan is not None:
+                found[planner] = curve(graph, outcome.plan)
+        return {"curves": found}
+
+    Rows("step").add({"graph": model, "costs": options.costs, "ratio": 0.5}, curves)
+
+
+def curve(graph: Graph, plan: Plan) -> list[tuple[int, float]]:
+    """GiB alive and seconds spent extra when each op is computed for the first time."""
+    result = simulate(graph, plan)
+    seen: set[int] = set()
+    extra_s = 0.0
+    points: list[tuple[int, float]] = []
+    for instruction, during in zip(plan.instructions, result.during_bytes, strict=True):
+        if not isinstance(instruction, Compute):
+            continue
+        if instruction.op in seen:
+            way = graph.ops[instruction.op].alternatives[instruction.alternative]
+            extra_s += way.variants[instruction.variant].cost_s
+            continue
+        seen.add(instruction.op)
+        points.append((during, round(100 * extra_s / result.baseline_cost_s, 3)))
+    return points
 
 
 if __name__ == "__main__":

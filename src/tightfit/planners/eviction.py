@@ -141,7 +141,7 @@ class _Run:
                 return f"no value is left to evict before op {way.compute.op}"
             self._compute(way)
             pending.pop()
-            waiting_for = locked if pending else frozenset[int]()
+            waiting_for = locked if pending else frozenset[ValueId]()
             self._drop_unread(frontier if pending else frontier + 1, waiting_for)
             if self.clock_s > _THRASH * self.problem.base_cost_s:
                 return f"thrashing: more than {_THRASH:g} times the step's cost"

@@ -205,7 +205,10 @@ def find_planner(name: str) -> Registration:
 
 
 def is_chain(graph: Graph) -> bool:
-    """Whether the forward ops form a chain: each reads only the values of the one before."""
+    """Whether the forward ops form a chain: each reads only the values of the one before.
+
+    Ops that only count steps (they read constants and write one back) are no part of it.
+    """
     previous: frozenset[int] = frozenset()
     for op in graph.ops:
         if graph.segments[op.segment].phase != "forward" or not op.required:
@@ -213,7 +216,9 @@ def is_chain(graph: Graph) -> bool:
         reads = {v for v in op.alternatives[0].reads if not graph.values[v].is_constant}
         if not reads <= previous:
             return False
-        previous = frozenset(op.alternatives[0].writes)
+        writes = op.alternatives[0].writes
+        if reads or any(graph.values[v].fate != "written_back" for v in writes):
+            previous = frozenset(writes)
     return True
 
 

@@ -148,10 +148,15 @@ def _producer_again(problem: Staged, value: ValueId, stage: int) -> int:
 
 
 def stages_of(problem: Staged, computes: Sequence[Compute]) -> list[list[int]]:
-    """Split computes into stages: each list of nodes ends with a first computation."""
+    """Split computes into stages: each list of nodes ends with a first computation.
+
+    Computes of ops that are no nodes are left out; first computations stand in the nodes' order.
+    """
     position = {node.first.compute.op: index for index, node in enumerate(problem.nodes)}
     stages: list[list[int]] = [[]]
     for compute in computes:
+        if compute.op not in position:
+            continue
         node = position[compute.op]
         stages[-1].append(node)
         if node == len(stages) - 1:

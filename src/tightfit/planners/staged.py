@@ -9,7 +9,7 @@ How a `Graph` becomes nodes (decided here once, for all of the papers' planners)
 - One node per op that a step without recomputation runs, in that order. A node makes a *set* of
   values that live and die one by one; the papers' single value per node is the special case.
 - A node has a way to be computed `first` (the default alternative at its cheapest variant) and
-  maybe another to be computed `again`: the first bitwise alternative that may serve, not in
+  maybe another to be computed `again`: the cheapest bitwise alternative that may serve, not in
   place. Nothing else is chosen among alternatives, so a plan may cost more than one that does.
 - Pinned ops, ops whose only implementations would write a gradient or a buffer twice, and ops
   that read a buffer which is replaced later have no `again`; their values stay until nobody can
@@ -29,12 +29,22 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Alternative, Graph, Op, ValueId
+from tightfit.graph.ir import Alternative, Graph, Op, OpId, Use, ValueId
 from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute
 from tightfit.planners.base import Task
 
-__all__ = ["Crossing", "Node", "Residency", "Stage", "Staged", "Way", "bits", "staged"]
+__all__ = [
+    "Crossing",
+    "Node",
+    "Residency",
+    "Stage",
+    "Staged",
+    "Way",
+    "bits",
+    "staged",
+    "without_choice",
+]
 
 Residency = list[int]
 """For each stage, a bit set of the value ids alive when it begins."""
@@ -168,8 +178,16 @@ def bits(values: int) -> Iterator[int]:
         values ^= lowest
 
 
-def staged(task: Task) -> Staged:
+def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
     """Return a planning problem in the papers' terms.
+
+    Parameters
+    ----------
+    task : Task
+        The graph and the budget.
+    order : sequence of int
+        Another valid order of first computations; ops that are not named keep the graph's order
+        and come last in their segment.
 
     Raises
     ------
@@ -178,16 +196,24 @@ def staged(task: Task) -> Staged:
         one implementation per op have no such node.
     """
     graph = task.graph
-    order = keep_everything(graph)
-    usable = _usable_again(graph, order)
-    nodes = tuple(_node(graph, compute, usable) for compute in order)
-    crossings = _crossings(graph, order)
-    ends = _segment_ends(graph, order)
+    rank = {op: position for position, op in enumerate(order)}
+    firsts = sorted(
+        keep_everything(graph),
+        key=lambda compute: (
+            graph.ops[compute.op].segment,
+            rank.get(compute.op, len(rank)),
+            compute.op,
+        ),
+    )
+    usable = _usable_again(graph, firsts)
+    nodes = tuple(_node(graph, compute, usable) for compute in firsts)
+    crossings = _crossings(graph, firsts)
+    ends = _segment_ends(graph, firsts)
     values: dict[ValueId, Stored] = {}
     for index, node in enumerate(nodes):
         for value in node.first.writes:
             end = ends[graph.ops[node.first.compute.op].segment]
-            values[value] = _stored(task, nodes, index, value, end, len(order))
+            values[value] = _stored(task, nodes, index, value, end, len(firsts))
     for crossing in crossings:
         for value in crossing.tangents:
             size = graph.values[value].size_bytes
@@ -196,7 +222,7 @@ def staged(task: Task) -> Staged:
                 producer=None,
                 begins=crossing.stage,
                 forced_until=crossing.stage + 1,
-                ends=len(order) + 1,
+                ends=len(firsts) + 1,
                 recoverable=False,
             )
     states = sum(
@@ -255,13 +281,13 @@ def _way(graph: Graph, op: Op, alternative: int, variant: int) -> Way:
 def _again(graph: Graph, op: Op, usable: set[ValueId]) -> Way | None:
     if op.pinned is not None:
         return None
-    for number, alternative in enumerate(op.alternatives):
-        if _serves_again(graph, op, alternative, usable):
-            cheapest = min(
-                range(len(alternative.variants)), key=lambda v: alternative.variants[v].cost_s
-            )
-            return _way(graph, op, number, cheapest)
-    return None
+    ways = [
+        _way(graph, op, number, variant)
+        for number, alternative in enumerate(op.alternatives)
+        if _serves_again(graph, op, alternative, usable)
+        for variant in range(len(alternative.variants))
+    ]
+    return min(ways, key=lambda way: way.cost_s, default=None)
 
 
 def _serves_again(graph: Graph, op: Op, alternative: Alternative, usable: set[ValueId]) -> bool:
@@ -349,3 +375,25 @@ def _keep_foreign(values: dict[ValueId, Stored], nodes: Sequence[Node]) -> dict[
         )
         for value, stored in values.items()
     }
+
+
+def without_choice(graph: Graph, problem: Staged) -> Graph:
+    """Return the graph with only the ways that the problem has, for other planners to plan."""
+    ways = {node.first.compute.op: (node.first, node.again) for node in problem.nodes}
+    ops = list(graph.ops)
+    for op, (first, again) in ways.items():
+        kept = [_alternative(graph, first, "any" if again is not None else "first")]
+        if again is not None and again.compute != first.compute:
+            kept = [_alternative(graph, first, "first"), _alternative(graph, again, "again")]
+        pinned = graph.ops[op].pinned
+        if again is None and pinned is None:
+            pinned = "no implementation serves a later computation"
+        ops[op] = msgspec.structs.replace(ops[op], alternatives=tuple(kept), pinned=pinned)
+    return msgspec.structs.replace(graph, ops=tuple(ops), choices=())
+
+
+def _alternative(graph: Graph, way: Way, use: Use) -> Alternative:
+    chosen = graph.ops[way.compute.op].alternatives[way.compute.alternative]
+    return msgspec.structs.replace(
+        chosen, use=use, variants=(chosen.variants[way.compute.variant],)
+    )

@@ -34,7 +34,9 @@ class Curve(msgspec.Struct, frozen=True):
     dashed: bool = False
 
 
-def line_plot(curves: Sequence[Curve], *, title: str, x_label: str, y_label: str) -> str:
+def line_plot(
+    curves: Sequence[Curve], *, title: str, x_label: str, y_label: str, markers: bool = True
+) -> str:
     """Return an SVG document with one line and legend entry per curve.
 
     Parameters
@@ -43,6 +45,8 @@ def line_plot(curves: Sequence[Curve], *, title: str, x_label: str, y_label: str
         Finite points; curves without points are left out.
     title, x_label, y_label : str
         Texts.
+    markers : bool
+        Mark the points; dashed curves are never marked.
     """
     drawn = [curve for curve in curves if curve.points]
     points = [point for curve in drawn for point in curve.points]
@@ -57,7 +61,11 @@ def line_plot(curves: Sequence[Curve], *, title: str, x_label: str, y_label: str
         *_axes(frame, x_ticks, y_ticks, x_label, y_label),
     ]
     for number, curve in enumerate(drawn):
-        parts.extend(_curve(frame, curve, _COLOURS[number % len(_COLOURS)], number))
+        colour = _COLOURS[number % len(_COLOURS)]
+        parts.extend(_line(frame, curve, colour))
+        if markers and not curve.dashed:
+            parts.extend(_markers(frame, curve, colour))
+        parts.extend(_legend(curve, colour, number))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -119,19 +127,26 @@ def _axes(
     ]
 
 
-def _curve(frame: _Frame, curve: Curve, colour: str, number: int) -> list[str]:
+def _line(frame: _Frame, curve: Curve, colour: str) -> list[str]:
     path = " ".join(f"{frame.x(x)},{frame.y(y)}" for x, y in curve.points)
+    return [f'<polyline points="{path}" fill="none" {_stroke(curve, colour)}/>']
+
+
+def _markers(frame: _Frame, curve: Curve, colour: str) -> list[str]:
+    return [
+        f'<circle cx="{frame.x(x)}" cy="{frame.y(y)}" r="3" fill="{colour}"/>'
+        for x, y in curve.points
+    ]
+
+
+def _legend(curve: Curve, colour: str, number: int) -> list[str]:
+    x, y = _WIDTH - _RIGHT + 14, _TOP + 10 + 18 * number
+    return [
+        f'<line x1="{x}" y1="{y}" x2="{x + 22}" y2="{y}" {_stroke(curve, colour)}/>',
+        f'<text x="{x + 28}" y="{y + 4}">{escape(curve.name)}</text>',
+    ]
+
+
+def _stroke(curve: Curve, colour: str) -> str:
     dash = ' stroke-dasharray="5 4"' if curve.dashed else ""
-    legend_x, legend_y = _WIDTH - _RIGHT + 14, _TOP + 10 + 18 * number
-    parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>']
-    if not curve.dashed:
-        parts += [
-            f'<circle cx="{frame.x(x)}" cy="{frame.y(y)}" r="3" fill="{colour}"/>'
-            for x, y in curve.points
-        ]
-    parts.append(
-        f'<line x1="{legend_x}" y1="{legend_y}" x2="{legend_x + 22}" y2="{legend_y}" '
-        f'stroke="{colour}" stroke-width="1.8"{dash}/>'
-    )
-    parts.append(f'<text x="{legend_x + 28}" y="{legend_y + 4}">{escape(curve.name)}</text>')
-    return parts
+    return f'stroke="{colour}" stroke-width="1.8"{dash}'

@@ -19,7 +19,7 @@ from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.planners.schedule import recompute, residency_of, without_waste
 from tightfit.planners.solvers import Answer, Options, solve
 from tightfit.planners.solvers.program import Floats
-from tightfit.planners.staged import Stage, Staged, staged
+from tightfit.planners.staged import Stage, Staged, staged, without_choice
 from tightfit.progress import Progress
 
 __all__ = [
@@ -47,22 +47,35 @@ def plan_checkmate_split(task: Task, limits: Limits, progress: Progress) -> Outc
 
 
 def plan_checkmate_plus(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Solve Checkmate's program from the default planner's plan, and borrow its bound."""
+    """Solve Checkmate's program from the default planner's plan, its order and its bound.
+
+    The default planner is asked for the same implementations of ops as Checkmate's program has.
+    """
     problem = staged(task)
     started = time.perf_counter()
     easy = easy_answer(task, problem, limits, started)
     if easy is not None:
         return easy
     share = msgspec.structs.replace(limits, seconds=_BORROWED_SHARE * limits.seconds)
-    lent = plan_with(DEFAULT, task, share, progress)
+    plain = msgspec.structs.replace(task, graph=without_choice(task.graph, problem))
+    lent = plan_with(DEFAULT, plain, share, progress)
     if lent.status == "infeasible":
-        return lent
+        return _infeasible(task, lent)
+    start = None
+    if lent.plan is not None:
+        computes = [step for step in lent.plan.instructions if isinstance(step, Compute)]
+        problem = staged(task, order=list(dict.fromkeys(step.op for step in computes)))
+        start = recompute(problem, residency_of(problem, computes))
     search = Search(task, problem, frontier_stages(problem), limits, progress, started)
     search.bound, search.bound_source = lent.bound, f"borrowed from {DEFAULT}: {lent.bound_source}"
-    if lent.plan is None:
-        return search.run(None)
-    computes = [step for step in lent.plan.instructions if isinstance(step, Compute)]
-    return search.run(recompute(problem, residency_of(problem, computes)))
+    return search.run(start)
+
+
+def _infeasible(task: Task, lent: Outcome) -> Outcome:
+    """A borrowed proof: it holds for every plan only if there was nothing to choose from."""
+    if all(len(op.alternatives) == 1 for op in task.graph.ops):
+        return lent
+    return msgspec.structs.replace(lent, status="unknown", bound=0.0, note=NO_PLAN_HERE)
 
 
 def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> Outcome:

@@ -18,8 +18,16 @@ __all__ = [
 
 
 def forward_nodes(problem: Staged) -> list[int]:
-    """Return the nodes of the forward pass, in order."""
-    return [index for index, node in enumerate(problem.nodes) if node.is_forward]
+    """Return the nodes of the forward pass in order, without those that stand alone.
+
+    A node stands alone if it reads nothing and nobody reads what it makes: a step counter.
+    """
+    read = {value for node in problem.nodes for value in node.first.reads}
+    return [
+        index
+        for index, node in enumerate(problem.nodes)
+        if node.is_forward and (node.first.reads or not read.isdisjoint(node.first.writes))
+    ]
 
 
 def forward_bytes(problem: Staged, node: int) -> int:

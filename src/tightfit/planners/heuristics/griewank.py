@@ -74,47 +74,44 @@ def _advance(length: int, places: int) -> int:
 
 
 def revolve_schedule(problem: Staged, places: int) -> list[Compute]:
-    """Return the schedule of revolve with at most `places` checkpoints besides the input."""
+    """Return the schedule of revolve with at most `places` checkpoints besides the input.
+
+    A checkpoint stays while the steps behind it are reversed, and for the ops that read it then.
+    """
     forward = forward_nodes(problem)
+    step_of = {node: step for step, node in enumerate(forward)}
     held = held_checkpoints(len(forward), places)
-    groups = _reversed_steps(problem)
-    start = len(forward)
+    start = next((i for i, n in enumerate(problem.nodes) if not n.is_forward), len(problem.nodes))
+    groups = _reversed_steps(problem, start)
     rows = forced_residency(problem)
-    first_group = groups.get(start)
     for reader, node in enumerate(problem.nodes):
         for value in node.first.reads:
             stored = problem.values[value]
-            if (
-                reader < start
-                or stored.producer is None
-                or stored.producer >= start
-                or groups[reader] == first_group
-            ):
+            if reader < start or stored.producer is None or stored.producer >= start:
+                wish(rows, value, stored.begins, reader)
+                continue
+            first = groups.index(groups[reader - start]) + start
+            if first == start:
                 wish(rows, value, stored.begins, reader)
             else:
-                begin = reader
-                while begin > start and groups[begin - 1] == groups[reader]:
-                    begin -= 1
-                wish(rows, value, max(stored.begins, begin + 1), reader)
-    for stage, step in groups.items():
+                at_hand = step_of.get(stored.producer) in held[groups[first - 1 - start]]
+                wish(rows, value, first if at_hand else first + 1, reader)
+    for stage, step in enumerate(groups, start):
         for checkpoint in held[step]:
             for value in problem.nodes[forward[checkpoint]].first.writes:
-                if stage == start:
-                    wish(rows, value, problem.values[value].begins, stage)
-                rows[stage] |= 1 << value
+                begins = problem.values[value].begins if stage == start else stage
+                wish(rows, value, begins, stage)
     return recompute(problem, rows, ahead=False)
 
 
-def _reversed_steps(problem: Staged) -> dict[int, int]:
+def _reversed_steps(problem: Staged, start: int) -> list[int]:
     """For each backward node, the forward step it reverses: the deepest one it reads from."""
-    groups: dict[int, int] = {}
+    groups: list[int] = []
     forward = {node: step for step, node in enumerate(forward_nodes(problem))}
     step = len(forward) - 1
-    for index, node in enumerate(problem.nodes):
-        if node.is_forward:
-            continue
+    for node in problem.nodes[start:]:
         producers = [problem.values[value].producer for value in node.first.reads]
         depths = [forward[p] for p in producers if p is not None and p in forward]
         step = min(step, max(depths, default=step))
-        groups[index] = step
+        groups.append(step)
     return groups

@@ -1,0 +1,105 @@
+"""The baselines: where they put checkpoints and how often they compute."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from support.papers import chain, graph_of, op, peak_bytes
+from tightfit.graph.ir import Graph, Value
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.heuristics.checkpoints import (
+    articulation_points,
+    checkpoint_schedule,
+    forward_nodes,
+)
+from tightfit.planners.heuristics.chen import greedy_segments, sqrt_segments
+from tightfit.planners.heuristics.griewank import (
+    forward_steps,
+    held_checkpoints,
+    revolve_schedule,
+)
+from tightfit.planners.registry import is_chain, plan_with
+from tightfit.planners.staged import Staged, staged
+
+
+def problem_of(graph: Graph) -> Staged:
+    return staged(Task(graph=graph, budget_bytes=10**6))
+
+
+@cache
+def fewest_steps(length: int, places: int) -> int:
+    """The recursion that revolve solves in closed form."""
+    if length <= 1:
+        return 0
+    if places == 0:
+        return length * (length - 1) // 2
+    return min(
+        m + fewest_steps(length - m, places - 1) + fewest_steps(m, places) for m in range(1, length)
+    )
+
+
+def test_the_closed_form_of_revolve_is_the_optimum_of_its_recursion() -> None:
+    for length in range(1, 24):
+        for places in range(6):
+            assert forward_steps(length, places) == fewest_steps(length, places)
+
+
+@pytest.mark.parametrize("places", [0, 1, 2, 3])
+def test_revolve_computes_as_often_as_its_theorem_says(places: int) -> None:
+    """Backward of step i needs result i - 1, so l steps advance as if the last were free."""
+    length = 9
+    values = [Value(id=i, name=f"x{i}", size_bytes=1) for i in range(2 * length)]
+    ops = [op(i, [i - 1] if i else [], [i]) for i in range(length)]
+    for step in range(length):
+        node = length - 1 - step
+        reads = [*([node - 1] if node else []), *([length + step - 1] if step else [])]
+        ops.append(op(length + step, reads, [length + step], segment=1))
+    problem = problem_of(graph_of(values, ops))
+    computes = revolve_schedule(problem, places)
+    forward = sum(compute.op < length for compute in computes)
+    assert forward <= 1 + forward_steps(length, places)
+    assert max(map(len, held_checkpoints(length, places))) <= places
+
+
+def test_articulation_points_are_the_ends_of_a_residual_block() -> None:
+    """0 -> 1 -> 2 -> 3 -> 4 with a skip from 1 to 3: without 1 or 3 the graph falls apart."""
+    values = [Value(id=i, name=f"v{i}", size_bytes=1) for i in range(6)]
+    ops = [
+        op(0, [], [0]),
+        op(1, [0], [1]),
+        op(2, [1], [2]),
+        op(3, [1, 2], [3]),
+        op(4, [3], [4]),
+        op(5, [0, 2, 4], [5], segment=1),
+    ]
+    assert articulation_points(problem_of(graph_of(values, ops))) == [1, 3]
+
+
+def test_segments_end_at_every_root_and_where_enough_bytes_have_gathered() -> None:
+    problem = problem_of(chain([4, 1, 1, 4, 2, 2, 1, 1, 4]))
+    assert sqrt_segments(forward_nodes(problem)) == [2, 5, 8]
+    assert greedy_segments(problem, forward_nodes(problem), 5) == [2, 4, 8]
+    assert greedy_segments(problem, [1, 6], 5) == [6]
+
+
+def test_a_checkpoint_is_kept_and_the_rest_computed_again_once() -> None:
+    problem = problem_of(chain([1] * 6))
+    order = [compute.op for compute in checkpoint_schedule(problem, {2})]
+    assert order == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 10, 11]
+
+
+def test_a_step_counter_is_no_part_of_a_chain() -> None:
+    values = [
+        Value(id=0, name="counter", size_bytes=8, role="buffer"),
+        Value(id=1, name="counted", size_bytes=8, fate="written_back", replaces=0),
+        *(Value(id=i, name=f"v{i}", size_bytes=4) for i in range(2, 5)),
+    ]
+    ops = [op(0, [], [2]), op(1, [0], [1]), op(2, [2], [3]), op(3, [2, 3], [4], segment=1)]
+    graph = graph_of(values, ops)
+    assert is_chain(graph)
+    assert forward_nodes(problem_of(graph)) == [0, 2]
+    least = peak_bytes(graph)
+    outcome = plan_with("griewank", Task(graph=graph, budget_bytes=least), Limits(seconds=5))
+    assert outcome.overhead == 0.0
