@@ -1,0 +1,7 @@
+"""``python -m tightfit``: the command line."""
+
+import sys
+
+from tightfit.cli import main
+
+sys.exit(main())
