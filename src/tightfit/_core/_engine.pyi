@@ -99,3 +99,23 @@ def solve_exhaustively(
 def least_bytes(
     problem: Problem, op: int, floor: int, most_states: int, seconds: float
 ) -> tuple[int, bool]: ...
+
+class ChainSegment:
+    def __init__(
+        self,
+        forward_cost: float,
+        inner_cost: float,
+        backward_units: int,
+        entry_units: int,
+        forward_units: int,
+        gradient_units: int,
+        options: Sequence[tuple[int, float]],
+        closed_options: Sequence[tuple[int, float]],
+    ) -> None: ...
+
+class ChainTable:
+    def __init__(
+        self, segments: Sequence[ChainSegment], boundary_units: Sequence[int], units: int
+    ) -> None: ...
+    def cost(self, stored: bool, first: int, last: int, units: int) -> float: ...
+    def decision(self, stored: bool, first: int, last: int, units: int) -> int: ...

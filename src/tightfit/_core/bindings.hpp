@@ -6,5 +6,6 @@
 namespace tightfit {
 
 void bind_planning(nanobind::module_& module);
+void bind_chain(nanobind::module_& module);
 
 }  // namespace tightfit

@@ -18,6 +18,7 @@ import msgspec
 
 from tightfit._core import _engine
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
+from tightfit.planners.anytime.chain import SWEEP, ChainSplitter, Split
 from tightfit.planners.anytime.outline import outline
 from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, Rates, polish
 from tightfit.planners.anytime.pool import Candidate, Pool, cross
@@ -36,6 +37,10 @@ _DESCENT_S = 2.0
 _DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
 _MARGINS = (0.02, 0.05, 0.1)
 _LIMIT_S = 1.0
+_LEAST_CHAIN_OPS = 600
+_CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
+_CHAIN_TRIES = 5  # after which they have to be near the best plan
+_CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
 _JOB_ITERATIONS = 50  # per piece of search under an iteration limit
 _NODES = 2000  # branch-and-bound nodes per program under an iteration limit
@@ -72,6 +77,7 @@ class Run:
         self.outline = outline(problem)
         self.first: FirstPlan | None = None
         self.rates = Rates((COARSE, LOCAL))
+        self.last_overhead = math.inf  # of the jobs run last
         self.jobs = 0
         self.trade_offs = problem.engine.has_trade_offs
         self.choices = any(self.outline.has_choice(op) for op in range(self.outline.ops))
@@ -110,6 +116,7 @@ class Run:
         if self.pool.done or self.left() < 0.1:
             return
         with BoundWorker(self.cut_loops(loop)) as worker, ThreadPoolExecutor() as threads:
+            self.seed_with_chains()
             while not self.pool.done and self.left() > 0.02:
                 self.report()
                 free = max(1, len(self.schedules) - int(worker.alive))
@@ -203,6 +210,8 @@ class Run:
                 for s, j in zip(self.schedules, jobs, strict=False)
             ]
             found = [future.result() for future in running]
+        costs = [c.cost for c in found if c is not None]
+        self.last_overhead = self.problem.overhead(min(costs)) if costs else math.inf
         for job, candidate in zip(jobs, found, strict=False):
             self.rates.learn(job, candidate, self.pool.best)
         self.add(found)
@@ -250,6 +259,41 @@ class Run:
                 loop.seed(margin, min(_FIRST_SOLVE_S, 0.1 * self.left()), nodes)
                 self.repair_seeds()
 
+    def seed_with_chains(self) -> None:
+        """On large graphs, schedules of recursive checkpointing, repaired; unless they are bad."""
+        forward = self.forward_ops()
+        if self.ops < _LEAST_CHAIN_OPS or not 1 < forward < self.ops:
+            return
+        until = (1.0 - _CHAIN_SHARE) * self.left()
+        splitter = ChainSplitter(self.outline, forward)
+        splits: dict[int, Split] = {}
+        best = math.inf
+        for tried, (most, optimism) in enumerate(SWEEP):
+            limited = self.limits.iterations is not None
+            if self.pool.done or (tried >= _CHAIN_TRIES if limited else self.left() < until):
+                return
+            if tried >= _CHAIN_TRIES and best > self.pool.overhead + _CHAIN_BEHIND:
+                return
+            self.report()
+            if most not in splits:
+                splits[most] = Split(splitter, most)
+            ranges = splits[most].ranges(optimism * self.problem.budget_bytes)
+            if ranges is None:
+                continue
+            schedule = self.schedules[0]
+            schedule.keep_everything()
+            schedule.load_ranges(ranges)
+            self.run([self.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
+            best = min(best, self.last_overhead)
+
+    def forward_ops(self) -> int:
+        """How many of the engine's ops come before the first one of a backward segment."""
+        graph = self.task.graph
+        for position, op in enumerate(self.problem.graph_ops):
+            if op >= 0 and graph.segments[graph.ops[op].segment].phase == "backward":
+                return position
+        return self.ops
+
     def next_job(self) -> Job:
         """Choose what to search next."""
         seed = self.pool.take_seed()
@@ -269,7 +313,10 @@ class Run:
     def next_small(self) -> Job:
         """Restarts first, then crossover of good plans and hot kicks (planning.md, section 10)."""
         early = self.left() > 0.4 * self.limits.seconds
-        if len(self.pool.plans) < 2 or self.random.random() < (0.7 if early else 0.05):
+        restart = 0.7 if early else 0.05
+        if self.choices:
+            restart *= 0.3  # a restart forgets the alternatives chosen
+        if len(self.pool.plans) < 2 or self.random.random() < restart:
             hot = 10 ** self.random.uniform(-4.0, -2.5)
             return self.job(None, hot, MIXED, self.step)
         if self.random.random() < 0.7:
