@@ -20,7 +20,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,9 @@ class Entrant:
             self.leave()
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Run one benchmark and append its rows."""
-    arguments = _arguments()
+    arguments = _arguments(words)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     settings = {
@@ -84,15 +84,14 @@ def main() -> None:
         _race([e for e in entrants if "error" not in e.row], comparison, arguments, progress)
     common = _circumstances(arguments, settings)
     eager = entrants[0]
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a") as file:
+    with arguments.output.open("a") as file:
         for entrant in entrants:
             row = {**common, **entrant.row, **_measured(entrant, eager)}
             print(_line(row))
             file.write(json.dumps(row) + "\n")
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=("resnet50", "gpt2", "mobilenet_v2", "unet"))
     parser.add_argument("--ratios", default="0.8,0.6,0.5,0.4")
@@ -105,7 +104,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int)
     parser.add_argument("--sequence", type=int)
     parser.add_argument("--dropout", type=float)
-    return parser.parse_args()
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    return parser.parse_args(words)
 
 
 def _numbers(text: str) -> list[float]:
@@ -170,7 +170,7 @@ def _check(entrant: Entrant, subject: Subject) -> None:
     """Note peak, equality with plain PyTorch after one step, or the error."""
     if "error" in entrant.row:
         return
-    args, kwargs = subject.inputs()
+    args, kwargs = subject.args, subject.kwargs
 
     def step(function: Way) -> Any:
         return measure_peak(lambda: function(*args, **kwargs).backward())[1]

@@ -9,7 +9,7 @@ import pytest
 from tightfit.api import demo
 from tightfit.cli import main
 
-SMALL = (demo.Subject("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
+SMALL = (demo.Exhibit("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
 
 
 def test_demonstration(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

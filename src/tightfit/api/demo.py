@@ -12,11 +12,11 @@ from tightfit.api.prove import Comparison, Proof
 from tightfit.progress import SILENT, Progress
 from tightfit.zoo import make
 
-__all__ = ["DEMONSTRATION", "Subject", "demonstrate"]
+__all__ = ["DEMONSTRATION", "Exhibit", "demonstrate"]
 
 
 @dataclass(frozen=True)
-class Subject:
+class Exhibit:
     """A model of the zoo and the budgets it is shown at.
 
     Parameters
@@ -35,13 +35,13 @@ class Subject:
 
 
 DEMONSTRATION = (
-    Subject("resnet50", (0.8, 0.6, 0.45)),
-    Subject("gpt2", (0.8, 0.7), {"batch": 2}),
+    Exhibit("resnet50", (0.8, 0.6, 0.45)),
+    Exhibit("gpt2", (0.8, 0.7), {"batch": 2}),
 )
 
 
 def demonstrate(
-    subjects: Sequence[Subject] = DEMONSTRATION,
+    exhibits: Sequence[Exhibit] = DEMONSTRATION,
     *,
     steps: int = 2,
     rounds: int = 2,
@@ -60,21 +60,21 @@ def demonstrate(
         Seconds the planner may take for each plan.
     """
     proofs: list[Proof] = []
-    progress.start("demonstration", sum(1 + len(subject.ratios) for subject in subjects))
+    progress.start("demonstration", sum(1 + len(exhibit.ratios) for exhibit in exhibits))
     done = 0
-    for subject in subjects:
-        progress.update(done, f"{subject.model} with plain PyTorch")
+    for exhibit in exhibits:
+        progress.update(done, f"{exhibit.model} with plain PyTorch")
         torch.manual_seed(0)
         comparison = Comparison(
-            make(subject.model, **subject.settings),
+            make(exhibit.model, **exhibit.settings),
             steps=steps,
-            name=subject.model,
+            name=exhibit.model,
             progress=progress,
             limits=(planning_s, 0.005),
         )
         done += 1
-        for ratio in subject.ratios:
-            progress.update(done, f"{subject.model} at {ratio:.0%} of its activations")
+        for ratio in exhibit.ratios:
+            progress.update(done, f"{exhibit.model} at {ratio:.0%} of its activations")
             proofs.append(comparison.at(comparison.budget_of(ratio), rounds=rounds))
             done += 1
     progress.stop()
