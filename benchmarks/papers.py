@@ -26,7 +26,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.papers_tables import write_tables
-from tightfit.api.graphs import graph_of_model
+from tightfit.api.check import graph_of
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan.assemble import assemble, keep_everything
@@ -107,7 +107,8 @@ def parse() -> argparse.Namespace:
 @lru_cache(maxsize=2)
 def captured(model: str, setting: str, costs: str, batch: int | None = None) -> Graph:
     """The graph of a zoo model at a paper's setting."""
-    return graph_of_model(f"zoo:{model}", setting=setting, costs=costs, batch=batch)
+    name = f"zoo:{model}"
+    return graph_of(name, optimizer="none", costs=costs, setting=setting, batch=batch)
 
 
 def able(graph: Graph, planners: str) -> list[str]:

@@ -12,8 +12,9 @@ from cyclopts import Parameter
 
 from tightfit.cli.comparison import comparison_csv, comparison_table, overhead_plot
 from tightfit.cli.console import terminal_progress
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
 from tightfit.cli.output import print_result
-from tightfit.cli.target import load_target
+from tightfit.cli.target import load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
@@ -27,10 +28,11 @@ __all__ = ["compare_planners"]
 
 
 def compare_planners(
-    model: str,
+    target: str,
     /,
     *,
     budgets: str,
+    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
     planners: str = "all",
     time_limit: float = Limits().seconds,
     workers: int = Limits().workers,
@@ -38,10 +40,7 @@ def compare_planners(
     seed: int = 0,
     gradients: Literal["fresh", "accumulated"] = "fresh",
     costs: str | None = None,
-    batch: int | None = None,
-    size: str | None = None,
-    sequence: int | None = None,
-    setting: str | None = None,
+    optimizer: OptimizerName = "none",
     results: Path | None = None,
     scheduler: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
@@ -51,7 +50,7 @@ def compare_planners(
 
     Parameters
     ----------
-    model
+    target
         A graph file (.json or .json.gz), or zoo:NAME, package.module:factory or
         path/to/file.py:factory.
     budgets
@@ -71,8 +70,8 @@ def compare_planners(
     costs
         Modelled costs, such as unit, flops, p100, v100, a100; of a file its own by default, of a
         model this CPU's.
-    batch, size, sequence, setting
-        Of a model: examples, image side or HEIGHTxWIDTH, tokens; a paper's setting by its name.
+    optimizer
+        Whose state counts as constant; models only.
     results
         A folder that keeps every row: what is there is not computed again.
     scheduler
@@ -84,13 +83,18 @@ def compare_planners(
     """
     if not time_limit > 0:
         raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    if model.endswith((".json", ".json.gz")):
-        step = load_target(model, costs)
-    else:
-        step = _captured(model, costs or "cpu", batch, size, sequence, setting)
-    asked = [_budget(step, text, gradients) for text in budgets.split(",")]
     names = planners_named(planners)
     limits = Limits(seconds=time_limit, seed=seed, workers=workers, solver=solver)
+    with terminal_progress() as progress:
+        step = load_step(
+            target,
+            options,
+            costs=costs,
+            optimizer=optimizer,
+            gradients=gradients,
+            progress=progress,
+        )
+    asked = [_budget(step, text, gradients) for text in budgets.split(",")]
     tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
     with terminal_progress() as progress:
         if results is not None:
@@ -112,31 +116,6 @@ def compare_planners(
         constant_bytes=step.constant_bytes,
         rows=[msgspec.to_builtins(row) for row in rows],
     )
-
-
-def _captured(
-    model: str,
-    costs: str,
-    batch: int | None,
-    size: str | None,
-    sequence: int | None,
-    setting: str | None,
-) -> Graph:
-    from tightfit.api.graphs import graph_of_model
-
-    return graph_of_model(
-        model, costs=costs, batch=batch, size=_sides(size), sequence=sequence, setting=setting
-    )
-
-
-def _sides(size: str | None) -> int | tuple[int, int] | None:
-    """Read an image size: 224, or 416x608 for height and width."""
-    if size is None:
-        return None
-    sides = size.split("x")
-    if not all(side.isdecimal() for side in sides) or len(sides) > 2:
-        raise BadInput(f"--size must be a number such as 224 or 416x608, got {size!r}")
-    return int(size) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
 def _budget(
