@@ -17,8 +17,8 @@ import torch
 
 from tightfit.api.fit import PlannedStep, step
 from tightfit.api.subject import Subject, Trace, step_time, train
-from tightfit.api.target import Target, load_example
-from tightfit.errors import BadInput
+from tightfit.api.target import Target, explain_error, load_example
+from tightfit.errors import BadInput, TightfitError
 from tightfit.execution.guard import StepPeaks
 from tightfit.planners.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
@@ -143,8 +143,19 @@ class Comparison:
         self.progress = progress
         self._keywords = keywords
         self._planned: PlannedStep | None = None
-        self.eager = train(self.subject, self.subject.loss_of, steps)
+        self.eager = self._train_plainly()
         self._final = {key: tensor.clone() for key, tensor in self.subject.tensors().items()}
+
+    def _train_plainly(self) -> Trace:
+        try:
+            return train(self.subject, self.subject.loss_of, self.steps)
+        except TightfitError:
+            raise
+        except Exception as error:
+            raise BadInput(
+                f"{self.name or 'the model'} does not run with plain PyTorch: "
+                f"{explain_error(error)}"
+            ) from error
 
     def budget_of(self, ratio: float) -> int:
         """Return the budget that is a share of eager's activation peak on top of the constants."""

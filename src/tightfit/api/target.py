@@ -25,7 +25,7 @@ from tightfit.execution.guard import announce
 from tightfit.zoo import Example, make
 from tightfit.zoo.example import ImageSize
 
-__all__ = ["Target", "load_example", "loss_function", "on_fake_tensors"]
+__all__ = ["Target", "explain_error", "load_example", "loss_function", "on_fake_tensors"]
 
 Target: TypeAlias = "str | Callable[..., Any] | tuple[Any, ...]"
 
@@ -176,7 +176,7 @@ def _load_file(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise BadInput(f"importing {path} failed: {_what(error, str(path))}") from error
+        raise BadInput(f"importing {path} failed: {explain_error(error, str(path))}") from error
     return module
 
 
@@ -190,9 +190,9 @@ def _load_module(name: str) -> ModuleType:
                 f"there is no module {error.name!r} here or among the installed packages; for a "
                 "file write path/to/file.py:factory"
             ) from error
-        raise BadInput(f"importing {name} failed: {_what(error)}") from error
+        raise BadInput(f"importing {name} failed: {explain_error(error)}") from error
     except (Exception, SystemExit) as error:
-        raise BadInput(f"importing {name} failed: {_what(error)}") from error
+        raise BadInput(f"importing {name} failed: {explain_error(error)}") from error
 
 
 @contextlib.contextmanager
@@ -220,11 +220,17 @@ def _called(factory: Callable[..., Any], name: str, batch: int | None) -> Any:
             raise BadInput(
                 f"the factory {name} takes no batch; write it as factory(batch=None)"
             ) from error
-        raise BadInput(f"the factory {name} failed: {_what(error, file)}") from error
+        raise BadInput(f"the factory {name} failed: {explain_error(error, file)}") from error
 
 
-def _what(error: BaseException, file: str | None = None) -> str:
-    """Return type, message and the line of the user's file where an error came from."""
+def explain_error(error: BaseException, file: str | None = None) -> str:
+    """Return type, message and line of an error that the user's code raised.
+
+    Parameters
+    ----------
+    file : str, optional
+        The user's file; by default the innermost one that is not part of an installed package.
+    """
     text = f"{type(error).__name__}: {_first_line(error)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{text} ({error.filename}, line {error.lineno})"
