@@ -36,9 +36,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "zoo": set(),
     "_core": set(),
 }
-"""Each package's row in the design; `api`, `cli` and `integrations` may import every package."""
+"""Each package's row in the design; `api` and `cli` may import every package."""
 
-COMPOSITIONS = {"api", "cli", "integrations"}
+COMPOSITIONS = {"api", "cli"}
 TORCH_PACKAGES = {
     "allocator",
     "api",
@@ -46,7 +46,6 @@ TORCH_PACKAGES = {
     "alternatives",
     "execution",
     "online",
-    "integrations",
     "zoo",
 }
 TORCH_FILES = {"costs/measured.py", "costs/this_cpu.py"}
