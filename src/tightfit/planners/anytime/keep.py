@@ -99,7 +99,7 @@ class KeepLists:
         if len(kept) > _MOST_NEEDED:
             kept = set(sorted(kept, key=lambda op: -splitter.bytes[op])[:_MOST_NEEDED])
         options: list[KeepOption] = []
-        cost = again(kept | free)
+        cost: float = again(kept | free)
         while cost < _NEVER:
             own = [op for op in kept if op >= segment.start]
             forward = splitter.closure([*leaving, *own], set(segment.entry))
@@ -108,8 +108,9 @@ class KeepLists:
             options.append(KeepOption(size, total, frozenset(kept | free)))
             if not kept:
                 break
-            dearer = {op: again((kept | free) - {op}) for op in kept}
-            least = min(kept, key=lambda op: ((dearer[op] - cost) / splitter.bytes[op], op))
+            dearer: dict[int, float] = {op: again((kept | free) - {op}) for op in kept}
+            rise = {op: (more - cost) / splitter.bytes[op] for op, more in dearer.items()}
+            least = min(sorted(kept), key=rise.__getitem__)
             kept = kept - {least}
             cost = dearer[least]
         return _thinned(options)

@@ -42,6 +42,7 @@ _CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
 _CHAIN_TRIES = 5  # after which they have to be near the best plan
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
+_UNLIMITED_S = 1e4  # where nodes or iterations are the limit
 _JOB_ITERATIONS = 50  # per piece of search under an iteration limit
 _NODES = 2000  # branch-and-bound nodes per program under an iteration limit
 _ROUNDS = 4  # programs after the first one under an iteration limit
@@ -135,7 +136,7 @@ class Run:
         schedule = self.schedules[0]
         limits = msgspec.structs.replace(self.limits, seconds=min(_DESCENT_S, self.limits.seconds))
         if self.limits.iterations is not None:
-            limits = msgspec.structs.replace(limits, seconds=1e4)
+            limits = msgspec.structs.replace(limits, seconds=_UNLIMITED_S)
         if descend(schedule, limits, self.progress, time.perf_counter()):
             self.add([Candidate.of(schedule)])
 
@@ -163,25 +164,27 @@ class Run:
         """Look for an op that cannot be computed within the budget, if no plan came at once."""
         if self.pool.best is not None:
             return
-        seconds = _LIMIT_S if self.limits.iterations is None else 1e4
+        seconds = _LIMIT_S if self.limits.iterations is None else _UNLIMITED_S
         asked = self.task.budget_bytes
         limit, _, _ = lower_limit(self.task, self.problem, seconds=seconds, enough_bytes=asked)
         if limit > asked:
             self.pool.raise_bound(math.inf, "backward set search")
 
     def search_by_iterations(self, loop: CutLoop) -> None:
-        """The same in an order that depends on the seed only."""
-        rounds = 0
-        while not self.pool.done and (self.iterations_left or 0) > 0:
-            self.report()
-            if rounds <= _ROUNDS and not loop.finished:
-                loop.round(1e4, _NODES)
-                rounds += 1
-                self.repair_seeds()
-                if rounds == 1:
+        """The same in an order that depends on the seed only: programs and search in turns."""
+        total = self.iterations_left or 0
+        with ThreadPoolExecutor() as threads:
+            for number in range(_ROUNDS + 1):
+                if not (self.pool.done or loop.finished):
+                    self.report()
+                    loop.round(_UNLIMITED_S, _NODES)
+                    self.repair_seeds()
+                if number == 0:
                     self.seed_with_margins(loop, _NODES)
-            with ThreadPoolExecutor() as threads:
-                for _ in range(2):
+                    self.seed_with_chains()
+                rest = total * (_ROUNDS - number) // (_ROUNDS + 1)
+                while not self.pool.done and (self.iterations_left or 0) > rest:
+                    self.report()
                     self.run([self.next_job() for _ in self.schedules], threads)
 
     def restart_clock(self, seconds: float) -> None:
@@ -190,7 +193,9 @@ class Run:
         self.limits = msgspec.structs.replace(self.limits, seconds=seconds)
 
     def left(self) -> float:
-        """Seconds left."""
+        """Seconds left; under an iteration limit the same share of them."""
+        if self.iterations_left is not None and self.limits.iterations:
+            return self.limits.seconds * self.iterations_left / self.limits.iterations
         return self.limits.seconds - (time.perf_counter() - self.started)
 
     def report(self) -> None:
@@ -256,7 +261,8 @@ class Run:
         """With alternatives, programs that leave room repair better (planning.md, section 4)."""
         for margin in _MARGINS if self.choices else ():
             if not self.pool.done and self.left() > 1.0:
-                loop.seed(margin, min(_FIRST_SOLVE_S, 0.1 * self.left()), nodes)
+                seconds = min(_FIRST_SOLVE_S, 0.1 * self.left())
+                loop.seed(margin, seconds if nodes is None else _UNLIMITED_S, nodes)
                 self.repair_seeds()
 
     def seed_with_chains(self) -> None:
