@@ -146,6 +146,7 @@ def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entr
         except InfeasibleBudget as error:
             row["error"] = str(error)
         else:
+            session.close_step()
             report = session.report()
             row |= {
                 "budget_bytes": budget_bytes,
