@@ -43,7 +43,8 @@ _CHAIN_TRIES = 5  # after which they have to be near the best plan
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
 _UNLIMITED_S = 1e4  # where nodes or iterations are the limit
-_JOB_ITERATIONS = 50  # per piece of search under an iteration limit
+_JOB_ITERATIONS = 50  # at least, per piece of search under an iteration limit
+_JOBS = 40  # pieces of search that the limit is divided into
 _NODES = 2000  # branch-and-bound nodes per program under an iteration limit
 _ROUNDS = 4  # programs after the first one under an iteration limit
 
@@ -239,7 +240,8 @@ class Run:
         self.jobs += 1
         iterations = -1
         if self.iterations_left is not None:
-            iterations = min(_JOB_ITERATIONS, self.iterations_left) if seconds > 0 else 0
+            most = max(_JOB_ITERATIONS, (self.limits.iterations or 0) // _JOBS)
+            iterations = min(most, self.iterations_left) if seconds > 0 else 0
             self.iterations_left -= iterations
         return Job(
             start=start,
