@@ -50,9 +50,9 @@ def main() -> None:
             row = plan_cell(name, file, ratio, options)
             rows.append(row)
             print("  ".join(show(row[column]) for column in COLUMNS), flush=True)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            if options.json is not None:
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def parse() -> argparse.Namespace:

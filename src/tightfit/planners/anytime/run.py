@@ -42,6 +42,7 @@ _CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
 _CHAIN_TRIES = 5  # after which they have to be near the best plan
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
+_FASTEST_SHARE = 0.3  # of the pieces of search that see only the fastest variants
 _UNLIMITED_S = 1e4  # where nodes or iterations are the limit
 _JOB_ITERATIONS = 50  # at least, per piece of search under an iteration limit
 _JOBS = 40  # pieces of search that the limit is divided into
@@ -251,7 +252,7 @@ class Run:
             iterations=iterations,
             seed=self.limits.seed * 1_000_003 + self.jobs,
             target=self.pool.target,
-            fastest=self.trade_offs and self.random.random() < 0.5,
+            fastest=self.trade_offs and self.random.random() < _FASTEST_SHARE,
         )
 
     def repair_seeds(self) -> None:
