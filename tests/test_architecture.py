@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Each package's row in the design; `api` and `cli` may import every package."""
 
-COMPOSITIONS = {"api", "cli", "__main__"}
+COMPOSITIONS = {"__main__", "api", "cli"}
 TORCH_PACKAGES = {
     "allocator",
     "api",

@@ -15,13 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from tightfit.allocator import measure_peak
 from tightfit.alternatives.in_place import IN_PLACE
 from tightfit.alternatives.registry import CONTRIBUTORS, with_alternatives
+from tightfit.alternatives.tied_embedding import add_embedding_gradient_
 from tightfit.capture.capture import capture, placeholder_tensors
 from tightfit.capture.effects import is_getitem, storage_bytes
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Call, Captured
+from tightfit.capture.price import measured_costs
 from tightfit.graph.ir import Alternative
+from tightfit.progress import SILENT
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
@@ -78,6 +82,7 @@ class Battery(fx.Interpreter):
         self.captured = captured
         self.op_of = {node: number for number, node in enumerate(captured.nodes)}
         self.compared: Counter[str] = Counter()
+        self.workspace: dict[Any, int] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         number = self.op_of.get(n)
@@ -102,7 +107,11 @@ class Battery(fx.Interpreter):
             return node.target(*fx.map_arg(node.args, argument), **node.kwargs)
 
         args, kwargs = fx.map_arg((call.args, call.kwargs), argument)
-        return call.function(*args, **kwargs)
+        made, peak = measure_peak(
+            lambda: call.function(*args, **kwargs), device=torch.device("cpu")
+        )
+        self.workspace[call.function] = peak.peak_bytes - max(0, peak.growth_bytes)
+        return made
 
     def _compare(
         self,
@@ -143,7 +152,10 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def run_battery(model: nn.Module, *inputs: torch.Tensor) -> Counter[str]:
     """Compare every alternative of a model's step; return how often each was compared."""
-    captured = step_of(model, *inputs)
+    return battery_of(model, step_of(model, *inputs), *inputs).compared
+
+
+def battery_of(model: nn.Module, captured: Captured, *inputs: torch.Tensor) -> Battery:
     tensors = iter(placeholder_tensors(captured.joint, {"model": model}, list(inputs)))
     arguments = [
         ones_like(node.meta["val"]) if source.kind == "tangent" else next(tensors)
@@ -152,7 +164,7 @@ def run_battery(model: nn.Module, *inputs: torch.Tensor) -> Counter[str]:
     battery = Battery(captured)
     with torch.no_grad():
         battery.run(*map(copied, arguments), enable_io_processing=False)
-    return battery.compared
+    return battery
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +193,18 @@ def test_words(dtype: torch.dtype, reduction: str) -> None:
     compared = run_battery(Words(reduction).to(dtype), torch.randint(0, 7000, (2, 5)))
     assert compared["cross_entropy.fused"] == compared["tied_embedding.folded"] == 1
     RAN.update(compared)
+
+
+def test_no_alternative_works_with_more_memory_on_real_data_than_was_measured() -> None:
+    """Costs are measured on tensors of one value; what is planned must cover all data."""
+    model, words = Words(), torch.arange(0, 7000, 100).reshape(2, 35)
+    captured = measured_costs(step_of(model, words), measure_peak, SILENT)
+    battery = battery_of(model, captured, words)
+    assert add_embedding_gradient_ in battery.workspace
+    for op, calls in zip(captured.graph.ops, captured.calls, strict=True):
+        for alternative, call in zip(op.alternatives[1:], calls[1:], strict=True):
+            measured = alternative.variants[0].workspace_bytes
+            assert battery.workspace[call.function] <= measured + 1024, alternative.name
 
 
 def test_every_registered_operator_was_compared() -> None:

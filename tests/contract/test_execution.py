@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from support.models import CASES, Case
+from support.models import CASES, Case, Tied
 from support.recompute import recompute_at_random
 from tightfit.allocator import meter_for
 from tightfit.api.options import make_options
@@ -43,7 +44,25 @@ NAMES = (
     "tied weights",
     "pools and upsampling",
 )
+
+
+class ManyWords(Tied):
+    """A vocabulary that the folded gradient takes in several stretches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20_000, 16)
+        self.head = nn.Linear(16, 20_000, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        scores = self.head(self.mix(self.embed(tokens)).tanh())
+        return nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+
+
 STEPS = [pytest.param(case, id=case.name) for case in CASES if case.name in NAMES]
+LARGE = Case("many words", ManyWords, lambda: (torch.randint(0, 20_000, (3, 7)),))
+STEPS.append(pytest.param(LARGE, id=LARGE.name))
 
 
 def measured_step(execute: Callable[[list[Any]], list[Any]], inputs: list[Any]) -> int:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES", "Case", "Tied"]
 
 
 @dataclass(frozen=True)
