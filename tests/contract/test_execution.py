@@ -99,4 +99,5 @@ def test_measured_peaks_are_the_simulated_ones(case: Case, execute: Executor) ->
         for _ in range(2):  # the first call loads kernels and their caches
             model.zero_grad(set_to_none=True)
             measured = measured_step(run, tensors)
-        assert measured <= simulated <= measured + 0.01 * simulated + states, f"schedule {seed}"
+        near = 0.01 * simulated
+        assert measured - near <= simulated <= measured + near + states, f"schedule {seed}"

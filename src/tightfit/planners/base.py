@@ -20,6 +20,8 @@ from tightfit.progress import Progress
 
 __all__ = ["Capabilities", "Limits", "Planner", "Registration", "Task", "finish", "no_plan"]
 
+_ROUNDING = 1e-4  # what a solver's tolerances may add to a bound
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """When a planner stops.
@@ -167,6 +169,10 @@ def finish(
     plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
+    if bound > result.overhead + _ROUNDING:
+        # what a plan undercuts is no bound: say so instead of calling the plan optimal
+        note = f"{note}; the bound of {bound_source} was wrong and is withdrawn".lstrip("; ")
+        bound, bound_source = min(0.0, result.overhead), "withdrawn"
     status: Status = "optimal" if result.overhead - bound <= gap else "feasible"
     return Outcome(
         plan=plan,
