@@ -80,7 +80,7 @@ def _line(name: str, row: Row) -> str:
 
 
 def _extra(row: Row) -> str:
-    """Return overhead and bound; a bound above the overhead contradicts the plan: it is no proof."""
+    """Return overhead and bound; a bound above the overhead contradicts it: no proof."""
     is_proof = row["bound"] <= row["overhead"] + 1e-9
     return f"{row['overhead']:+.1%} ({format(row['bound'], '+.1%') if is_proof else 'not proven'})"
 
