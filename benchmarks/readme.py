@@ -72,11 +72,17 @@ def _line(name: str, row: Row) -> str:
     title = f"**tightfit**, budget {float(way[1]):.0%}" if way[0] == "tightfit" else row["way"]
     if "error" in row:
         return f"| {name} | {title} | {_failure(row)} | | | | |"
-    extra = f"{row['overhead']:+.1%} ({row['bound']:+.1%})" if "bound" in row else ""
+    extra = _extra(row) if "bound" in row else ""
     return (
         f"| {name} | {title} | {row['peak_bytes'] / 2**20:.0f} MiB | {row['ratio']:.3f} "
         f"| {row['time_ratio']:.2f}x | {extra} | {'yes' if row['bitwise'] else 'no'} |"
     )
+
+
+def _extra(row: Row) -> str:
+    """Return overhead and bound; a bound above the overhead contradicts it: no proof."""
+    is_proof = row["bound"] <= row["overhead"] + 1e-9
+    return f"{row['overhead']:+.1%} ({format(row['bound'], '+.1%') if is_proof else 'not proven'})"
 
 
 def _failure(row: Row) -> str:
