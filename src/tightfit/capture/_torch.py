@@ -21,7 +21,6 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.functional_utils import gen_alias_from_base
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -48,7 +47,6 @@ __all__ = [
     "UnsupportedFakeTensorException",
     "aot_export_joint_with_descriptors",
     "backward_without_autocast",
-    "detect_fake_mode",
     "keep_composites_whole",
     "pytree",
     "regenerate_alias",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -74,11 +73,3 @@ class ModuleTrail:
     def where(self) -> str:
         """Return the module that ran last, for an error message."""
         return f"module {self._last!r}" if self._last else "the call"
-
-    @property
-    def current_device(self) -> torch.device:
-        """The device of the first parameter of the traced modules (CPU if there is none)."""
-        for module in self._names:
-            for parameter in module.parameters(recurse=False):
-                return parameter.device
-        return torch.device("cpu")

@@ -14,7 +14,7 @@ from torch import nn
 from tightfit.capture import _torch as private
 from tightfit.errors import BadInput
 
-__all__ = ["describe_change", "flatten", "hooked_modules", "input_signature", "module_signature"]
+__all__ = ["flatten", "hooked_modules", "input_signature", "module_signature"]
 
 _PLAIN = (bool, int, float, str, type(None))
 _SKIPPED = frozenset(
@@ -118,19 +118,6 @@ def _modes() -> tuple[Any, ...]:
         if torch.is_autocast_enabled(device):
             casts.append((device, torch.get_autocast_dtype(device)))
     return (torch.is_grad_enabled(), tuple(casts), torch.is_autocast_cache_enabled())
-
-
-def describe_change(old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
-    """Return one line on the first difference between two signatures."""
-    for before, after in zip(old, new, strict=False):
-        if before != after:
-            return f"{_brief(before)} became {_brief(after)}"
-    return f"{len(old)} parts became {len(new)}"
-
-
-def _brief(part: Any) -> str:
-    text = str(part)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:

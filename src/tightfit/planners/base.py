@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from tightfit.errors import BadInput, MissingExtra
+from tightfit.errors import MissingExtra
 from tightfit.graph.ir import Graph
 from tightfit.plan.assemble import assemble
 from tightfit.plan.plan import Compute, Gradients, Outcome, Status
@@ -204,9 +204,3 @@ def no_plan(
         seconds=time.perf_counter() - started,
         note=note,
     )
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `BadInput` with the message unless the condition holds."""
-    if not condition:
-        raise BadInput(message)
