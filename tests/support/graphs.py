@@ -172,22 +172,27 @@ class _Drawing:
     def backward(
         self, partner: int, segment: int, incoming: int, saved: list[int], out: int
     ) -> int:
-        """Draw the backward op of a forward op; return the gradient it passes on."""
+        """Draw the backward op of a forward op; return the gradient it passes on.
+
+        It reads what the forward op read, its output, or a mask that an optional op makes of it.
+        """
+        draw = self.draw
         gradient = self.value()
         writes = [gradient]
-        if self.draw(st.booleans()):
+        if draw(st.booleans()):
             writes.append(self.value(role="gradient", fate="handed_over"))
-        reads = (incoming, *saved[:1])
+        by_input = (incoming, *saved[:1])
+        by_result = (incoming, saved[-1] if len(saved) > 1 else out)
+        reads, other = (by_input, by_result) if draw(st.booleans()) else (by_result, by_input)
         alternatives = [Alternative(reads=reads, writes=tuple(writes), variants=self.variants())]
         if len(saved) > 1 or out != saved[0]:
-            other = (incoming, saved[-1] if len(saved) > 1 else out)
             alternatives.append(
                 Alternative(
                     name="other", reads=other, writes=tuple(writes), variants=self.variants()
                 )
             )
         op = self.op(*alternatives, segment=segment, partner=partner, module=f"layer{partner}")
-        if len(alternatives) == 2 and self.draw(st.booleans()):
+        if len(alternatives) == 2 and draw(st.booleans()):
             self.choices.append(Choice(branches=(((op, 0),), ((op, 1),))))
         return gradient
 

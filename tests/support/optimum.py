@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.ir import CONSTANT_ROLES
+from tightfit.graph.liveness import computed_ops
 
 __all__ = ["optimal_overhead", "small_graphs"]
 
@@ -57,7 +58,7 @@ class _Search:
         self.graph = graph
         self.budget = budget_bytes - graph.constant_bytes
         self.base = sum(
-            min(v.cost_s for v in op.alternatives[0].variants) for op in graph.ops if op.required
+            min(v.cost_s for v in op.alternatives[0].variants) for op in computed_ops(graph)
         )
         self.replaced = {v.replaces for v in graph.values if v.fate == "written_back"}
         self.linked = sorted({op for c in graph.choices for b in c.branches for op, _ in b})

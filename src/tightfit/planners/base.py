@@ -16,6 +16,7 @@ from tightfit.plan.assemble import assemble
 from tightfit.plan.plan import Compute, Gradients, Outcome, Status
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
+from tightfit.planners.bounds import least_overhead
 from tightfit.progress import Progress
 
 __all__ = ["Capabilities", "Limits", "Planner", "Registration", "Task", "finish", "no_plan"]
@@ -142,8 +143,8 @@ def finish(
     task: Task,
     computes: list[Compute],
     *,
-    bound: float,
-    bound_source: str,
+    bound: float | None = None,
+    bound_source: str = "trivial",
     started: float,
     gap: float = 1e-4,
     note: str = "",
@@ -156,8 +157,9 @@ def finish(
         The problem.
     computes : list of Compute
         The schedule found.
-    bound : float
-        A proven lower bound on the overhead (a fraction).
+    bound : float or None
+        A proven lower bound on the overhead (a fraction); None: only what must run anyway. It is
+        withdrawn if the plan is cheaper.
     started : float
         `time.perf_counter` at the start of planning.
 
@@ -169,10 +171,13 @@ def finish(
     plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
+    least = least_overhead(task.graph)
+    bound = least if bound is None else bound
     if bound > result.overhead + _ROUNDING:
         # what a plan undercuts is no bound: say so instead of calling the plan optimal
         note = f"{note}; the bound of {bound_source} was wrong and is withdrawn".lstrip("; ")
-        bound, bound_source = min(0.0, result.overhead), "withdrawn"
+        bound, bound_source = least, "withdrawn"
+    bound = min(bound, result.overhead)
     status: Status = "optimal" if result.overhead - bound <= gap else "feasible"
     return Outcome(
         plan=plan,

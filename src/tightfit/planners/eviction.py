@@ -52,9 +52,7 @@ def plan_eviction(task: Task, limits: Limits, progress: Progress, *, policy: str
     computes = without_waste(problem, run.computes)
     if judge(task, computes).peak_bytes > task.budget_bytes:
         computes = run.computes
-    return finish(
-        task, computes, bound=0.0, bound_source="trivial", started=started, gap=limits.gap
-    )
+    return finish(task, computes, started=started, gap=limits.gap)
 
 
 plan_dtr = partial(plan_eviction, policy="dtr")

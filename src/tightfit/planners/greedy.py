@@ -26,7 +26,8 @@ def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
     Returns
     -------
     Outcome
-        The bound is trivial: zero, or infeasible if one op alone needs more than the budget.
+        The bound is trivial: what must run anyway, or infeasible if one op alone needs more than
+        the budget.
     """
     started = time.perf_counter()
     easy = fits_without_recomputation(task, limits, started) or prove_by_working_set(task, started)
@@ -46,22 +47,21 @@ def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
     return finish(
         task,
         computes_of(problem, schedule),
-        bound=0.0,
-        bound_source="trivial",
         started=started,
         gap=limits.gap,
     )
 
 
 def fits_without_recomputation(task: Task, limits: Limits, started: float) -> Outcome | None:
-    """Return the outcome that recomputes nothing, if it fits the budget."""
+    """Return the outcome that recomputes nothing, if it fits the budget.
+
+    It is optimal unless alternatives are faster than the defaults.
+    """
     computes = keep_everything(task.graph)
     plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
     if simulate(task.graph, plan).peak_bytes > task.budget_bytes:
         return None
-    return finish(
-        task, computes, bound=0.0, bound_source="trivial", started=started, gap=limits.gap
-    )
+    return finish(task, computes, started=started, gap=limits.gap)
 
 
 def prove_by_working_set(task: Task, started: float) -> Outcome | None:

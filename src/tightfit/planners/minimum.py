@@ -151,8 +151,6 @@ class _Search:
         outcome = finish(
             self.task(self.best),
             self.computes,
-            bound=0.0,
-            bound_source="trivial",
             started=self.started,
         )
         assert outcome.plan is not None

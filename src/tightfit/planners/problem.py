@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tightfit._core import _engine
 from tightfit.graph.ir import CONSTANT_ROLES, Op, OpId, SegmentId, ValueId
+from tightfit.graph.liveness import computed_ops
 from tightfit.plan.plan import Compute
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.again import has_plain_twin, ways_again
@@ -78,6 +79,8 @@ class EngineProblem:
         Per op: its program, -1 for a crossing.
     segments : tuple of int
         Per op: its segment.
+    segment_programs : tuple of int
+        Per segment of the graph: its program.
     choices : tuple
         Linked alternatives: choices of branches of (op, alternative of the engine).
     """
@@ -96,6 +99,7 @@ class EngineProblem:
     required: tuple[bool, ...]
     programs: tuple[int, ...]
     segments: tuple[SegmentId, ...]
+    segment_programs: tuple[int, ...]
     choices: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
 
     def overhead(self, cost: int) -> float:
@@ -168,7 +172,6 @@ class _Builder:
         self.end = len(self.order)
 
     def build(self) -> EngineProblem:
-        baseline = 0
         segment_end = self._segment_ends()
         read = {v for op in self.graph.ops for a in op.alternatives for v in a.reads}
         overwritten = {a.overwrites for op in self.graph.ops for a in op.alternatives}
@@ -179,8 +182,6 @@ class _Builder:
             self._add_op(position, op)
             self._add_outputs(position, op, segment_end[op.segment], overwritten)
             self._add_alternatives(position, op)
-            if op.required:
-                baseline += min(self._cost(v.cost_s) for v in op.alternatives[0].variants)
         if self.alternatives:
             for choice in self.choices():
                 self.engine.add_choice(choice)
@@ -192,7 +193,7 @@ class _Builder:
             engine_ops=self.engine_ops,
             engine_values=self.engine_values,
             cost_unit_s=self.unit_s,
-            baseline_cost=baseline,
+            baseline_cost=self._baseline_cost(),
             sizes=tuple(self.sizes),
             producers=tuple(self.producers),
             kept_until=tuple(self.kept_until),
@@ -200,7 +201,15 @@ class _Builder:
             required=tuple(self.required),
             programs=tuple(self.programs),
             segments=tuple(self.segments),
+            segment_programs=tuple(segment.program for segment in self.graph.segments),
             choices=self.choices() if self.alternatives else (),
+        )
+
+    def _baseline_cost(self) -> int:
+        """What a step costs that recomputes nothing, the optional ops that it reads included."""
+        return sum(
+            min(self._cost(v.cost_s) for v in op.alternatives[0].variants)
+            for op in computed_ops(self.graph)
         )
 
     def _order(self) -> list[tuple[SegmentId, Op | None]]:

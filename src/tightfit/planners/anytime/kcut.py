@@ -6,6 +6,7 @@ bound on the cost for the given order of first computations; its solution is a g
 Cut k is the first computation of op ``cuts[k]``; window k lasts from there to the next cut. Binary
 variables: ``resident[k, v]``: value v is alive while op ``cuts[k]`` runs; ``computed[k, j]``: op j
 runs in window k; ``later[k, j]``: op j runs from cut k on; ``way[j, a]``: op j takes alternative a.
+An optional op may run late or not at all: a cut there looks at what is resident in its place only.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _residents(model: CutProgram, k: int) -> None:
     """resident[k, v] for values that exist at the cut and may be read after it."""
     outline, cut = model.outline, model.cuts[k]
     producers = outline.problem.producers
-    needed = set(outline.first_reads[cut])
+    needed = set(outline.first_reads[cut]) if outline.problem.required[cut] else set[int]()
     for value, producer in enumerate(producers):
         if producer >= cut:
             continue
@@ -138,21 +139,23 @@ def _computations(model: CutProgram, k: int, allowed: Collection[int] | None) ->
     """computed[k, j]: 1 for required first computations, free for possible recomputations."""
     outline = model.outline
     first, end = model.window(k)
-    programs = set(outline.problem.programs[first:end])
-    segments = set(outline.problem.segments[first:end])
+    programs = _programs(outline, first, end)
     for op in range(end):
         if op >= first:
             cost = _cost(model, outline.first_cost[op])
             lower = 1.0 if outline.problem.required[op] else 0.0
             model.computed[k, op] = model.builder.binary(lower=lower, cost=cost)
-        elif outline.recomputable[op] and (
-            outline.problem.programs[op] in programs
-            if outline.problem.required[op]
-            else outline.problem.segments[op] in segments
-        ):
+        elif outline.recomputable[op] and outline.problem.programs[op] in programs:
             cost = _cost(model, outline.again_cost[op])
             upper = 1.0 if allowed is None or op in allowed else 0.0
             model.computed[k, op] = model.builder.binary(upper=upper, cost=cost)
+
+
+def _programs(outline: Outline, first: int, end: int) -> set[int]:
+    """The programs that are entered from op `first` to `end`, before which others may run again."""
+    segments = outline.problem.segments
+    last = segments[min(end, outline.ops - 1)]
+    return {outline.problem.segment_programs[s] for s in range(segments[first], last + 1)}
 
 
 def _later_computations(model: CutProgram, k: int) -> None:
@@ -189,7 +192,8 @@ def _memory_row(model: CutProgram, k: int) -> None:
         for (at, value), column in model.resident.items()
         if at == k
     ]
-    room = model.budget_bytes - outline.running_bytes[cut]
+    running = outline.running_bytes[cut] if outline.problem.required[cut] else 0
+    room = model.budget_bytes - running
     model.builder.row(terms, upper=room / unit)
 
 
@@ -218,7 +222,7 @@ def _cut_op_rows(model: CutProgram, k: int) -> None:
             continue
         terms = [(model.way[op, n], 1.0) for n, _ in model.outline.first_ways(op)]
         model.builder.row([*terms, (model.computed[k, op], -1.0)], lower=0.0, upper=0.0)
-    if model.outline.has_choice(cut):
+    if model.outline.has_choice(cut) and model.outline.problem.required[cut]:
         for value in _choice_reads(model, cut):
             terms = _reading(model, cut, value)
             model.builder.row([*terms, (model.resident[k, value], -1.0)], upper=0.0)

@@ -29,7 +29,8 @@ class Outline:
     rewritable : tuple of bool
         Per value: whether computing its op again may make it again.
     last_reader : tuple of int
-        Per value: the last op that may read it; its producer if none.
+        Per value: the last op that may read it, the last of all if an op that reads it may be
+        computed again; its producer if none.
     """
 
     problem: EngineProblem
@@ -73,7 +74,8 @@ def outline(problem: EngineProblem) -> Outline:
     for op, ways in enumerate(problem.ways):
         for way in ways:
             for value in way.reads:
-                last[value] = max(last[value], op)
+                again_later = way.again and problem.producers[value] != op
+                last[value] = max(last[value], len(problem.ways) - 1 if again_later else op)
     rewritten = {value for ways in again for way in ways for value in way.writes}
     return Outline(
         problem=problem,

@@ -71,8 +71,10 @@ def run_anytime(
     """
     started = time.perf_counter()
     easy = prove_by_working_set(task, started)
-    if easy is None and not (alternatives and _has_cheaper_ways(task)):
+    if easy is None:
         easy = fits_without_recomputation(task, limits, started)
+        if easy is not None and alternatives and easy.status != "optimal":
+            easy = None
     if easy is None:
         problem = build_problem(task, alternatives=alternatives)
         easy = solve_small(task, problem, limits, started)
@@ -86,16 +88,6 @@ def run_anytime(
         search.run()
     progress.stop()
     return Answer(search.outcome(), search.first, search.schedules())
-
-
-def _has_cheaper_ways(task: Task) -> bool:
-    """Whether some alternative of a first computation costs less than the default."""
-    for op in task.graph.ops:
-        default = min(v.cost_s for v in op.alternatives[0].variants)
-        for way in op.alternatives[1:]:
-            if way.use != "again" and min(v.cost_s for v in way.variants) < default:
-                return True
-    return False
 
 
 @dataclass(frozen=True)
@@ -204,7 +196,7 @@ class _Search:
         return finish(
             self.task,
             self.computes(best),
-            bound=min(bound, overhead),
+            bound=bound,
             bound_source=source,
             started=self.started,
             gap=self.limits.gap,

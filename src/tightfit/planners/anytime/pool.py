@@ -88,9 +88,10 @@ class Pool:
     @property
     def target(self) -> int:
         """The cost at which the gap is closed."""
-        if not -1.0 < self.bound < math.inf:
+        bound = self.bound  # read once: another thread may raise it
+        if not -1.0 < bound < math.inf:
             return 0
-        return self.problem.cost_at(self.bound + 0.9 * self.gap)
+        return self.problem.cost_at(bound + 0.9 * self.gap)
 
     def raise_bound(self, bound: float, source: str) -> None:
         """Take in a proven lower bound on the overhead."""

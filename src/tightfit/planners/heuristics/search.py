@@ -62,4 +62,4 @@ def cheapest_that_fits(
             else (f"the least of {tried} proposals needs {format_bytes(int(least_bytes))}")
         )
         return no_plan(started=started, proven=False, note=least)
-    return finish(task, best, bound=0.0, bound_source="trivial", started=started, gap=limits.gap)
+    return finish(task, best, started=started, gap=limits.gap)
