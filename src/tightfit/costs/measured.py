@@ -94,7 +94,8 @@ def measure_call(
 
     Before each timed run the caches are filled with something else: in a step the inputs of an
     op are rarely all in cache. Runs that were preempted (wall time above 1.2 times CPU time) are
-    repeated. Random numbers drawn by the call do not move the global generators.
+    repeated. A call that takes longer than `seconds` is timed once, while its peak is metered.
+    Random numbers drawn by the call do not move the global generators.
 
     Parameters
     ----------
@@ -118,12 +119,16 @@ def measure_call(
     generators = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(generators):
         warm = call()
+        clock = _clock()
+        begin = clock()
         outputs, peak = measure_peak(call, device=device)
+        cost = clock() - begin
         shape = _describe(outputs, arguments, keywords)
         del warm  # timed runs take its place; the outputs above it keep the heap from shrinking
-        cost = (
-            _time_on_gpu(call, device, seconds) if device.type == "cuda" else _time(call, seconds)
-        )
+        if device.type == "cuda":
+            cost = _time_on_gpu(call, device, seconds)
+        elif cost < seconds:
+            cost = _time(call, seconds)
     return Measurement(
         cost_s=cost, workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes), **shape
     )
@@ -154,9 +159,14 @@ def _describe(
     }
 
 
+def _clock() -> Callable[[], float]:
+    """Return a clock of CPU time: of this thread if torch uses one, else of the process."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.process_time
+
+
 def _time(call: Callable[[], Any], seconds: float) -> float:
-    """Return the median CPU time: of this thread if torch uses one, else of the process."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.process_time
+    """Return the median CPU time."""
+    clock = _clock()
     filler = torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64)
     calm: list[float] = []
     disturbed: list[float] = []
@@ -218,7 +228,8 @@ def materialise(
     generator = torch.Generator(device).manual_seed(0)
     options: dict[str, Any] = {"generator": generator, "device": device}
     if dtype.is_floating_point or dtype.is_complex:
-        flat = (torch.rand(elements, **options) * 0.1 + 0.05).to(dtype)
+        flat = torch.empty(elements, dtype=torch.float32, device=device)
+        flat = flat.uniform_(0.05, 0.15, generator=generator).to(dtype)
     elif dtype == torch.bool:
         flat = torch.rand(elements, **options) < 0.5
     else:
