@@ -14,11 +14,10 @@ from tightfit.planners.heuristics.chen import (
     plan_linearised_greedy,
     plan_linearised_sqrt,
 )
-from tightfit.planners.monet.solve import plan_monet
 from tightfit.planners.problem import EngineProblem
 from tightfit.progress import Progress
 
-__all__ = ["BASELINES", "borrowed_ranges", "plan_monet"]
+__all__ = ["BASELINES", "borrowed_ranges"]
 
 Planner = Callable[[Task, Limits, Progress], Outcome]
 

@@ -18,7 +18,7 @@ import msgspec
 
 from tightfit._core import _engine
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges, plan_monet
+from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
 from tightfit.planners.anytime.chain import SWEEP, ChainSplitter, Split
 from tightfit.planners.anytime.outline import outline
@@ -27,6 +27,7 @@ from tightfit.planners.anytime.pool import Candidate, Pool, cross
 from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.greedy import descend
+from tightfit.planners.monet.solve import MOST_MONET_OPS, plan_monet
 from tightfit.planners.problem import EngineProblem, build_problem
 from tightfit.planners.reach import lower_limit
 from tightfit.progress import SILENT, Progress
@@ -42,7 +43,6 @@ _LIMIT_S = 1.0
 _LEAST_CHAIN_OPS = 600
 _CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
 _CHAIN_TRIES = 5  # after which they have to be near the best plan
-_MOST_MONET_OPS = 250  # whose program is worth a share of the time
 _MOST_BORROWED_OPS = 1500
 _MONET_SHARE = 0.2
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
@@ -280,7 +280,7 @@ class Run:
         if self.choices or self.ops > _MOST_BORROWED_OPS:
             return
         by_nodes = self.limits.iterations is not None
-        planners = BASELINES if self.ops > _MOST_MONET_OPS else (plan_monet, *BASELINES)
+        planners = BASELINES if self.ops > MOST_MONET_OPS else (plan_monet, *BASELINES)
         for planner in planners:
             if self.pool.done or not (by_nodes or self.left() > 0.2):
                 return

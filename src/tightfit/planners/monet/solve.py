@@ -18,7 +18,9 @@ from tightfit.planners.solvers import Answer, Options, solve
 from tightfit.planners.staged import Staged, staged
 from tightfit.progress import Progress
 
-__all__ = ["plan_monet", "plan_monet_loose"]
+__all__ = ["MOST_MONET_OPS", "plan_monet", "plan_monet_loose"]
+
+MOST_MONET_OPS = 250  # of graphs whose program is worth solving as a help to other searches
 
 _SOURCE = "monet's program (its own search space)"
 
