@@ -52,6 +52,7 @@ from tightfit.units import format_bytes
 __all__ = ["Session"]
 
 _MOST_SHAPES = 16
+_MOST_NAMED = 4
 _SETTLED_CALLS = 4  # the optimizer's state exists by then
 
 
@@ -85,7 +86,7 @@ class Session:
         self.root = weakref.ref(root) if root is not None else None
         self.options = options
         self.name = name
-        self.shapes: dict[Any, Shape] = {}
+        self.shapes: dict[Any, list[Shape]] = {}  # by signature; several if inputs decide
         self.detached: dict[Any, frozenset[int]] = {}
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
         self.guard: Guard | None = None
@@ -176,7 +177,11 @@ class Session:
     @property
     def is_tuning(self) -> bool:
         """Whether steps are still timed before the final plan is made."""
-        return any(shape.tuner is not None for shape in self.shapes.values())
+        return any(shape.tuner is not None for shape in self.all_shapes())
+
+    def all_shapes(self) -> list[Shape]:
+        """Return what was made for every signature and decision so far."""
+        return [shape for alike in self.shapes.values() for shape in alike]
 
     def change_budget(self, budget_bytes: int) -> None:
         """Plan the next step within another budget; what was captured and priced stays."""
@@ -192,7 +197,7 @@ class Session:
 
     def shape_for(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
         """Return what was made for this signature; capture it the first time."""
-        shape = self.shapes.get(key)
+        shape = self._known_shape(key, flatten(args, kwargs)[0])
         if shape is None:
             if self.shapes:
                 announce(f"{self.name} is called with new inputs or flags: making a new plan")
@@ -200,23 +205,34 @@ class Session:
             if self.options.costs == "measured" and shape.captured.graph.device.kind == "cpu":
                 self._recall_costs(shape)
             shape.outside_bytes = assumed_outside_bytes(shape.captured)
-            self.shapes[key] = shape
+            self.shapes.setdefault(key, []).append(shape)
+            shape.used = self.calls
             self._forget_oldest()
         shape.used = self.calls
         return shape
 
+    def _known_shape(self, key: Any, leaves: list[Any]) -> Shape | None:
+        """Return what was captured for this signature, where inputs decide the same again."""
+        for shape in self.shapes.get(key, ()):
+            if shape.captured.joint.decisions.hold(leaves, self.modules):
+                return shape
+        return None
+
     def _warn_of_hooks(self) -> None:
-        """Name each inner module whose hooks become part of the captured step, once."""
+        """Name the inner modules whose hooks become part of the captured step, once."""
         root = self.root() if self.root is not None else None
-        for name, _ in hooked_modules(self.modules, root):
-            if name not in self.warned_hooks:
-                self.warned_hooks.add(name)
-                warnings.warn(
-                    f"hooks on module {name!r} are captured with the step: their operators run "
-                    "every step, their Python code does not run again. Adding or removing a hook "
-                    "makes a new plan",
-                    stacklevel=6,
-                )
+        names = [n for n, _ in hooked_modules(self.modules, root) if n not in self.warned_hooks]
+        if not names:
+            return
+        self.warned_hooks.update(names)
+        named = ", ".join(map(repr, names[:_MOST_NAMED]))
+        if len(names) > _MOST_NAMED:
+            named += f" and {len(names) - _MOST_NAMED} more"
+        warnings.warn(
+            f"hooks on module {named} are captured with the step: their operators run every step, "
+            "their Python code does not run again. Adding or removing a hook makes a new plan",
+            stacklevel=6,
+        )
 
     def _capture(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         self._warn_of_hooks()
@@ -231,9 +247,12 @@ class Session:
         return captured
 
     def _forget_oldest(self) -> None:
-        while len(self.shapes) > _MOST_SHAPES:
-            oldest = min(self.shapes, key=lambda k: self.shapes[k].used)
-            del self.shapes[oldest]
+        while len(shapes := self.all_shapes()) > _MOST_SHAPES:
+            oldest = min(shapes, key=lambda shape: shape.used)
+            for key, alike in list(self.shapes.items()):
+                self.shapes[key] = [shape for shape in alike if shape is not oldest]
+                if not self.shapes[key]:
+                    del self.shapes[key]
 
     # -- planning -----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.functional_utils import gen_alias_from_base
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses import fake_impls, functional_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -29,6 +30,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
     "BufferAOTInput",
@@ -44,15 +47,20 @@ __all__ = [
     "PlainAOTInput",
     "PlainAOTOutput",
     "TangentAOTInput",
+    "TorchDispatchMode",
     "UnsupportedFakeTensorException",
+    "WeakTensorKeyDictionary",
     "aot_export_joint_with_descriptors",
     "backward_without_autocast",
+    "corrected_fake_kernels",
+    "is_traced",
     "keep_composites_whole",
     "pytree",
     "regenerate_alias",
     "sequence_number",
     "storage_key",
     "without_autocast",
+    "without_modes",
 ]
 
 aten = torch.ops.aten
@@ -102,6 +110,49 @@ def keep_composites_whole() -> Iterator[None]:
             overload._dispatch_cache.clear()
 
 
+def _fake_grouped_mm(
+    _mode: Any,
+    _func: Any,
+    a: Any,
+    b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+) -> Any:
+    """Return what the CPU kernel returns: torch's own fake kernel takes half precision only."""
+    if a.device.type != "cpu":
+        return NotImplemented
+    shape = (*a.shape[:-1], b.shape[-1])
+    if a.dim() == 2 and b.dim() == 2:  # groups along the dimension that is summed over
+        shape = (offs.shape[0], *shape)
+    elif a.dim() == 3 and b.dim() == 2:  # groups along the columns
+        shape = shape[1:]
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+
+
+_FAKE_KERNELS = {
+    getattr(aten, name).default: kernel
+    for name, kernel in {"_grouped_mm": _fake_grouped_mm}.items()
+    if hasattr(aten, name)
+}
+
+
+@contextlib.contextmanager
+def corrected_fake_kernels() -> Iterator[None]:
+    """While tracing, use our fake kernels where torch's refuse what the CPU computes."""
+    kernels = fake_impls.op_implementations_dict
+    replaced = {op: kernels.get(op) for op in _FAKE_KERNELS}
+    kernels.update(_FAKE_KERNELS)
+    try:
+        yield
+    finally:
+        for op, kernel in replaced.items():
+            if kernel is None:
+                del kernels[op]
+            else:
+                kernels[op] = kernel
+
+
 def sequence_number() -> int:
     """Return the number autograd gives to the next node; traced nodes carry it."""
     return torch._C._autograd._get_sequence_nr()
@@ -127,3 +178,15 @@ def backward_without_autocast() -> contextlib.AbstractContextManager[None]:
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Return a context in which no operator is cast: a traced step has its casts inside."""
     return torch._C._DisableAutocast()
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Let operators run for real although a trace is under way."""
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
+        yield
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for another one while a step is traced, and has no values."""
+    return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)

@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture import _torch as private
+from tightfit.capture.decisions import DecisionRecorder, Decisions
 from tightfit.capture.modules import ModuleTrail
 from tightfit.errors import CaptureError
 
@@ -101,6 +102,8 @@ class JointGraph:
         How the flattened outputs nest.
     trail : ModuleTrail
         Which module was running at which autograd sequence number.
+    decisions : Decisions
+        The values the step read in Python: the trace holds as long as they are the same.
     """
 
     module: fx.GraphModule
@@ -112,13 +115,15 @@ class JointGraph:
     gradients: list[tuple[fx.Node, int]]
     output_spec: Any
     trail: ModuleTrail
+    decisions: Decisions
 
 
 class _Callee(nn.Module):
     """Gives a callable and its modules the face of one module, as the tracer wants it."""
 
-    def __init__(self, call: TracedCall) -> None:
+    def __init__(self, call: TracedCall, recorder: DecisionRecorder) -> None:
         super().__init__()
+        self._recorder = recorder
         # not as an attribute: a module given as the function would be registered twice
         object.__setattr__(self, "_function", call.function)
         self._detached = call.detached_outputs
@@ -126,7 +131,10 @@ class _Callee(nn.Module):
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._function(*args, **kwargs)
+        inputs = private.pytree.tree_leaves((args, kwargs))
+        self._recorder.start(inputs, dict(self.named_children()))
+        with self._recorder:
+            output = self._function(*args, **kwargs)
         leaves, spec = private.pytree.tree_flatten(output)
         leaves = [
             leaf.detach() if i in self._detached and isinstance(leaf, torch.Tensor) else leaf
@@ -153,16 +161,21 @@ def trace(call: TracedCall) -> JointGraph:
     trail = ModuleTrail(call.modules)
     with _explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        callee = _Callee(call)
+        inputs = private.pytree.tree_leaves((call.args, call.kwargs))
+        recorder = DecisionRecorder(inputs, call.modules)
+        callee = _Callee(call, recorder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
+            stack.enter_context(private.corrected_fake_kernels())
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(trail)
             joint = private.aot_export_joint_with_descriptors(stack, callee, call.args, call.kwargs)
-    return _read(joint, trail, call.detached_outputs)
+    return _read(joint, trail, recorder.decisions(), call.detached_outputs)
 
 
-def _read(joint: Any, trail: ModuleTrail, detached: frozenset[int]) -> JointGraph:
+def _read(
+    joint: Any, trail: ModuleTrail, decisions: Decisions, detached: frozenset[int]
+) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     metadata = joint._aot_state.fw_metadata
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -202,6 +215,7 @@ def _read(joint: Any, trail: ModuleTrail, detached: frozenset[int]) -> JointGrap
         gradients=gradients,
         output_spec=joint.out_spec,
         trail=trail,
+        decisions=decisions,
     )
 
 
