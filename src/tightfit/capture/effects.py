@@ -18,6 +18,7 @@ __all__ = [
     "is_op",
     "is_random",
     "is_view",
+    "note_view",
     "storage_bytes",
     "writes_in_place",
 ]
@@ -41,6 +42,11 @@ def classify(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             node.meta[_VIEW] = _shares_storage(node)
+
+
+def note_view(node: fx.Node) -> None:
+    """Note of a node added later that it only views its first input."""
+    node.meta[_VIEW] = True
 
 
 def is_view(node: fx.Node) -> bool:

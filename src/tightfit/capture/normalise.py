@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
+from tightfit.capture.convolution import split_convolution_backward
 from tightfit.capture.effects import base_of, classify, is_getitem, is_random, is_view
 from tightfit.capture.joint import JointGraph
 
@@ -51,6 +52,7 @@ def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
     _drop_detaches(joint)
     _drop_clones(joint)
     _drop_unread_arguments(joint)
+    split_convolution_backward(joint)
     _sum_tied_gradients(joint, tied)
     _own_gradients(joint)
     _own_write_backs(joint)
