@@ -14,15 +14,13 @@ from tightfit.cli.comparison import comparison_csv, comparison_table, overhead_p
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
 from tightfit.cli.output import print_result
-from tightfit.cli.target import load_step
+from tightfit.cli.target import budget_named, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
-from tightfit.graph.liveness import budget_of_ratio
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.compare import ComparisonRow, compare, planners_named
 from tightfit.planners.sweep import Job, sweep
-from tightfit.units import parse_bytes
 
 __all__ = ["compare_planners"]
 
@@ -94,7 +92,7 @@ def compare_planners(
             gradients=gradients,
             progress=progress,
         )
-    asked = [_budget(step, text, gradients) for text in budgets.split(",")]
+    asked = [budget_named(step, text, gradients) for text in budgets.split(",")]
     tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
     with terminal_progress() as progress:
         if results is not None:
@@ -116,17 +114,6 @@ def compare_planners(
         constant_bytes=step.constant_bytes,
         rows=[msgspec.to_builtins(row) for row in rows],
     )
-
-
-def _budget(
-    graph: Graph, text: str, gradients: Literal["fresh", "accumulated"]
-) -> tuple[int, float | None]:
-    """The budget in bytes and, where it was given as a share, the share."""
-    try:
-        ratio = float(text)
-    except ValueError:
-        return parse_bytes(text), None
-    return budget_of_ratio(graph, ratio, gradients=gradients), ratio
 
 
 def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:

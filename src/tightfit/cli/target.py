@@ -12,7 +12,7 @@ from tightfit.plan.plan import Gradients
 from tightfit.progress import Progress
 from tightfit.units import parse_bytes
 
-__all__ = ["chosen_budget", "load_step", "load_target"]
+__all__ = ["budget_named", "chosen_budget", "load_step", "load_target"]
 
 
 def load_step(
@@ -77,6 +77,26 @@ def load_target(target: str, costs: str | None = None) -> Graph:
         )
     graph = load_graph(target)
     return graph if costs is None else with_costs(graph, costs)
+
+
+def budget_named(graph: Graph, text: str, gradients: Gradients) -> tuple[int, float | None]:
+    """Return a budget in bytes that is written as a size or as a share of the activation peak.
+
+    Returns
+    -------
+    (bytes, share)
+        The share is None where a size was given.
+
+    Raises
+    ------
+    BadInput
+        If it is neither.
+    """
+    try:
+        ratio = float(text)
+    except ValueError:
+        return parse_bytes(text), None
+    return budget_of_ratio(graph, ratio, gradients=gradients), ratio
 
 
 def chosen_budget(
