@@ -67,14 +67,14 @@ def saved_memory(variables: Variables) -> None:
         for value in variables.forward_values:
             if (stage, value) in variables.stored:
                 terms.append((variables.stored[stage, value], -variables.size(value)))
-        builder.row(terms, lower=0.0, upper=0.0)
+        builder.row(terms, lower=0.0, upper=0.0, group=stage)
         variables.held[stage, 0] = held
         for node in range(variables.forward):
             change, constant = _change(variables, stage, node)
             if change or constant:
                 following = builder.real(lower=0.0, upper=room)
                 row = [(following, 1.0), (held, -1.0), *change]
-                builder.row(row, lower=constant, upper=constant)
+                builder.row(row, lower=constant, upper=constant, group=stage)
                 held = following
             variables.held[stage, node + 1] = held
 
@@ -125,7 +125,9 @@ def _afterwards(variables: Variables, stage: int, value: ValueId) -> tuple[Terms
 def _product(variables: Variables, first: int, second: int) -> int:
     """Return a column for the product of two binaries (appendix C.4)."""
     builder = variables.builder
-    product = builder.binary()
+    if (first, second) in variables.products:
+        return variables.products[first, second]
+    product = variables.products[first, second] = builder.binary()
     builder.row([(product, 1.0), (first, -1.0), (second, -1.0)], lower=-1.0)
     builder.row([(product, 1.0), (first, -1.0)], upper=0.0)
     builder.row([(product, 1.0), (second, -1.0)], upper=0.0)
@@ -152,7 +154,8 @@ def recomputation_memory(variables: Variables) -> None:
             column = variables.chosen[stage, node, number]
             terms.append((column, variables.units(way.workspace_bytes)))
         terms.append((recomputed, own))
-        variables.builder.row(_merged(terms), upper=CAPACITY_UNITS - variables.gradients(stage))
+        room = CAPACITY_UNITS - variables.gradients(stage)
+        variables.builder.row(_merged(terms), upper=room, group=stage)
 
 
 def backward_memory(variables: Variables) -> None:
@@ -168,7 +171,7 @@ def backward_memory(variables: Variables) -> None:
         for number, way in enumerate(ways if len(ways) > 1 else ()):
             column = variables.chosen[stage, node, number]
             terms.append((column, variables.units(way.workspace_bytes)))
-        variables.builder.row(terms, upper=CAPACITY_UNITS - constant)
+        variables.builder.row(terms, upper=CAPACITY_UNITS - constant, group=stage)
 
 
 def recomputed_inputs(variables: Variables) -> None:
@@ -255,4 +258,7 @@ FAMILIES: tuple[Callable[[Variables], None], ...] = (
     one_implementation,
     boundary_memory,
 )
-"""All constraint families, in an order in which each finds the columns of those before."""
+"""All constraint families, in an order in which each finds the columns of those before.
+
+What counts the memory of a backward stage is a group of rows, added when a solution violates it.
+"""

@@ -47,6 +47,8 @@ class Variables:
     held : dict of (stage, node) to column
         Bytes stored while the stage is about to reach the node: of nodes before it what is
         stored afterwards, of it and later ones what was stored before (the sums of equation 13).
+    products : dict of (column, column) to column
+        alpha: the product of two binaries (appendix C.4).
     """
 
     problem: Staged
@@ -57,6 +59,7 @@ class Variables:
     recomputed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     chosen: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
     held: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    products: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
     @staticmethod
     def of(
