@@ -21,6 +21,7 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.functional_utils import gen_alias_from_base
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses import fake_impls, functional_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -55,6 +56,7 @@ __all__ = [
     "corrected_fake_kernels",
     "is_traced",
     "keep_composites_whole",
+    "min_cut_partition",
     "pytree",
     "regenerate_alias",
     "sequence_number",
@@ -173,6 +175,22 @@ def backward_without_autocast() -> contextlib.AbstractContextManager[None]:
     if not hasattr(functorch_config, "backward_pass_autocast"):
         return contextlib.nullcontext()
     return functorch_config.patch(backward_pass_autocast="off")
+
+
+def min_cut_partition(
+    module: torch.fx.GraphModule, forward_outputs: int, share: float
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Split a joint module, which is changed, as the min-cut partitioner of torch.compile does.
+
+    Parameters
+    ----------
+    forward_outputs : int
+        How many of the module's outputs are the forward's.
+    share : float
+        The activation memory budget.
+    """
+    with functorch_config.patch(activation_memory_budget=share, cse=False):
+        return min_cut_rematerialization_partition(module, None, num_fwd_outputs=forward_outputs)
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:

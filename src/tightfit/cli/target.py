@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tightfit.cli.model import ModelOptions, OptimizerName, is_model
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
@@ -12,7 +14,10 @@ from tightfit.plan.plan import Gradients
 from tightfit.progress import Progress
 from tightfit.units import parse_bytes
 
-__all__ = ["budget_named", "chosen_budget", "load_step", "load_target"]
+if TYPE_CHECKING:
+    from tightfit.capture.lift import Captured
+
+__all__ = ["budget_named", "chosen_budget", "load_model", "load_step", "load_target"]
 
 
 def load_step(
@@ -38,15 +43,35 @@ def load_step(
     BadInput
         If it names neither, or for options that do not belong to it.
     """
-    if not is_model(target):
-        if options.given:
-            raise BadInput(
-                f"--{', --'.join(options.given)} can be set for models only; {target} is a file"
-            )
-        return load_target(target, costs)
-    from tightfit.api.check import graph_of
+    if is_model(target):
+        return load_model(
+            target,
+            options,
+            costs=costs,
+            optimizer=optimizer,
+            gradients=gradients,
+            progress=progress,
+        ).graph
+    if options.given:
+        raise BadInput(
+            f"--{', --'.join(options.given)} can be set for models only; {target} is a file"
+        )
+    return load_target(target, costs)
 
-    return graph_of(
+
+def load_model(
+    target: str,
+    options: ModelOptions,
+    *,
+    costs: str | None,
+    optimizer: OptimizerName,
+    gradients: Gradients,
+    progress: Progress,
+) -> Captured:
+    """Return the captured step of a model; parameters are those of `load_step`."""
+    from tightfit.api.check import captured_step
+
+    return captured_step(
         target,
         optimizer=optimizer,
         costs=costs or "cpu",

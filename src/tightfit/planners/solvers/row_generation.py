@@ -59,10 +59,11 @@ def solve_by_rows(
     watched = set(violated_groups(program, settle(np.array(program.lower)))[:1])
     bound = -math.inf
     while True:
+        target = max(options.target, bound + options.gap)
         left = options.seconds - (time.perf_counter() - started)
         answer = solve(
             program.only(watched),
-            msgspec.structs.replace(options, seconds=left),
+            msgspec.structs.replace(options, seconds=left, target=target),
             solver=solver,
             start=start,
             progress=progress,
@@ -75,8 +76,10 @@ def solve_by_rows(
         violated = set(violated_groups(program, values)[:_ADDED]) - watched
         if not violated:
             objective = float(program.costs @ values)
-            return replace(answer, values=values, objective=objective, bound=min(bound, objective))
-        if answer.status == "feasible" and answer.objective > options.target:
+            bound = min(bound, objective)
+            status = "optimal" if objective <= bound + options.gap else answer.status
+            return Answer(status, values, objective, bound, answer.started_from)
+        if answer.status == "feasible" and answer.objective > target:
             return Answer("unknown", None, math.inf, bound, answer.started_from)
         watched |= violated
 
