@@ -51,13 +51,17 @@ Residency = list[int]
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to compute a node: values read and written, seconds, bytes of workspace."""
+    """One way to compute a node: values read and written, seconds, bytes of workspace.
+
+    `overwrites` is the read value whose storage the first written one takes over.
+    """
 
     compute: Compute
     reads: tuple[ValueId, ...]
     writes: tuple[ValueId, ...]
     cost_s: float
     workspace_bytes: int
+    overwrites: ValueId | None = None
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,6 +279,7 @@ def _way(graph: Graph, op: Op, alternative: int, variant: int) -> Way:
         writes=chosen.writes,
         cost_s=chosen.variants[variant].cost_s,
         workspace_bytes=chosen.variants[variant].workspace_bytes,
+        overwrites=chosen.overwrites,
     )
 
 

@@ -69,8 +69,19 @@ class MonetProgram:
         settled[fixed] = self.program.lower[fixed]
         for (first, second), product in variables.products.items():
             settled[product] = settled[first] * settled[second]
+        self._set_remaining(settled)
         settle_equations(self.program, settled)
         return settled
+
+    def _set_remaining(self, settled: Floats) -> None:
+        """Derive p from r and q."""
+        variables = self.variables
+        for (stage, value), column in variables.remaining.items():
+            settled[column] = settled[variables.recomputed[stage, variables.producer(value)]]
+        for stage, node in variables.recomputed:
+            for value, column in variables.overwriting(stage, node):
+                if settled[column] and (stage, value) in variables.remaining:
+                    settled[variables.remaining[stage, value]] = 0.0
 
     def _choose(
         self, settled: Floats, values: Floats, stage: int, node: int, *, again: bool
