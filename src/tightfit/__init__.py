@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
     from tightfit.api.prove import Proof, prove
     from tightfit.api.reporting import Report
+    from tightfit.capture.opaque import opaque
     from tightfit.errors import (
         BadInput,
         BudgetExceeded,
@@ -32,6 +33,7 @@ _HOMES = {
     "report": "tightfit.api.fit",
     "step": "tightfit.api.fit",
     "unfit": "tightfit.api.fit",
+    "opaque": "tightfit.capture.opaque",
     "Proof": "tightfit.api.prove",
     "prove": "tightfit.api.prove",
     "Report": "tightfit.api.reporting",
@@ -59,6 +61,7 @@ __all__ = [
     "check",
     "fit",
     "minimum_budget",
+    "opaque",
     "prepare",
     "prove",
     "report",

@@ -41,7 +41,7 @@ def capture_step(call: TracedCall, options: Options, name: str) -> Captured:
 
     Costs come from measurements on the device or from a model, by `options.costs`.
     """
-    captured = with_alternatives(capture(call, name=name))
+    captured = with_alternatives(capture(call, name=name, measure_peak=measure_peak))
     if options.costs == "measured":
         return measured_costs(captured, measure_peak, options.progress)
     return replace_graph(captured, with_costs(captured.graph, options.costs))

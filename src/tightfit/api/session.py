@@ -39,7 +39,7 @@ from tightfit.capture.signature import (
     input_signature,
     module_signature,
 )
-from tightfit.errors import BadInput, SecondForward
+from tightfit.errors import BadInput, CaptureError, OpaqueChanged, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
@@ -87,6 +87,7 @@ class Session:
         self.name = name
         self.shapes: dict[Any, Shape] = {}
         self.detached: dict[Any, frozenset[int]] = {}
+        self.opaque: frozenset[str] = frozenset()
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
         self.guard: Guard | None = None
         self.calls = 0
@@ -110,8 +111,18 @@ class Session:
         self._refuse_second_forward()
         key = self._signature(leaves, spec)
         shape = self.shape_for(key, args, kwargs)
-        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         self._watch(shape)
+        try:
+            outputs = self._run(key, shape, leaves)
+        except OpaqueChanged as change:
+            shape = self._make_room(key, shape, change, args, kwargs)
+            outputs = self._run(key, shape, leaves)
+        if self.guard is not None:
+            self.guard.after_forward()
+        return private.pytree.tree_unflatten(outputs, shape.captured.joint.output_spec)
+
+    def _run(self, key: Any, shape: Shape, leaves: list[Any]) -> list[Any]:
+        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         planned = self.planned_for(shape, self._gradients(shape.captured, inputs))
         self.last = planned
         run = Run(self._backward_started(key, shape), self._backward_finished(shape))
@@ -119,10 +130,23 @@ class Session:
         self.calls += 1
         if shape.tuner is not None:
             shape.tuner.begin_step()
-        outputs = planned.runner(inputs, run)
-        if self.guard is not None:
-            self.guard.after_forward()
-        return private.pytree.tree_unflatten(outputs, shape.captured.joint.output_spec)
+        if shape.captured.joint.opaque.blocks:
+            shape.generator = torch.get_rng_state().numpy().tobytes()
+        return planned.runner(inputs, run)
+
+    def _make_room(
+        self, key: Any, shape: Shape, change: OpaqueChanged, args: Any, kwargs: Any
+    ) -> Shape:
+        """Drop a plan in which an opaque module kept more than was measured; make another.
+
+        Its forward has changed nothing lasting yet: buffers are written at its end.
+        """
+        self.shapes.pop(key, None)
+        if shape.captured.joint.opaque.changes_state or shape.generator is None:
+            raise change
+        announce(str(change))
+        torch.set_rng_state(torch.frombuffer(bytearray(shape.generator), dtype=torch.uint8))
+        return self.shape_for(key, args, kwargs)
 
     def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Report:
         """Capture, price and plan for the given inputs without running anything."""
@@ -220,15 +244,30 @@ class Session:
 
     def _capture(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         self._warn_of_hooks()
-        detached = self.detached.get(key, frozenset())
-        call = TracedCall(self.function, self.modules, args, kwargs, detached)
-        captured = capture_step(call, self.options, self.name)
-        others = outputs_beside_the_loss(captured) - detached
+        call = TracedCall(self.function, self.modules, args, kwargs, opaque=self.opaque)
+        call = dataclasses.replace(call, detached_outputs=self.detached.get(key, frozenset()))
+        captured = self._capture_around_data(call)
+        others = outputs_beside_the_loss(captured) - call.detached_outputs
         if others:
-            self.detached[key] = detached | others
-            call = TracedCall(self.function, self.modules, args, kwargs, detached | others)
-            captured = capture_step(call, self.options, self.name)
+            self.detached[key] = call.detached_outputs | others
+            call = dataclasses.replace(call, detached_outputs=self.detached[key])
+            captured = self._capture_around_data(call)
         return captured
+
+    def _capture_around_data(self, call: TracedCall) -> Captured:
+        """Capture a step; modules in which data decides what runs become one op each."""
+        while True:
+            try:
+                call = dataclasses.replace(call, opaque=self.opaque)
+                return capture_step(call, self.options, self.name)
+            except CaptureError as error:
+                if not error.depends_on_data or not error.module or error.module in self.opaque:
+                    raise
+                self.opaque |= {error.module}
+                announce(
+                    f"what module {error.module!r} runs depends on data: it runs eagerly, as one "
+                    "measured op of the plan (tightfit.opaque says so beforehand)"
+                )
 
     def _forget_oldest(self) -> None:
         while len(self.shapes) > _MOST_SHAPES:

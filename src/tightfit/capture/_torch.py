@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "BufferAOTInput",
@@ -53,6 +54,7 @@ __all__ = [
     "sequence_number",
     "storage_key",
     "without_autocast",
+    "without_modes",
 ]
 
 aten = torch.ops.aten
@@ -127,3 +129,14 @@ def backward_without_autocast() -> contextlib.AbstractContextManager[None]:
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Return a context in which no operator is cast: a traced step has its casts inside."""
     return torch._C._DisableAutocast()
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Let operators run for real although a trace is under way, saved-tensor hooks included."""
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
+        tracing = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+        try:
+            yield
+        finally:
+            torch._C._autograd._saved_tensors_hooks_set_tracing(tracing)

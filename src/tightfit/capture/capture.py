@@ -12,6 +12,7 @@ from tightfit.capture.joint import JointGraph, TracedCall, trace
 from tightfit.capture.lift import Captured, lift
 from tightfit.capture.normalise import normalise
 from tightfit.capture.python_state import PythonState
+from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 
@@ -20,8 +21,12 @@ __all__ = ["capture", "device_of", "placeholder_tensors"]
 _GRANULARITY = {"cpu": 64, "cuda": 512}
 
 
-def capture(call: TracedCall, *, name: str = "") -> Captured:
+def capture(
+    call: TracedCall, *, name: str = "", measure_peak: PeakFunction | None = None
+) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
+
+    Only opaque modules run, to be measured.
 
     The model is left exactly as it was: buffers, random generators, Python attributes.
 
@@ -31,6 +36,8 @@ def capture(call: TracedCall, *, name: str = "") -> Captured:
         The callable, its modules, example inputs.
     name : str
         A name for the graph.
+    measure_peak : callable, optional
+        Meters opaque modules; see `tightfit.allocator.measure_peak`.
 
     Raises
     ------
@@ -43,7 +50,7 @@ def capture(call: TracedCall, *, name: str = "") -> Captured:
     _require_plain_state(call)
     state = PythonState(call.modules)
     with state:
-        joint = trace(call)
+        joint = trace(call, measure_peak)
     state.raise_if_changed()
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,9 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture import _torch as private
-from tightfit.capture.modules import ModuleTrail
+from tightfit.capture.modules import ModuleTrail, RepeatedMembers
+from tightfit.capture.opaque import OpaqueCalls
+from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError
 
 __all__ = ["JointGraph", "OutputInfo", "Source", "TracedCall", "trace"]
@@ -68,13 +70,28 @@ class OutputInfo:
 
 @dataclass(frozen=True)
 class TracedCall:
-    """What is traced: a callable, the modules whose parameters it uses, example inputs."""
+    """What is traced: a callable, the modules whose parameters it uses, example inputs.
+
+    Parameters
+    ----------
+    function : callable
+        The model's own forward, or a function of the inputs.
+    modules : dict of str to nn.Module
+        The modules whose parameters it uses.
+    args, kwargs
+        Real or fake.
+    detached_outputs : frozenset of int
+        Flattened outputs known to receive no gradient.
+    opaque : frozenset of str
+        Names of modules to run as one op, besides those marked by `tightfit.opaque`.
+    """
 
     function: Callable[..., Any]
     modules: dict[str, nn.Module]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     detached_outputs: frozenset[int] = frozenset()
+    opaque: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,10 @@ class JointGraph:
         How the flattened outputs nest.
     trail : ModuleTrail
         Which module was running at which autograd sequence number.
+    loss : int or None
+        Which output is called ``loss``, if one is.
+    opaque : OpaqueCalls
+        Keeps the modules that run as one op.
     """
 
     module: fx.GraphModule
@@ -112,22 +133,32 @@ class JointGraph:
     gradients: list[tuple[fx.Node, int]]
     output_spec: Any
     trail: ModuleTrail
+    opaque: OpaqueCalls
+    loss: int | None = None
 
 
 class _Callee(nn.Module):
     """Gives a callable and its modules the face of one module, as the tracer wants it."""
 
-    def __init__(self, call: TracedCall) -> None:
+    def __init__(self, call: TracedCall, opaque: OpaqueCalls) -> None:
         super().__init__()
         # not as an attribute: a module given as the function would be registered twice
         object.__setattr__(self, "_function", call.function)
         self._detached = call.detached_outputs
+        self._inputs = (call.args, call.kwargs)
+        self._opaque = opaque
+        self.loss: int | None = None
+        self.repeated = RepeatedMembers(call.modules)
         for name, module in call.modules.items():
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        before = self.repeated.now()
+        self._opaque.note_inputs((args, kwargs), self._inputs)
         output = self._function(*args, **kwargs)
+        self.repeated.note_changes(before)
         leaves, spec = private.pytree.tree_flatten(output)
+        self.loss = _position_of_loss(output, leaves)
         leaves = [
             leaf.detach() if i in self._detached and isinstance(leaf, torch.Tensor) else leaf
             for i, leaf in enumerate(leaves)
@@ -135,13 +166,22 @@ class _Callee(nn.Module):
         return private.pytree.tree_unflatten(leaves, spec)
 
 
-def trace(call: TracedCall) -> JointGraph:
+def _position_of_loss(output: Any, leaves: list[Any]) -> int | None:
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(named, torch.Tensor):
+        return None
+    return next((i for i, leaf in enumerate(leaves) if leaf is named), None)
+
+
+def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGraph:
     """Trace the step of a call on fake tensors.
 
     Parameters
     ----------
     call : TracedCall
         The callable with its modules and example inputs (real or fake tensors).
+    measure_peak : callable, optional
+        Meters the opaque modules, which run once; see `tightfit.allocator.measure_peak`.
 
     Raises
     ------
@@ -151,18 +191,23 @@ def trace(call: TracedCall) -> JointGraph:
         module that was running.
     """
     trail = ModuleTrail(call.modules)
+    opaque = OpaqueCalls(call.modules, measure_peak, call.opaque)
     with _explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        callee = _Callee(call)
+        callee = _Callee(call, opaque)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(trail)
+            stack.enter_context(callee.repeated)
+            stack.enter_context(opaque)
             joint = private.aot_export_joint_with_descriptors(stack, callee, call.args, call.kwargs)
-    return _read(joint, trail, call.detached_outputs)
+    return replace(_read(joint, trail, opaque, call.detached_outputs), loss=callee.loss)
 
 
-def _read(joint: Any, trail: ModuleTrail, detached: frozenset[int]) -> JointGraph:
+def _read(
+    joint: Any, trail: ModuleTrail, opaque: OpaqueCalls, detached: frozenset[int]
+) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     metadata = joint._aot_state.fw_metadata
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -202,6 +247,7 @@ def _read(joint: Any, trail: ModuleTrail, detached: frozenset[int]) -> JointGrap
         gradients=gradients,
         output_spec=joint.out_spec,
         trail=trail,
+        opaque=opaque,
     )
 
 
@@ -263,31 +309,41 @@ def _explained(trail: ModuleTrail) -> Iterator[None]:
     """Turn what the tracer raises into errors that name the module and a way out."""
     try:
         yield
-    except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
-        raise CaptureError(
-            f"{trail.where()} needs the values of a tensor to decide what to run ({error.func}): "
-            "a graph cannot hold that. Way out: express the branch with torch.where, or move it "
-            "out of the fitted module"
-        ) from error
-    except private.UnsupportedFakeTensorException as error:
-        raise CaptureError(f"{trail.where()} cannot be traced: {error}") from error
     except CaptureError:
         raise
+    except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
+        raise CaptureError(
+            f"{trail.where(error)} needs the values of a tensor to decide what to run "
+            f"({error.func}): a graph cannot hold that. {_WAY_OUT}",
+            module=trail.culprit(error),
+            depends_on_data=True,
+        ) from error
     except Exception as error:
-        raise CaptureError(_reason(trail, error)) from error
+        text = str(error).strip().split("\n\n")[0]
+        by_value = "local_scalar_dense" in text or "data-dependent" in text.lower()
+        raise CaptureError(
+            _reason(trail.where(error), error, text, by_value),
+            module=trail.culprit(error),
+            depends_on_data=by_value,
+        ) from error
 
 
-def _reason(trail: ModuleTrail, error: Exception) -> str:
-    text = str(error).strip().split("\n\n")[0]
+_WAY_OUT = (
+    "Way out: express the branch with torch.where, move it into a module of its own (such a "
+    "module runs eagerly, as one op), or out of the fitted module"
+)
+
+
+def _reason(where: str, error: Exception, text: str, by_value: bool) -> str:
     if "convert all Tensors to FakeTensors" in text:
         return (
-            f"{trail.where()} uses a tensor that is neither a parameter, a buffer nor an input "
+            f"{where} uses a tensor that is neither a parameter, a buffer nor an input "
             f"({text[text.find('Found in') :][:160]}). Way out: self.register_buffer(name, "
             "tensor, persistent=False), or pass it as an input"
         )
-    if "local_scalar_dense" in text or "data-dependent" in text.lower():
-        return (
-            f"{trail.where()} reads the value of a tensor in Python ({text[:200]}). Way out: keep "
-            "it a tensor (torch.where instead of if), or move it out of the fitted module"
-        )
-    return f"{trail.where()} cannot be traced: {type(error).__name__}: {text[:600]}"
+    if by_value:
+        return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
+    return (
+        f"{where} cannot be traced: {type(error).__name__}: {text[:600]}. Way out: mark the module "
+        "with tightfit.opaque, which then runs eagerly as one measured op"
+    )

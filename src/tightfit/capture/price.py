@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.lift import Call, Captured
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured import (
@@ -51,7 +52,8 @@ def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Pro
             for done, (key, call) in enumerate(missing):
                 progress.update(done, _name(call.function))
                 known[key] = _measure(captured, call, device, measure_peak)
-                cache.put(key, known[key])  # type: ignore[arg-type]
+                if not isinstance(call.function, BlockForward | BlockBackward):
+                    cache.put(key, known[key])  # type: ignore[arg-type]
         finally:
             cache.save()
             progress.stop()
@@ -85,6 +87,9 @@ def _priced(captured: Captured, known: dict[str, Measurement]) -> Captured:
 def _measure(
     captured: Captured, call: Call, device: torch.device, measure_peak: PeakFunction
 ) -> Measurement:
+    if isinstance(call.function, BlockForward | BlockBackward):
+        return call.function.measure(measure_peak)
+
     def real(node: fx.Node) -> Any:
         if node.op == "get_attr":
             return getattr(captured.joint.module, str(node.target))
@@ -102,10 +107,15 @@ def _materialised(fake: torch.Tensor) -> torch.Tensor:
 def _name(function: Any) -> str:
     if isinstance(function, torch._ops.OpOverload):
         return function.name()
+    if isinstance(function, BlockForward | BlockBackward):
+        return f"opaque module {function.block.name}"
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def _key(captured: Captured, call: Call) -> str:
+    if isinstance(call.function, BlockForward | BlockBackward):
+        return f"this process: {call.function!r}"
+
     def fake(node: fx.Node) -> Any:
         return node.meta["val"]
 

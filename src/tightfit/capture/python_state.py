@@ -89,6 +89,11 @@ class PythonState:
                     _refill(value, snapshot)
                 module.__dict__[key] = value
 
+    @property
+    def changed(self) -> list[str]:
+        """What had changed when the trace ended."""
+        return list(self._changed)
+
     def raise_if_changed(self) -> None:
         """Refuse a model whose Python state changed during the trace.
 
