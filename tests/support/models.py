@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -187,6 +187,34 @@ class SharedGradient(nn.Module):
         return (self.a + self.b + self.d.t()).mul(x).sum() + self.c.sum()
 
 
+@dataclass(frozen=True)
+class Detection:
+    """A plain dataclass, as detection models return and take."""
+
+    scores: torch.Tensor
+    boxes: Any
+    classes: int = 3
+
+
+class Scored(NamedTuple):
+    loss: torch.Tensor
+    detections: Any
+    threshold: float
+
+
+class Outputs(nn.Module):
+    """Dataclasses, a named tuple, double precision and plain values among tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 4)
+
+    def forward(self, given):
+        h = self.a(given.scores)
+        inner = Detection(h.double(), [given.boxes * 2, None], classes=h.shape[0])
+        return Scored(h.square().sum().double(), {"all": (inner, "text", h.shape, h.dtype)}, 0.5)
+
+
 class SameTwice(nn.Module):
     """One tensor returned twice, and inputs of every layout."""
 
@@ -334,6 +362,12 @@ CASES = [
         Packed,
         lambda: (nn.utils.rnn.pack_sequence([torch.randn(n, 6) for n in (4, 3, 2)]),),
         lambda out: out.data.square().sum(),
+    ),
+    Case(
+        "dataclasses, named tuples and plain values",
+        Outputs,
+        lambda: (Detection(torch.randn(3, 6), torch.randn(3)),),
+        lambda out: out.loss,
     ),
     Case("gradients that share memory", SharedGradient, lambda: (torch.randn(5, 4),)),
     Case("autocast bf16", BatchNormNet, lambda: (image(),), autocast=True),

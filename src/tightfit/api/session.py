@@ -29,7 +29,6 @@ from tightfit.api.shapes import (
     root_gradient_bytes,
 )
 from tightfit.api.tuning import Tuner, recall, remember, with_step_costs
-from tightfit.capture import _torch as private
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
@@ -119,7 +118,7 @@ class Session:
             outputs = self._run(key, shape, leaves)
         if self.guard is not None:
             self.guard.after_forward()
-        return private.pytree.tree_unflatten(outputs, shape.captured.joint.output_spec)
+        return shape.captured.joint.structure.filled(outputs)
 
     def _run(self, key: Any, shape: Shape, leaves: list[Any]) -> list[Any]:
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)

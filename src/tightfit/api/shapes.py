@@ -76,7 +76,7 @@ def root_gradient_bytes(captured: Captured) -> int:
 def outputs_beside_the_loss(captured: Captured) -> frozenset[int]:
     """Return the differentiable outputs beside a loss the output carries, if it carries one."""
     joint = captured.joint
-    loss = joint.loss
+    loss = joint.structure.loss
     if loss is None or not joint.outputs[loss].requires_grad:
         return frozenset()
     node = joint.raw_outputs[loss]

@@ -48,6 +48,7 @@ __all__ = [
     "UnsupportedFakeTensorException",
     "aot_export_joint_with_descriptors",
     "backward_without_autocast",
+    "is_pytree_node",
     "keep_composites_whole",
     "pytree",
     "regenerate_alias",
@@ -102,6 +103,11 @@ def keep_composites_whole() -> Iterator[None]:
             overload.py_kernels.clear()
             overload.py_kernels.update(kernels)
             overload._dispatch_cache.clear()
+
+
+def is_pytree_node(kind: type) -> bool:
+    """Whether pytrees know how to take instances of a class apart."""
+    return kind in pytree.SUPPORTED_NODES
 
 
 def sequence_number() -> int:

@@ -12,6 +12,7 @@ from tightfit.capture.joint import JointGraph, TracedCall, trace
 from tightfit.capture.lift import Captured, lift
 from tightfit.capture.normalise import normalise
 from tightfit.capture.python_state import PythonState
+from tightfit.capture.signature import flatten
 from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
@@ -124,7 +125,7 @@ def _require_training(call: TracedCall) -> None:
 
 
 def _leaves(call: TracedCall) -> list[Any]:
-    return private.pytree.tree_leaves((call.args, call.kwargs))
+    return flatten(call.args, call.kwargs)[0]
 
 
 def _require_plain_state(call: TracedCall) -> None:

@@ -20,6 +20,7 @@ from tightfit.capture import _torch as private
 from tightfit.capture.eager_profile import TENSOR, Operand, Profile, Result
 from tightfit.capture.eager_record import Geometry, Keeper, Record, Source
 from tightfit.capture.python_state import PythonState
+from tightfit.capture.structure import structure_of, unflatten
 from tightfit.costs.measured import PeakFunction, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.units import format_bytes
@@ -111,7 +112,7 @@ class Block:
                 self._source(o, t, anchor) for o, t in zip(self.operands, tensors, strict=True)
             ]
             output = self._call(sources, state or {})
-            leaves, spec = private.pytree.tree_flatten(output)
+            leaves, structure = structure_of(output, f"the opaque module {self.name!r}")
             others = [*tensors, *(state or {}).values(), *_members(self.module)]
             outputs = self._own(leaves, others)
         if any(t._version != v for t, v in zip(tensors, versions, strict=True)):
@@ -119,10 +120,9 @@ class Block:
                 f"the opaque module {self.name!r} writes over one of its inputs, which others may "
                 "read: let it clone the input first"
             )
-        constants = tuple(TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
         flags = tuple(t.requires_grad for t in outputs)
         record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
-        return Result([t.detach() for t in outputs], record, flags, spec, constants)
+        return Result([t.detach() for t in outputs], record, flags, structure)
 
     def _source(self, operand: Operand, tensor: torch.Tensor, anchor: torch.Tensor) -> Any:
         if not (operand.requires_grad and self.has_record):
@@ -137,7 +137,7 @@ class Block:
         names = [o.parameter for o in self.operands if o.parameter is not None]
         swapped = {f"block.{n}": t for n, t in zip(names, arguments, strict=True)}
         swapped |= {f"block.{n}": t for n, t in state.items() if n not in names}
-        args, kwargs = private.pytree.tree_unflatten(leaves, self.spec)
+        args, kwargs = unflatten(leaves, self.spec)
         return torch.func.functional_call(self.body, swapped, args, kwargs)
 
     @staticmethod
@@ -146,10 +146,9 @@ class Block:
         taken = {private.storage_key(t) for t in others if t.numel()}
         outputs: list[torch.Tensor] = []
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                shared = leaf.numel() and private.storage_key(leaf) in taken
-                outputs.append(leaf.clone() if shared else leaf)
-                taken.add(private.storage_key(outputs[-1]))
+            shared = leaf.numel() and private.storage_key(leaf) in taken
+            outputs.append(leaf.clone() if shared else leaf)
+            taken.add(private.storage_key(outputs[-1]))
         return outputs
 
     def _record(
@@ -252,8 +251,7 @@ class Block:
         self.profile = Profile(
             outputs=tuple(Geometry.of(t) for t in result.outputs),
             differentiable=result.differentiable,
-            spec=result.spec,
-            constants=result.constants,
+            structure=result.structure,
             saved=tuple(found),
             record_bytes=size,
             # another branch may draw where this one did not

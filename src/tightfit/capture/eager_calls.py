@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from tightfit.capture.eager_block import Block
-from tightfit.capture.eager_profile import TENSOR, Result
+from tightfit.capture.eager_profile import Result
 from tightfit.capture.eager_record import Geometry
 from tightfit.capture.python_state import PythonState
 from tightfit.costs.measured import Measurement, PeakFunction, measure_call
@@ -51,8 +51,8 @@ class BlockForward:
                 "output depends on the data, which a plan cannot hold. Way out: pad to a fixed "
                 "shape, or move it out of the fitted part"
             )
-        if result.constants != profile.constants:
-            now, then = _plain(result.constants), _plain(profile.constants)
+        now, then = result.structure.constants, profile.structure.constants
+        if now != then:
             raise PlanMismatch(
                 f"the opaque module {self.block.name!r} returned {now} besides its tensors, but "
                 f"{then} when it was captured: a planned step would go on with the old values. "
@@ -72,10 +72,6 @@ class BlockForward:
                 device=block.device,
                 measure_peak=measure_peak,
             )
-
-
-def _plain(constants: Sequence[Any]) -> list[Any]:
-    return [c for c in constants if c is not TENSOR]
 
 
 def _everything(result: Result) -> list[Any]:

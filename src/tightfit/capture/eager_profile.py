@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from tightfit.capture.eager_record import Geometry, Record
+from tightfit.capture.structure import Structure
 from tightfit.costs.measured import materialise
 
 __all__ = ["TENSOR", "Operand", "Profile", "Result"]
@@ -55,8 +55,8 @@ class Profile:
         Of each tensor it returns.
     differentiable : tuple of bool
         Which of them require a gradient.
-    spec, constants : TreeSpec, tuple
-        How its output nests, and what else than tensors is in it (None where a tensor is).
+    structure : Structure
+        Its output without the tensors.
     saved : tuple of int
         What backward reads, counted over the operands and then the outputs.
     record_bytes : int
@@ -69,8 +69,7 @@ class Profile:
 
     outputs: tuple[Geometry, ...]
     differentiable: tuple[bool, ...]
-    spec: Any
-    constants: tuple[Any, ...]
+    structure: Structure
     saved: tuple[int, ...]
     record_bytes: int
     random: bool
@@ -89,12 +88,11 @@ class Result:
         What its backward needs.
     differentiable : tuple of bool
         Which outputs require a gradient.
-    spec, constants : TreeSpec, tuple
-        How the output nests and what else is in it.
+    structure : Structure
+        The output without the tensors.
     """
 
     outputs: list[torch.Tensor]
     record: Record | None
     differentiable: tuple[bool, ...]
-    spec: Any
-    constants: tuple[Any, ...]
+    structure: Structure

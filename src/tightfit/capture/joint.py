@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from tightfit.capture import _torch as private
 from tightfit.capture.modules import ModuleTrail, RepeatedMembers
 from tightfit.capture.opaque import OpaqueCalls
+from tightfit.capture.structure import Structure, opened, structure_of
 from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError
 
@@ -46,14 +46,13 @@ class Source:
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """How one flattened output of the traced call is made from the raw outputs.
+    """How one output tensor of the traced call is made from the raw outputs.
 
     Parameters
     ----------
     kind : str
         ``"plain"``: a raw output as it is. ``"input"``: one of the inputs itself.
         ``"alias_of_input"``, ``"alias_of_output"``: a view, made anew outside the program.
-        ``"constant"``: no tensor; `value` is returned.
     base : int
         For aliases: position of the input among the placeholders, or of the raw output.
     requires_grad : bool
@@ -65,7 +64,6 @@ class OutputInfo:
     kind: str
     base: int = -1
     requires_grad: bool = False
-    value: Any = None
 
 
 @dataclass(frozen=True)
@@ -114,12 +112,10 @@ class JointGraph:
         How each flattened output follows from the raw ones.
     gradients : list of (node, int)
         Gradient and the placeholder position of what it is the gradient of.
-    output_spec : TreeSpec
-        How the flattened outputs nest.
+    structure : Structure
+        The call's output without its tensors.
     trail : ModuleTrail
         Which module was running at which autograd sequence number.
-    loss : int or None
-        Which output is called ``loss``, if one is.
     opaque : OpaqueCalls
         Keeps the modules that run as one op.
     """
@@ -131,10 +127,9 @@ class JointGraph:
     raw_outputs: list[Any]
     outputs: list[OutputInfo]
     gradients: list[tuple[fx.Node, int]]
-    output_spec: Any
+    structure: Structure
     trail: ModuleTrail
     opaque: OpaqueCalls
-    loss: int | None = None
 
 
 class _Callee(nn.Module):
@@ -147,7 +142,7 @@ class _Callee(nn.Module):
         self._detached = call.detached_outputs
         self._inputs = (call.args, call.kwargs)
         self._opaque = opaque
-        self.loss: int | None = None
+        self.structure: Structure | None = None
         self.repeated = RepeatedMembers(call.modules)
         for name, module in call.modules.items():
             self.add_module(name, module)
@@ -157,20 +152,8 @@ class _Callee(nn.Module):
         self._opaque.note_inputs((args, kwargs), self._inputs)
         output = self._function(*args, **kwargs)
         self.repeated.note_changes(before)
-        leaves, spec = private.pytree.tree_flatten(output)
-        self.loss = _position_of_loss(output, leaves)
-        leaves = [
-            leaf.detach() if i in self._detached and isinstance(leaf, torch.Tensor) else leaf
-            for i, leaf in enumerate(leaves)
-        ]
-        return private.pytree.tree_unflatten(leaves, spec)
-
-
-def _position_of_loss(output: Any, leaves: list[Any]) -> int | None:
-    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if not isinstance(named, torch.Tensor):
-        return None
-    return next((i for i, leaf in enumerate(leaves) if leaf is named), None)
+        tensors, self.structure = structure_of(output, "the call")
+        return tuple(t.detach() if i in self._detached else t for i, t in enumerate(tensors))
 
 
 def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGraph:
@@ -201,12 +184,18 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
             stack.enter_context(trail)
             stack.enter_context(callee.repeated)
             stack.enter_context(opaque)
-            joint = private.aot_export_joint_with_descriptors(stack, callee, call.args, call.kwargs)
-    return replace(_read(joint, trail, opaque, call.detached_outputs), loss=callee.loss)
+            args, kwargs = opened((call.args, call.kwargs))
+            joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
+    assert callee.structure is not None
+    return _read(joint, trail, opaque, callee.structure, call.detached_outputs)
 
 
 def _read(
-    joint: Any, trail: ModuleTrail, opaque: OpaqueCalls, detached: frozenset[int]
+    joint: Any,
+    trail: ModuleTrail,
+    opaque: OpaqueCalls,
+    structure: Structure,
+    detached: frozenset[int],
 ) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     metadata = joint._aot_state.fw_metadata
@@ -241,11 +230,11 @@ def _read(
         write_backs=write_backs,
         raw_outputs=raw,
         outputs=[
-            replace(info, requires_grad=True) if i in detached and info.kind != "constant" else info
+            replace(info, requires_grad=True) if i in detached else info
             for i, info in enumerate(_output_infos(metadata, raw))
         ],
         gradients=gradients,
-        output_spec=joint.out_spec,
+        structure=structure,
         trail=trail,
         opaque=opaque,
     )
@@ -286,9 +275,7 @@ def _output_infos(metadata: Any, raw: Sequence[Any]) -> list[OutputInfo]:
     count = len(metadata.output_info)
     infos = []
     for index, info in enumerate(metadata.output_info):
-        if not isinstance(raw[index], fx.Node):
-            infos.append(OutputInfo("constant", value=raw[index]))
-        elif info.output_type == kinds.is_input:
+        if info.output_type == kinds.is_input:
             infos.append(OutputInfo("input", info.base_idx, info.requires_grad))
         elif info.output_type == kinds.alias_of_input:
             infos.append(OutputInfo("alias_of_input", info.base_idx, info.requires_grad))

@@ -20,6 +20,7 @@ from tightfit.capture.eager_block import Block
 from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.eager_profile import TENSOR, Operand
 from tightfit.capture.eager_record import Geometry
+from tightfit.capture.structure import flatten
 from tightfit.costs.measured import PeakFunction
 from tightfit.errors import BadInput, CaptureError
 
@@ -162,9 +163,7 @@ class OpaqueCalls:
     def note_inputs(self, traced: Any, real: Any) -> None:
         """Remember which real tensor each traced input of the call stands for."""
         self._called = []
-        pairs = zip(
-            private.pytree.tree_leaves(traced), private.pytree.tree_leaves(real), strict=True
-        )
+        pairs = zip(flatten(traced)[0], flatten(real)[0], strict=True)
         self._examples = {
             id(t): (t, r)
             for t, r in pairs
@@ -175,15 +174,14 @@ class OpaqueCalls:
         self, name: str, module: nn.Module, function: Callable[..., Any]
     ) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            leaves, spec = private.pytree.tree_flatten((args, kwargs))
+            leaves, spec = flatten((args, kwargs))
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
             now = dict(module.named_parameters(remove_duplicate=False))
             tensors += [now[n] for n in self.trained[name]]
             block = self._block(name, module, function, leaves, spec, tensors)
-            results = list(_Boundary.apply(block, *tensors))
+            outputs = _Boundary.apply(block, *tensors)
             assert block.profile is not None
-            outputs = [results.pop(0) if c is TENSOR else c for c in block.profile.constants]
-            return private.pytree.tree_unflatten(outputs, block.profile.spec)
+            return block.profile.structure.filled(outputs)
 
         return forward
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
+from tightfit.capture.structure import PLAIN
+from tightfit.capture.structure import flatten as flatten_tree
 from tightfit.errors import BadInput
 
 __all__ = ["flatten", "hooked_modules", "input_signature", "module_signature"]
@@ -48,14 +49,13 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             parts.append(_tensor(leaf))
-        elif isinstance(leaf, _PLAIN):
+        elif isinstance(leaf, PLAIN):
             parts.append((type(leaf), leaf))
-        elif isinstance(leaf, torch.dtype | torch.device | torch.memory_format | torch.Size):
-            parts.append(leaf)
         else:
             raise BadInput(
                 f"input {index} is a {type(leaf).__name__}: a planned call takes tensors and "
-                "plain values (int, float, bool, str, None) in lists, tuples and dicts"
+                "plain values (numbers, text, None, dtypes, enums) in lists, tuples, dicts, named "
+                "tuples and dataclasses"
             )
     return tuple(parts)
 
@@ -122,4 +122,4 @@ def _modes() -> tuple[Any, ...]:
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """Return the leaves of a call's inputs and how they nest."""
-    return private.pytree.tree_flatten((args, kwargs))
+    return flatten_tree((args, kwargs))
