@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -291,6 +292,38 @@ class TwoNames(nn.Module):
         return self.net(x).square().mean()
 
 
+class OwnGenerators(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.first = torch.Generator().manual_seed(3)
+        self.second = torch.Generator().manual_seed(4)
+
+    def forward(self, x):
+        noise = torch.rand(6, generator=self.first) * torch.rand(6)
+        return (self.a(x) * noise * torch.rand(6, generator=self.second)).square().mean()
+
+
+class WeightUsedTwice(nn.Module):
+    """Eager casts the weight once and adds up its gradients in low precision."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.inside = inside
+
+    def autocast(self):
+        if self.inside:
+            return torch.autocast("cpu", dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def forward(self, x):
+        with self.autocast():
+            h = self.a(self.a(self.a(x).tanh()))
+        with self.autocast():
+            return (self.a(self.a(h)) * self.a.weight.sum()).float().square().mean()
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -351,6 +384,18 @@ CASES = [
         autocast=True,
     ),
     Case("one module under two names", TwoNames, lambda: (torch.randn(8, 6),)),
+    Case("generators of its own", OwnGenerators, lambda: (torch.randn(8, 6),)),
+    Case(
+        "a weight with several readers under autocast",
+        lambda: WeightUsedTwice(False),
+        lambda: (torch.randn(8, 6),),
+        autocast=True,
+    ),
+    Case(
+        "a weight with several readers, autocast inside",
+        lambda: WeightUsedTwice(True),
+        lambda: (torch.randn(8, 6),),
+    ),
     Case("a branch on data inside a module", BranchInside, lambda: (torch.randn(8, 6),)),
     Case(
         "recurrent modules",

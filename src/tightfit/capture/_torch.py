@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,7 +29,10 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 __all__ = [
     "BufferAOTInput",
@@ -47,13 +50,18 @@ __all__ = [
     "TangentAOTInput",
     "UnsupportedFakeTensorException",
     "aot_export_joint_with_descriptors",
+    "autocast_cache",
+    "autocast_nesting",
     "backward_without_autocast",
     "is_pytree_node",
+    "is_wrapper",
     "keep_composites_whole",
+    "like",
     "pytree",
     "regenerate_alias",
     "sequence_number",
     "storage_key",
+    "watched_autocast",
     "without_autocast",
     "without_modes",
 ]
@@ -110,6 +118,11 @@ def is_pytree_node(kind: type) -> bool:
     return kind in pytree.SUPPORTED_NODES
 
 
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a class that wraps other tensors, such as a DTensor."""
+    return is_traceable_wrapper_subclass(tensor) or tensor.is_nested
+
+
 def sequence_number() -> int:
     """Return the number autograd gives to the next node; traced nodes carry it."""
     return torch._C._autograd._get_sequence_nr()
@@ -125,11 +138,59 @@ def regenerate_alias(base: torch.Tensor, output: torch.Tensor, requires_grad: bo
     return gen_alias_from_base(base, output, requires_grad, None, replay_views=False)
 
 
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a fake tensor of the same geometry with a storage of its own."""
+    with tensor.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device
+        )
+
+
 def backward_without_autocast() -> contextlib.AbstractContextManager[None]:
     """Return a context in which the traced backward is not cast: eager calls it outside too."""
     if not hasattr(functorch_config, "backward_pass_autocast"):
         return contextlib.nullcontext()
     return functorch_config.patch(backward_pass_autocast="off")
+
+
+@contextlib.contextmanager
+def watched_autocast(changed: Callable[[], None]) -> Iterator[None]:
+    """Call a function after every start and end of autocast in the context."""
+    kind = torch.amp.autocast_mode.autocast
+    enter, leave = kind.__enter__, kind.__exit__
+
+    def watched_enter(self: Any) -> Any:
+        result = enter(self)
+        changed()
+        return result
+
+    def watched_leave(self: Any, *details: Any) -> Any:
+        result = leave(self, *details)
+        changed()
+        return result
+
+    kind.__enter__, kind.__exit__ = watched_enter, watched_leave
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = enter, leave
+
+
+def autocast_nesting() -> int:
+    """Return how many contexts of autocast are open; casts are forgotten when there is none."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+@contextlib.contextmanager
+def autocast_cache(enabled: bool) -> Iterator[None]:
+    """Let autocast say that it keeps casts, or not; while a step is traced it says it does not."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:

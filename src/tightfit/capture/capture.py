@@ -12,7 +12,7 @@ from tightfit.capture.joint import JointGraph, TracedCall, trace
 from tightfit.capture.lift import Captured, lift
 from tightfit.capture.normalise import normalise
 from tightfit.capture.python_state import PythonState
-from tightfit.capture.signature import flatten
+from tightfit.capture.signature import flatten, refuse_subclass
 from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
@@ -133,12 +133,24 @@ def _require_plain_state(call: TracedCall) -> None:
     for prefix, top in call.modules.items():
         for name, module in top.named_modules():
             where = ".".join(p for p in (prefix, name) if p)
+            _refuse_compiled(where, module)
+            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    refuse_subclass(tensor, f"{where}.{key}")
             for key, parameter in module._parameters.items():
                 if isinstance(parameter, nn.parameter.UninitializedParameter):
                     raise CaptureError(
                         f"{where}.{key} is a lazy parameter without a shape yet: call the model "
                         "once before fitting it"
                     )
+
+
+def _refuse_compiled(where: str, module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+        raise CaptureError(
+            f"module {where!r} is compiled ({type(module).__name__}): what it runs cannot be "
+            "planned. Way out: use the plain module (torch.compile keeps it as _orig_mod)"
+        )
 
 
 def _require_gradients(joint: JointGraph) -> None:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from tightfit.capture import _torch as private
 from tightfit.capture.modules import ModuleTrail, RepeatedMembers
 from tightfit.capture.opaque import OpaqueCalls
+from tightfit.capture.regions import CastRegions
 from tightfit.capture.structure import Structure, opened, structure_of
 from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError
@@ -118,6 +120,8 @@ class JointGraph:
         Which module was running at which autograd sequence number.
     opaque : OpaqueCalls
         Keeps the modules that run as one op.
+    regions : CastRegions
+        Where autocast kept the casts of weights.
     """
 
     module: fx.GraphModule
@@ -130,6 +134,7 @@ class JointGraph:
     structure: Structure
     trail: ModuleTrail
     opaque: OpaqueCalls
+    regions: CastRegions
 
 
 class _Callee(nn.Module):
@@ -143,6 +148,7 @@ class _Callee(nn.Module):
         self._inputs = (call.args, call.kwargs)
         self._opaque = opaque
         self.structure: Structure | None = None
+        self._keeps_casts = torch.is_autocast_cache_enabled()
         self.repeated = RepeatedMembers(call.modules)
         for name, module in call.modules.items():
             self.add_module(name, module)
@@ -150,7 +156,8 @@ class _Callee(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
-        output = self._function(*args, **kwargs)
+        with private.autocast_cache(self._keeps_casts):
+            output = self._function(*args, **kwargs)
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         return tuple(t.detach() if i in self._detached else t for i, t in enumerate(tensors))
@@ -175,6 +182,7 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
     """
     trail = ModuleTrail(call.modules)
     opaque = OpaqueCalls(call.modules, measure_peak, call.opaque)
+    regions = CastRegions()
     with _explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         callee = _Callee(call, opaque)
@@ -182,12 +190,14 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(trail)
+            stack.enter_context(regions)
             stack.enter_context(callee.repeated)
             stack.enter_context(opaque)
             args, kwargs = opened((call.args, call.kwargs))
             joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
     assert callee.structure is not None
-    return _read(joint, trail, opaque, callee.structure, call.detached_outputs)
+    graph = _read(joint, trail, opaque, callee.structure, call.detached_outputs)
+    return replace(graph, regions=regions)
 
 
 def _read(
@@ -237,6 +247,7 @@ def _read(
         structure=structure,
         trail=trail,
         opaque=opaque,
+        regions=CastRegions(),
     )
 
 
@@ -256,9 +267,12 @@ def _sources(placeholders: Sequence[fx.Node], output_descriptors: Sequence[Any])
             case private.TangentAOTInput():
                 index = raw.index(descriptor.output) if descriptor.output in raw else -1
                 if index < 0:
+                    what = getattr(descriptor.output, "mutated_input", descriptor.output)
+                    name = getattr(what, "target", what)
                     raise CaptureError(
-                        "the step differentiates through a mutated input "
-                        f"({descriptor.output}); clone the input before changing it in place"
+                        f"the step changes {name} in place and differentiates through it, as "
+                        "Embedding(max_norm=...) does with its weight. Way out: clone it before "
+                        "changing it, or change it outside the fitted module"
                     )
                 sources.append(Source("tangent", f"tangent {index}", index))
             case _:

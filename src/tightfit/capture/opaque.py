@@ -76,6 +76,8 @@ def opaque(module: nn.Module) -> nn.Module:
             f"opaque takes an nn.Module, got {type(module).__name__}: put the function into a "
             "module's forward"
         )
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+        raise BadInput(f"the module is compiled ({type(module).__name__}): mark the plain one")
     module.__dict__[_MARK] = True
     return module
 
