@@ -109,6 +109,8 @@ class Session:
             return self.function(*args, **kwargs)
         self._refuse_second_forward()
         key = self._signature(leaves, spec)
+        if key not in self.shapes:
+            self.close_step()  # what capture and measurements take belongs to no step
         shape = self.shape_for(key, args, kwargs)
         self._watch(shape)
         try:
