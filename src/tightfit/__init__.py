@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tightfit.api.budget import Budget
     from tightfit.api.check import Check, check, minimum_budget
     from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
     from tightfit.api.prove import Proof, prove
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Budget": "tightfit.api.budget",
     "Check": "tightfit.api.check",
     "check": "tightfit.api.check",
     "minimum_budget": "tightfit.api.check",
@@ -48,6 +50,7 @@ _HOMES = {
 
 __all__ = [
     "BadInput",
+    "Budget",
     "BudgetExceeded",
     "CaptureError",
     "Check",

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.constants import gradient_bytes, optimizer_state_bytes
+from tightfit.api.budget import close_windows, limit_bytes
+from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
 from tightfit.api.options import Options
 from tightfit.api.pipeline import (
     capture_step,
@@ -84,6 +85,8 @@ class Session:
         self.root = weakref.ref(root) if root is not None else None
         self.options = options
         self.name = name
+        if options.shared is not None:
+            options.shared.join(self)
         self.shapes: dict[Any, Shape] = {}
         self.detached: dict[Any, frozenset[int]] = {}
         self.opaque: frozenset[str] = frozenset()
@@ -110,7 +113,7 @@ class Session:
         self._refuse_second_forward()
         key = self._signature(leaves, spec)
         if key not in self.shapes:
-            self.close_step()  # what capture and measurements take belongs to no step
+            close_windows(self)  # what capture and measurements take belongs to no step
         shape = self.shape_for(key, args, kwargs)
         self._watch(shape)
         try:
@@ -213,6 +216,11 @@ class Session:
         """End the measured window of the last step now; return what it held."""
         return self.guard.close() if self.guard is not None else None
 
+    def leave(self) -> None:
+        """No longer take part in a shared budget."""
+        if self.options.shared is not None:
+            self.options.shared.leave(self)
+
     # -- capture ------------------------------------------------------------------------------
 
     def shape_for(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
@@ -279,9 +287,7 @@ class Session:
 
     def budget_bytes(self, graph: Graph) -> int:
         """Return the bytes a plan may use: the budget, or what is free now, minus the reserve."""
-        budget = self.options.budget_bytes
-        if budget is None:
-            budget = _device_budget(graph)
+        budget = limit_bytes(self.options, self, graph)
         if self.options.reserve_bytes >= budget:
             raise BadInput(
                 f"the reserve of {format_bytes(self.options.reserve_bytes)} leaves nothing of the "
@@ -299,7 +305,7 @@ class Session:
         existing = gradient_bytes(self.modules, granularity)
         state = self._state_bytes(graph)
         constant_bytes = graph.constant_bytes + existing + state
-        budget = self._share(self.budget_bytes(graph), constant_bytes)
+        budget = self._share(graph, constant_bytes)
         key = (gradients, existing, state, shape.outside_bytes, budget)
         if key not in shape.plans:
             graph = self._with_surroundings(shape, existing, state)
@@ -336,8 +342,13 @@ class Session:
         )
         return with_outside(graph, shape.outside_bytes)
 
-    def _share(self, budget_bytes: int, constant_bytes: int) -> int:
+    def _share(self, graph: Graph, constant_bytes: int) -> int:
         """Return the budget of one of the calls that may be open at once."""
+        budget_bytes = self.budget_bytes(graph)
+        if self.options.shared is not None:
+            new = new_gradient_bytes(self.modules, graph.device.granularity_bytes)
+            share = self.options.shared.share_bytes() // self.options.in_flight
+            return min(budget_bytes, constant_bytes + new + share)
         if budget_bytes <= constant_bytes:
             return budget_bytes
         return constant_bytes + (budget_bytes - constant_bytes) // self.options.in_flight
@@ -392,6 +403,7 @@ class Session:
             )
         self.guard.constants = lambda: self._constant_bytes(graph)
         self.guard.before_forward()
+        self.guard.budget_bytes = self.budget_bytes(graph)
         self._learn(shape)
 
     def _constant_bytes(self, graph: Graph) -> int:
@@ -485,13 +497,3 @@ class Session:
             self.guard.after_backward()
 
         return finished
-
-
-def _device_budget(graph: Graph) -> int:
-    if graph.device.kind == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_allocated()
-    raise BadInput(
-        "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, such "
-        "as budget='8GiB'"
-    )
