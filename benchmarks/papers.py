@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -26,7 +28,9 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.papers_tables import write_tables
-from tightfit.api.check import graph_of
+from tightfit.api.check import captured_step
+from tightfit.api.pytorch import PYTORCH, PyTorch
+from tightfit.capture.lift import Captured
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan.assemble import assemble, keep_everything
@@ -105,10 +109,15 @@ def parse() -> argparse.Namespace:
 
 
 @lru_cache(maxsize=2)
+def step_of(model: str, setting: str, costs: str, batch: int | None = None) -> Captured:
+    """The captured step of a zoo model at a paper's setting."""
+    name = f"zoo:{model}"
+    return captured_step(name, optimizer="none", costs=costs, setting=setting, batch=batch)
+
+
 def captured(model: str, setting: str, costs: str, batch: int | None = None) -> Graph:
     """The graph of a zoo model at a paper's setting."""
-    name = f"zoo:{model}"
-    return graph_of(name, optimizer="none", costs=costs, setting=setting, batch=batch)
+    return step_of(model, setting, costs, batch).graph
 
 
 def able(graph: Graph, planners: str) -> list[str]:
@@ -125,20 +134,39 @@ def compare(model: str, options: argparse.Namespace) -> None:
     """Every planner at every ratio: Checkmate's figure 4, MONeT's figure 3 and table 5."""
     rows = Rows("compare")
     graph = captured(model, "monet", options.costs)
+    pytorch = PyTorch(step_of(model, "monet", options.costs))
     limits = Limits(seconds=options.time_limit, workers=1)
+    names = options.planners or "all"
+    asked = names.split(",")
+    ways = [way for way in PYTORCH if names == "all" or way in asked]
+    planners = ",".join(name for name in asked if name not in ways)
     for ratio in map(float, options.ratios.split(",")):
         task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio))
-        for planner in able(graph, options.planners or "all"):
-            key = {"graph": model, "costs": options.costs, "ratio": ratio, "planner": planner}
+        key = {"graph": model, "costs": options.costs, "ratio": ratio}
+        limit = {"time_limit_s": options.time_limit}
+        for planner in able(graph, planners) if planners else ():
             job = Job(task=task, planner=planner, limits=limits)
             rows.add(
-                {**key, "time_limit_s": options.time_limit},
-                lambda job=job: as_row(sweep([job], KEPT)[0]),
+                {**key, "planner": planner, **limit},
+                lambda job=job: as_row(lambda: sweep([job], KEPT)[0]),
+            )
+        for way in ways:
+            rows.add(
+                {**key, "planner": way, **limit},
+                lambda way=way, task=task: as_row(lambda: pytorch.row(way, task, limits)),
             )
 
 
-def as_row(row: ComparisonRow) -> dict[str, Any]:
+def processor_s() -> float:
+    """Processor time of this process and of the solvers it has waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def as_row(run: Callable[[], ComparisonRow]) -> dict[str, Any]:
     """One cell of the comparison; overheads in percent."""
+    before = processor_s()
+    row = run()
     return {
         "budget_bytes": row.budget_bytes,
         "status": row.status,
@@ -146,6 +174,8 @@ def as_row(row: ComparisonRow) -> dict[str, Any]:
         "bound_percent": percent(row.bound),
         "peak_bytes": row.peak_bytes,
         "seconds": round(row.seconds, 2),
+        "processor_s": round(processor_s() - before, 2),
+        "load": round(os.getloadavg()[0], 1),
         "bound_source": row.bound_source,
         "note": row.note,
     }

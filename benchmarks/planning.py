@@ -1,10 +1,13 @@
-"""The default planner on the study's graphs: plans, bounds, times.
+"""The default planner on graphs of files, of the zoo and of any size: plans, bounds, times.
 
 python benchmarks/planning.py --graphs ../shared/data/graphs --costs p100 \\
     --ratios 0.2,0.3,0.4 --time-limit 30 --json benchmarks/results/planning.jsonl
 
-Ratios are of the activation peak without recomputation (the file's ``peak``); gradients of
-parameters are not counted. With ``--iterations`` rows are reproducible on any machine.
+``--zoo`` takes models of the zoo instead, captured at the batch sizes of the MONeT paper, ``--chain
+N`` a transformer's step of N ops (also measured: memory of the process). Ratios are of the
+activation peak without recomputation; of the files their ``peak``, in which gradients of parameters
+are not counted. With ``--iterations`` rows are reproducible on any machine. ``benchmarks/
+planning_tables.py`` makes ``docs/planning.md`` of the rows.
 """
 
 from __future__ import annotations
@@ -12,17 +15,26 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.graph_files import GraphFile, read_graph_folder
+from benchmarks.transformer_chain import transformer_chain
+from tightfit.api.check import graph_of
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.anytime.pipeline import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT
+
+MONET_MODELS = ("vgg16", "unet", "mobilenet_v2", "resnet50", "googlenet")
 
 COLUMNS = (
     "graph",
@@ -43,9 +55,7 @@ def main() -> None:
     options = parse()
     rows: list[dict[str, Any]] = []
     print("  ".join(COLUMNS))
-    for name, file in read_graph_folder(options.graphs, options.costs).items():
-        if options.only and name not in options.only.split(","):
-            continue
+    for name, file in sources(options):
         for ratio in map(float, options.ratios.split(",")):
             row = plan_cell(name, file, ratio, options)
             rows.append(row)
@@ -58,7 +68,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--graphs", type=Path, required=True, help="folder of graph files")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--graphs", type=Path, help="folder of graph files")
+    source.add_argument("--zoo", action="store_true", help="models at MONeT's batch sizes")
+    source.add_argument("--chain", type=int, help="ops of a transformer's step")
     parser.add_argument("--costs", choices=("p100", "a100"), default="p100")
     parser.add_argument("--ratios", default="0.2,0.25,0.3,0.4,0.5,0.6,0.7,0.8")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds per cell")
@@ -68,11 +81,33 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def sources(options: argparse.Namespace) -> Iterator[tuple[str, GraphFile]]:
+    """The graphs asked for, by name."""
+    only = options.only.split(",") if options.only else None
+    if options.graphs is not None:
+        for name, file in read_graph_folder(options.graphs, options.costs).items():
+            if only is None or name in only:
+                yield name, file
+    elif options.chain is not None:
+        graph = transformer_chain(options.chain)
+        yield graph.name, with_peak(graph)
+    else:
+        for name in only or MONET_MODELS:
+            graph = graph_of(f"zoo:{name}", optimizer="none", costs=options.costs, setting="monet")
+            yield name, with_peak(graph)
+
+
+def with_peak(graph: Graph) -> GraphFile:
+    """A graph whose ratios are of its own activation peak, constants on top."""
+    constants = graph.constant_bytes
+    return GraphFile(graph, eager_peak_bytes(graph) - constants, constant_bytes=constants)
+
+
 def plan_cell(
     name: str, file: GraphFile, ratio: float, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Plan one graph at one ratio of its peak."""
-    budget = int(ratio * file.peak_bytes)
+    budget = file.graph.constant_bytes + int(ratio * file.peak_bytes)
     limits = Limits(seconds=options.time_limit, iterations=options.iterations)
     task = Task(graph=file.graph, budget_bytes=budget)
     answer = run_anytime(task, limits, SILENT)
@@ -93,6 +128,8 @@ def plan_cell(
         "costs": options.costs,
         "iterations": options.iterations,
         "time_limit_s": options.time_limit,
+        "load": round(os.getloadavg()[0], 1),
+        "process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }
 
 

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tightfit.api.batch import MaxBatch, max_batch_size
     from tightfit.api.budget import Budget
     from tightfit.api.check import Check, check, minimum_budget
     from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
@@ -26,6 +27,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Budget": "tightfit.api.budget",
+    "MaxBatch": "tightfit.api.batch",
+    "max_batch_size": "tightfit.api.batch",
     "Check": "tightfit.api.check",
     "check": "tightfit.api.check",
     "minimum_budget": "tightfit.api.check",
@@ -55,6 +58,7 @@ __all__ = [
     "CaptureError",
     "Check",
     "InfeasibleBudget",
+    "MaxBatch",
     "PlanMismatch",
     "PlannedStep",
     "Proof",
@@ -63,6 +67,7 @@ __all__ = [
     "TightfitError",
     "check",
     "fit",
+    "max_batch_size",
     "minimum_budget",
     "opaque",
     "prepare",

@@ -140,3 +140,12 @@ def test_capture_runs_nothing_and_changes_nothing():
     graph_of(model, x)
     assert torch.equal(generator, torch.get_rng_state())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_each_gradient_of_a_grouped_convolution_costs_what_its_forward_costs() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, stride=2, groups=8, bias=False))
+    graph = graph_of(model, torch.randn(2, 4, 9, 9))
+    backward = [op for op in graph.ops if op.target.startswith("aten.convolution_backward")]
+    assert [op.module for op in backward] == ["1", "0"]
+    assert backward[0].flops == 2 * (2 * 8 * 4 * 4 * 3 * 3 * 2)
+    assert backward[1].flops == 2 * 2 * 8 * 9 * 9 * 4

@@ -89,7 +89,7 @@ def test_training_in_a_budget_is_exact_and_stays_inside(share: float) -> None:
 def test_each_block_is_one_op_forward_and_one_backward() -> None:
     model = tightfit.fit(opaque_tower(), "1GiB", costs="unit")
     tightfit.prepare(model, torch.randn(4, 32))
-    graph = next(iter(attached(model).shapes.values())).captured.graph
+    graph = next(iter(attached(model).shapes.values()))[0].captured.graph
     targets = [op.target for op in graph.ops]
     assert targets.count("tightfit.opaque_forward") == 4
     assert targets.count("tightfit.opaque_backward") == 4
@@ -177,7 +177,7 @@ def test_what_hooks_do_not_see_is_counted_too() -> None:
     for _ in range(6):
         model.zero_grad()
         model(x).sum().backward()
-    captured = next(iter(attached(model).shapes.values())).captured
+    captured = next(iter(attached(model).shapes.values()))[0].captured
     (block,) = captured.joint.opaque.blocks.values()
     factor = 64  # that of the multiplication inside, kept for its backward
     assert block.profile.record_bytes == 64 * 32 * 4 + factor

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,34 @@ def test_the_command_line_is_frozen() -> None:
             "--costs",
             "--json",
         },
+        "max-batch": {
+            "MODEL",
+            *of_models,
+            "--budget",
+            "--max-overhead",
+            "--reserve",
+            "--optimizer",
+            "--costs",
+            "--gradients",
+            "--planner",
+            "--time-limit",
+            "--seed",
+            "--json",
+        },
+        "curve": {
+            "TARGET",
+            *of_models,
+            "--optimizer",
+            "--budgets",
+            "--time-limit",
+            "--iterations",
+            "--seed",
+            "--gradients",
+            "--costs",
+            "--output",
+            "-o",
+            "--json",
+        },
         "compare": {
             "TARGET",
             *of_models,
@@ -186,6 +216,26 @@ def test_the_minimum_is_found(graph: str, capsys: pytest.CaptureFixture[str]) ->
     assert found["minimum_budget_bytes"] == found["lower_bound_bytes"] == NEEDED
 
 
+def test_a_curve_is_printed_and_written(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["curve", graph, "--budgets", f"1.5,{NEEDED}B,0.5,0.4", "--iterations", "50"]
+    for suffix in ("csv", "svg"):
+        assert main([*words, "-o", str(tmp_path / f"curve.{suffix}")]) == 0
+    assert "optimal" in capsys.readouterr().out
+    with (tmp_path / "curve.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["optimal", "optimal", "infeasible", "infeasible"]
+    assert [float(row["ratio"]) for row in rows] == [1.5, 1.0, 0.5, 0.4]
+    assert (rows[1]["budget_bytes"], rows[1]["peak_bytes"]) == (str(NEEDED), str(NEEDED))
+    plot = xml.etree.ElementTree.parse(tmp_path / "curve.svg").getroot()
+    drawn = {text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")}
+    assert drawn >= {"plan", "proven lower bound"}
+    code, found = answer(capsys, *words)
+    assert (code, found["status"], len(found["rows"])) == (0, "feasible", 4)
+    assert answer(capsys, "curve", graph, "--budgets", "0.5")[0] == 3
+
+
 def test_a_graph_is_shown(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", graph]) == 0
     text = capsys.readouterr().out
@@ -211,6 +261,12 @@ def test_a_graph_is_shown(graph: str, capsys: pytest.CaptureFixture[str]) -> Non
         (("verify", "GRAPH", "GRAPH"), "is a graph file, not a plan"),
         (("show", "GRAPH", "GRAPH"), "is no plan; a second file is the graph of a plan"),
         (("shwo", "GRAPH"), "shwo"),
+        (("curve", "GRAPH", "--budgets", "half"), "cannot read the budget 'half'"),
+        (("curve", "GRAPH", "--budgets", "0.5,"), "cannot read the budget ''"),
+        (("curve", "GRAPH", "-o", "curve.png"), "'curve.png' must end in .csv or .svg"),
+        (("curve", "GRAPH", "--time-limit", "0"), "--time-limit must be"),
+        (("max-batch", "GRAPH", "--budget", "1GiB"), "a graph file has one batch size only"),
+        (("max-batch", "zoo:vit"), "--budget"),
     ],
 )
 def test_bad_input_exits_2_with_one_message(
@@ -237,6 +293,7 @@ def test_commands_on_files_never_import_torch(tmp_path: Path) -> None:
         ["show", "plan.json", "graph.json"],
         ["verify", "plan.json", "graph.json"],
         ["minimum", "graph.json"],
+        ["curve", "graph.json", "--budgets", "1,0.9", "--time-limit", "1"],
         ["--help"],
     ]
     code = (

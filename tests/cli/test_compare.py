@@ -120,3 +120,37 @@ def test_a_model_of_the_zoo_is_compared_without_its_memory(
     assert rows[1]["status"] == "unknown"
     assert main(["compare", "zoo:vgg16", *chosen, "--size", "wide"]) == 2
     assert "cannot read the size 'wide'" in capsys.readouterr().err
+
+
+BLOCKS = """
+import torch
+from torch import nn
+
+
+def factory():
+    blocks = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)]
+    loss = lambda output, target: output.square().mean()
+    return nn.Sequential(*blocks), loss, (torch.randn(256, 32),), None
+"""
+
+
+def test_pytorchs_own_ways_stand_beside_the_planners(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    words = ["compare", f"{tmp_path}/blocks.py:factory", "--costs", "flops"]
+    ways = "pytorch.min_cut,pytorch.activation_memory_budget,pytorch.checkpoint"
+    chosen = ["--budgets", "0.7,1", "--planners", f"greedy,{ways}", "--json"]
+    assert main([*words, *chosen]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["planner"] for row in rows] == ["greedy", *ways.split(",")] * 2
+    greedy, min_cut, share, checkpoint = rows[:4]
+    assert min_cut["overhead"] is None and "activation_memory_budget=1" in min_cut["note"]
+    for row in (share, checkpoint):
+        assert row["overhead"] >= greedy["overhead"] - 1e-6
+        assert row["peak_bytes"] <= row["budget_bytes"]
+    assert rows[5]["overhead"] == 0 and rows[5]["peak_bytes"] <= rows[5]["budget_bytes"]
+    assert main(["compare", graph, "--budgets", "1", "--planners", "pytorch.min_cut"]) == 2
+    assert "need a model to ask PyTorch about" in capsys.readouterr().err
+    assert main([*words, "--budgets", "1", "--planners", "pytorch.magic"]) == 2
+    assert "pytorch.checkpoint" in capsys.readouterr().err

@@ -32,7 +32,15 @@ from tightfit.planners.registry import DEFAULT
 from tightfit.progress import SILENT, Progress
 from tightfit.units import parse_bytes
 
-__all__ = ["MINIMUM", "OPTIMIZERS", "Check", "check", "graph_of", "minimum_budget"]
+__all__ = [
+    "MINIMUM",
+    "OPTIMIZERS",
+    "Check",
+    "captured_step",
+    "check",
+    "graph_of",
+    "minimum_budget",
+]
 
 MINIMUM = "minimum"
 OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adamw": 2}
@@ -189,7 +197,15 @@ def minimum_budget(
     return minimum_of_graph(graph, gradients, limits, progress)
 
 
-def graph_of(
+def graph_of(target: Target, **options: Any) -> Graph:
+    """Return the graph of a model's training step, captured on fake tensors and priced.
+
+    Parameters and errors are those of `captured_step`.
+    """
+    return captured_step(target, **options).graph
+
+
+def captured_step(
     target: Target,
     *,
     optimizer: str = "adamw",
@@ -197,8 +213,8 @@ def graph_of(
     gradients: Gradients = "fresh",
     progress: Progress = SILENT,
     **model_options: Any,
-) -> Graph:
-    """Return the graph of a model's training step, captured on fake tensors and priced.
+) -> Captured:
+    """Return a model's training step, captured on fake tensors, its graph priced.
 
     Parameters and errors are those of `check`.
     """
@@ -212,16 +228,17 @@ def graph_of(
     finally:
         progress.stop()
     if costs == "measured":
-        graph = measured_costs(captured, measure_peak, progress).graph
+        captured = measured_costs(captured, measure_peak, progress)
     else:
-        graph = with_costs(captured.graph, costs)
-    trainable = _trainable_bytes(example.model, graph.device.granularity_bytes)
-    return with_constants(
-        graph,
+        captured = replace_graph(captured, with_costs(captured.graph, costs))
+    trainable = _trainable_bytes(example.model, captured.graph.device.granularity_bytes)
+    graph = with_constants(
+        captured.graph,
         gradients=trainable if gradients == "accumulated" else 0,
         optimizer_state=OPTIMIZERS[optimizer] * trainable,
-        gradient_of_loss=root_gradient_bytes(replace_graph(captured, graph)),
+        gradient_of_loss=root_gradient_bytes(captured),
     )
+    return replace_graph(captured, graph)
 
 
 def _captured(call: TracedCall) -> Captured:

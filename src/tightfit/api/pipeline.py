@@ -12,7 +12,7 @@ from tightfit.api.options import Options
 from tightfit.capture.capture import capture
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
-from tightfit.capture.price import measured_costs
+from tightfit.capture.price import measured_costs, measured_workspaces
 from tightfit.costs import with_costs
 from tightfit.errors import InfeasibleBudget, InvalidPlan
 from tightfit.graph.ir import Graph
@@ -39,12 +39,14 @@ __all__ = [
 def capture_step(call: TracedCall, options: Options, name: str) -> Captured:
     """Capture a step, add every alternative, and price each of them.
 
-    Costs come from measurements on the device or from a model, by `options.costs`.
+    Costs come from measurements on the device or from a model, by `options.costs`; workspaces
+    are measured in any case.
     """
     captured = with_alternatives(capture(call, name=name, measure_peak=measure_peak))
     if options.costs == "measured":
         return measured_costs(captured, measure_peak, options.progress)
-    return replace_graph(captured, with_costs(captured.graph, options.costs))
+    modelled = replace_graph(captured, with_costs(captured.graph, options.costs))
+    return measured_workspaces(modelled, measure_peak, options.progress)
 
 
 def replace_graph(captured: Captured, graph: Graph) -> Captured:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from torch import nn
 
 from tightfit.api.budget import close_windows, limit_bytes
+from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
 from tightfit.api.options import Options
 from tightfit.api.pipeline import (
-    capture_step,
     plan_step,
     replace_graph,
     with_constants,
@@ -35,11 +34,10 @@ from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.signature import (
     flatten,
-    hooked_modules,
     input_signature,
     module_signature,
 )
-from tightfit.errors import BadInput, CaptureError, OpaqueChanged, SecondForward
+from tightfit.errors import BadInput, OpaqueChanged, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
@@ -87,7 +85,7 @@ class Session:
         self.name = name
         if options.shared is not None:
             options.shared.join(self)
-        self.shapes: dict[Any, Shape] = {}
+        self.shapes: dict[Any, list[Shape]] = {}  # by signature; several if inputs decide
         self.detached: dict[Any, frozenset[int]] = {}
         self.opaque: frozenset[str] = frozenset()
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -112,8 +110,6 @@ class Session:
             return self.function(*args, **kwargs)
         self._refuse_second_forward()
         key = self._signature(leaves, spec)
-        if key not in self.shapes:
-            close_windows(self)  # what capture and measurements take belongs to no step
         shape = self.shape_for(key, args, kwargs)
         self._watch(shape)
         try:
@@ -204,7 +200,11 @@ class Session:
     @property
     def is_tuning(self) -> bool:
         """Whether steps are still timed before the final plan is made."""
-        return any(shape.tuner is not None for shape in self.shapes.values())
+        return any(shape.tuner is not None for shape in self.all_shapes())
+
+    def all_shapes(self) -> list[Shape]:
+        """Return what was made for every signature and decision so far."""
+        return [shape for alike in self.shapes.values() for shape in alike]
 
     def change_budget(self, budget_bytes: int) -> None:
         """Plan the next step within another budget; what was captured and priced stays."""
@@ -225,63 +225,49 @@ class Session:
 
     def shape_for(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
         """Return what was made for this signature; capture it the first time."""
-        shape = self.shapes.get(key)
+        shape = self._known_shape(key, flatten(args, kwargs)[0])
         if shape is None:
             if self.shapes:
                 announce(f"{self.name} is called with new inputs or flags: making a new plan")
+            close_windows(self)  # what capture and measurements take belongs to no step
             shape = Shape(self._capture(key, args, kwargs))
             if self.options.costs == "measured" and shape.captured.graph.device.kind == "cpu":
                 self._recall_costs(shape)
             shape.outside_bytes = assumed_outside_bytes(shape.captured)
-            self.shapes[key] = shape
+            self.shapes.setdefault(key, []).append(shape)
+            shape.used = self.calls
             self._forget_oldest()
         shape.used = self.calls
         return shape
 
-    def _warn_of_hooks(self) -> None:
-        """Name each inner module whose hooks become part of the captured step, once."""
-        root = self.root() if self.root is not None else None
-        for name, _ in hooked_modules(self.modules, root):
-            if name not in self.warned_hooks:
-                self.warned_hooks.add(name)
-                warnings.warn(
-                    f"hooks on module {name!r} are captured with the step: their operators run "
-                    "every step, their Python code does not run again. Adding or removing a hook "
-                    "makes a new plan",
-                    stacklevel=6,
-                )
+    def _known_shape(self, key: Any, leaves: list[Any]) -> Shape | None:
+        """Return what was captured for this signature, where inputs decide the same again."""
+        for shape in self.shapes.get(key, ()):
+            if shape.captured.joint.decisions.hold(leaves, self.modules):
+                return shape
+        return None
 
     def _capture(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        self._warn_of_hooks()
+        warn_of_hooks(self.modules, self.root() if self.root else None, self.warned_hooks)
         call = TracedCall(self.function, self.modules, args, kwargs, opaque=self.opaque)
         call = dataclasses.replace(call, detached_outputs=self.detached.get(key, frozenset()))
-        captured = self._capture_around_data(call)
+        captured, self.opaque = capture_around_data(call, self.options, self.name)
         others = outputs_beside_the_loss(captured) - call.detached_outputs
         if others:
             self.detached[key] = call.detached_outputs | others
-            call = dataclasses.replace(call, detached_outputs=self.detached[key])
-            captured = self._capture_around_data(call)
+            call = dataclasses.replace(
+                call, detached_outputs=self.detached[key], opaque=self.opaque
+            )
+            captured, self.opaque = capture_around_data(call, self.options, self.name)
         return captured
 
-    def _capture_around_data(self, call: TracedCall) -> Captured:
-        """Capture a step; modules in which data decides what runs become one op each."""
-        while True:
-            try:
-                call = dataclasses.replace(call, opaque=self.opaque)
-                return capture_step(call, self.options, self.name)
-            except CaptureError as error:
-                if not error.depends_on_data or not error.module or error.module in self.opaque:
-                    raise
-                self.opaque |= {error.module}
-                announce(
-                    f"what module {error.module!r} runs depends on data: it runs eagerly, as one "
-                    "measured op of the plan (tightfit.opaque says so beforehand)"
-                )
-
     def _forget_oldest(self) -> None:
-        while len(self.shapes) > _MOST_SHAPES:
-            oldest = min(self.shapes, key=lambda k: self.shapes[k].used)
-            del self.shapes[oldest]
+        while len(shapes := self.all_shapes()) > _MOST_SHAPES:
+            oldest = min(shapes, key=lambda shape: shape.used)
+            for key, alike in list(self.shapes.items()):
+                self.shapes[key] = [shape for shape in alike if shape is not oldest]
+                if not self.shapes[key]:
+                    del self.shapes[key]
 
     # -- planning -----------------------------------------------------------------------------
 

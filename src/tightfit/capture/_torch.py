@@ -21,6 +21,8 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch._aot_autograd.functional_utils import gen_alias_from_base
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses import fake_impls, functional_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -30,9 +32,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
+    TorchDispatchMode,
     _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
     "BufferAOTInput",
@@ -48,15 +52,20 @@ __all__ = [
     "PlainAOTInput",
     "PlainAOTOutput",
     "TangentAOTInput",
+    "TorchDispatchMode",
     "UnsupportedFakeTensorException",
+    "WeakTensorKeyDictionary",
     "aot_export_joint_with_descriptors",
     "autocast_cache",
     "autocast_nesting",
     "backward_without_autocast",
+    "corrected_fake_kernels",
     "is_pytree_node",
+    "is_traced",
     "is_wrapper",
     "keep_composites_whole",
     "like",
+    "min_cut_partition",
     "pytree",
     "regenerate_alias",
     "sequence_number",
@@ -121,6 +130,49 @@ def is_pytree_node(kind: type) -> bool:
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of a class that wraps other tensors, such as a DTensor."""
     return is_traceable_wrapper_subclass(tensor) or tensor.is_nested
+
+
+def _fake_grouped_mm(
+    _mode: Any,
+    _func: Any,
+    a: Any,
+    b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+) -> Any:
+    """Return what the CPU kernel returns: torch's own fake kernel takes half precision only."""
+    if a.device.type != "cpu":
+        return NotImplemented
+    shape = (*a.shape[:-1], b.shape[-1])
+    if a.dim() == 2 and b.dim() == 2:  # groups along the dimension that is summed over
+        shape = (offs.shape[0], *shape)
+    elif a.dim() == 3 and b.dim() == 2:  # groups along the columns
+        shape = shape[1:]
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+
+
+_FAKE_KERNELS = {
+    getattr(aten, name).default: kernel
+    for name, kernel in {"_grouped_mm": _fake_grouped_mm}.items()
+    if hasattr(aten, name)
+}
+
+
+@contextlib.contextmanager
+def corrected_fake_kernels() -> Iterator[None]:
+    """While tracing, use our fake kernels where torch's refuse what the CPU computes."""
+    kernels = fake_impls.op_implementations_dict
+    replaced = {op: kernels.get(op) for op in _FAKE_KERNELS}
+    kernels.update(_FAKE_KERNELS)
+    try:
+        yield
+    finally:
+        for op, kernel in replaced.items():
+            if kernel is None:
+                del kernels[op]
+            else:
+                kernels[op] = kernel
 
 
 def sequence_number() -> int:
@@ -193,6 +245,22 @@ def autocast_cache(enabled: bool) -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+def min_cut_partition(
+    module: torch.fx.GraphModule, forward_outputs: int, share: float
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Split a joint module, which is changed, as the min-cut partitioner of torch.compile does.
+
+    Parameters
+    ----------
+    forward_outputs : int
+        How many of the module's outputs are the forward's.
+    share : float
+        The activation memory budget.
+    """
+    with functorch_config.patch(activation_memory_budget=share, cse=False):
+        return min_cut_rematerialization_partition(module, None, num_fwd_outputs=forward_outputs)
+
+
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Return a context in which no operator is cast: a traced step has its casts inside."""
     return torch._C._DisableAutocast()
@@ -207,3 +275,8 @@ def without_modes() -> Iterator[None]:
             yield
         finally:
             torch._C._autograd._saved_tensors_hooks_set_tracing(tracing)
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for another one while a step is traced, and has no values."""
+    return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)

@@ -61,11 +61,7 @@ def _is_backward(node: fx.Node) -> bool:
 
 def _share(joint: JointGraph, position: int, casts: list[fx.Node]) -> None:
     numbers = {c.meta["seq_nr"] for c in casts}
-    backs = [
-        n
-        for n in joint.module.graph.nodes
-        if n.target is aten._to_copy.default and n not in casts and n.meta.get("seq_nr") in numbers
-    ]
+    backs = [n for n in _terms(joint, casts) if n.meta.get("seq_nr") in numbers]
     if backs:
         if len({id(c.args[0]) for c in casts}) > 1:
             raise CaptureError(
@@ -77,6 +73,18 @@ def _share(joint: JointGraph, position: int, casts: list[fx.Node]) -> None:
     for cast in casts[1:]:
         cast.replace_all_uses_with(casts[0])
         joint.module.graph.erase_node(cast)
+
+
+def _terms(joint: JointGraph, casts: list[fx.Node]) -> Iterator[fx.Node]:
+    """Yield the casts back to full precision that the gradients of some weights add up."""
+    weights = {c.args[0] for c in casts}
+    waiting = [n for n, i in joint.gradients if joint.placeholders[i] in weights]
+    while waiting:
+        node = waiting.pop()
+        if node.target is aten._to_copy.default:
+            yield node
+        elif node.target is aten.add.Tensor:
+            waiting.extend(a for a in node.args if isinstance(a, fx.Node))
 
 
 def _sum_before_cast(joint: JointGraph, position: int, backs: list[fx.Node]) -> None:

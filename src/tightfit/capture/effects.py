@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
-from tightfit.capture.opaque import draws_inside
+from tightfit.capture.opaque import draws_inside, is_opaque_operator
 
 __all__ = [
     "base_of",
@@ -19,6 +19,7 @@ __all__ = [
     "is_op",
     "is_random",
     "is_view",
+    "note_view",
     "storage_bytes",
     "writes_in_place",
 ]
@@ -42,6 +43,11 @@ def classify(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             node.meta[_VIEW] = _shares_storage(node)
+
+
+def note_view(node: fx.Node) -> None:
+    """Note of a node added later that it only views its first input."""
+    node.meta[_VIEW] = True
 
 
 def is_view(node: fx.Node) -> bool:
@@ -103,8 +109,8 @@ def is_random(node: fx.Node) -> bool:
     Attention is tagged as random even without dropout; its argument decides.
     """
     target = node.target
-    if draws_inside(node):
-        return True
+    if is_opaque_operator(node):
+        return draws_inside(node)
     if not isinstance(target, torch._ops.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:

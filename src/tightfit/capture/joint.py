@@ -17,10 +17,11 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture import _torch as private
+from tightfit.capture.decisions import DecisionRecorder, Decisions
 from tightfit.capture.modules import ModuleTrail, RepeatedMembers
 from tightfit.capture.opaque import OpaqueCalls
 from tightfit.capture.regions import CastRegions
-from tightfit.capture.structure import Structure, opened, structure_of
+from tightfit.capture.structure import Structure, flatten, opened, structure_of
 from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError
 
@@ -118,6 +119,8 @@ class JointGraph:
         The call's output without its tensors.
     trail : ModuleTrail
         Which module was running at which autograd sequence number.
+    decisions : Decisions
+        The values the step read in Python: the trace holds as long as they are the same.
     opaque : OpaqueCalls
         Keeps the modules that run as one op.
     regions : CastRegions
@@ -133,6 +136,7 @@ class JointGraph:
     gradients: list[tuple[fx.Node, int]]
     structure: Structure
     trail: ModuleTrail
+    decisions: Decisions
     opaque: OpaqueCalls
     regions: CastRegions
 
@@ -140,8 +144,9 @@ class JointGraph:
 class _Callee(nn.Module):
     """Gives a callable and its modules the face of one module, as the tracer wants it."""
 
-    def __init__(self, call: TracedCall, opaque: OpaqueCalls) -> None:
+    def __init__(self, call: TracedCall, opaque: OpaqueCalls, recorder: DecisionRecorder) -> None:
         super().__init__()
+        self._recorder = recorder
         # not as an attribute: a module given as the function would be registered twice
         object.__setattr__(self, "_function", call.function)
         self._detached = call.detached_outputs
@@ -156,7 +161,8 @@ class _Callee(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
-        with private.autocast_cache(self._keeps_casts):
+        self._recorder.start(flatten((args, kwargs))[0], dict(self.named_children()))
+        with private.autocast_cache(self._keeps_casts), self._recorder:
             output = self._function(*args, **kwargs)
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
@@ -185,9 +191,11 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
     regions = CastRegions()
     with _explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        callee = _Callee(call, opaque)
+        recorder = DecisionRecorder(flatten((call.args, call.kwargs))[0], call.modules)
+        callee = _Callee(call, opaque, recorder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
+            stack.enter_context(private.corrected_fake_kernels())
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(trail)
             stack.enter_context(regions)
@@ -196,17 +204,17 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
             args, kwargs = opened((call.args, call.kwargs))
             joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
     assert callee.structure is not None
-    graph = _read(joint, trail, opaque, callee.structure, call.detached_outputs)
-    return replace(graph, regions=regions)
+    kept = {
+        "structure": callee.structure,
+        "trail": trail,
+        "decisions": recorder.decisions(),
+        "opaque": opaque,
+        "regions": regions,
+    }
+    return _read(joint, kept, call.detached_outputs)
 
 
-def _read(
-    joint: Any,
-    trail: ModuleTrail,
-    opaque: OpaqueCalls,
-    structure: Structure,
-    detached: frozenset[int],
-) -> JointGraph:
+def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     metadata = joint._aot_state.fw_metadata
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -244,10 +252,7 @@ def _read(
             for i, info in enumerate(_output_infos(metadata, raw))
         ],
         gradients=gradients,
-        structure=structure,
-        trail=trail,
-        opaque=opaque,
-        regions=CastRegions(),
+        **kept,
     )
 
 

@@ -15,6 +15,7 @@ from torch import fx
 
 from tightfit.capture import _torch as private
 from tightfit.capture.casts import share_casts
+from tightfit.capture.convolution import split_convolution_backward
 from tightfit.capture.effects import base_of, classify, is_getitem, is_random, is_view
 from tightfit.capture.joint import JointGraph
 
@@ -54,6 +55,7 @@ def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
     _drop_detaches(joint)
     _drop_clones(joint)
     _drop_unread_arguments(joint)
+    split_convolution_backward(joint)
     _sum_tied_gradients(joint, tied)
     _own_gradients(joint)
     _own_write_backs(joint)

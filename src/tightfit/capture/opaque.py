@@ -29,6 +29,7 @@ __all__ = [
     "block_call",
     "draws_inside",
     "is_opaque",
+    "is_opaque_operator",
     "opaque",
     "opaque_modules",
     "pin_of",
@@ -39,10 +40,12 @@ _BLOCKS: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 _KEYS = itertools.count()
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
-_LIBRARY.define("opaque_forward(Tensor[] tensors, int key) -> Tensor[]")
+_TAGS = (torch.Tag.nondeterministic_seeded,)  # nobody may run them to learn a value
+_LIBRARY.define("opaque_forward(Tensor[] tensors, int key) -> Tensor[]", tags=_TAGS)
 _LIBRARY.define(
     "opaque_backward(Tensor record, Tensor[] saved, Tensor[] tangents, int[] present, int key) "
-    "-> Tensor[]"
+    "-> Tensor[]",
+    tags=_TAGS,
 )
 _FORWARD = torch.ops.tightfit.opaque_forward.default
 _BACKWARD = torch.ops.tightfit.opaque_backward.default
@@ -334,6 +337,11 @@ def block_call(node: fx.Node) -> tuple[BlockForward | BlockBackward, tuple[Any, 
     if node.target is _FORWARD:
         return BlockForward(block), (node.args[0],)
     return BlockBackward(block, tuple(node.args[3])), tuple(node.args[:3])  # type: ignore
+
+
+def is_opaque_operator(node: fx.Node) -> bool:
+    """Whether a traced operator is the forward or the backward of an opaque module."""
+    return node.target in (_FORWARD, _BACKWARD)
 
 
 def draws_inside(node: fx.Node) -> bool:

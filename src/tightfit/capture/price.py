@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,15 +16,17 @@ from tightfit.costs.cache import Cache
 from tightfit.costs.measured import (
     Measurement,
     PeakFunction,
+    Workspace,
     call_key,
     environment_of,
     materialise,
     measure_call,
+    measure_workspace,
 )
 from tightfit.graph.ir import Variant
 from tightfit.progress import Progress
 
-__all__ = ["measured_costs"]
+__all__ = ["measured_costs", "measured_workspaces"]
 
 
 def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Progress) -> Captured:
@@ -41,23 +44,62 @@ def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Pro
     progress : Progress
         Told of each call that is measured.
     """
+    known = _measured(captured, Measurement, measure_call, measure_peak, progress)
+    return _priced(captured, known, "measured")
+
+
+def measured_workspaces(
+    captured: Captured, measure_peak: PeakFunction, progress: Progress
+) -> Captured:
+    """Return the captured step with the workspace of every alternative measured, costs kept.
+
+    A model of costs says nothing of workspaces, and a plan that is to run must hold them.
+    Parameters are those of `measured_costs`; each distinct call runs twice.
+    """
+    known = _measured(captured, Workspace, measure_workspace, measure_peak, progress)
+    return _priced(captured, known, captured.graph.cost_source)
+
+
+def _measured(
+    captured: Captured,
+    kind: Any,
+    measure: Callable[..., Any],
+    measure_peak: PeakFunction,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Return a record of a kind for the key of every call, from the disk cache or measured."""
     device = _device(captured)
     cache = Cache(environment_of(device))
     wanted = {_key(captured, call): call for calls in captured.calls for call in calls}
-    known = {key: cache.get(key, Measurement) for key in wanted}
+    known = {key: cache.get(f"{kind.__name__}\n{key}", kind) for key in wanted}
     missing = [(key, call) for key, call in wanted.items() if known[key] is None]
-    if missing:
-        progress.start("measuring operators", len(missing))
-        try:
-            for done, (key, call) in enumerate(missing):
-                progress.update(done, _name(call.function))
-                known[key] = _measure(captured, call, device, measure_peak)
-                if not isinstance(call.function, BlockForward | BlockBackward):
-                    cache.put(key, known[key])  # type: ignore[arg-type]
-        finally:
-            cache.save()
-            progress.stop()
-    return _priced(captured, {k: m for k, m in known.items() if m is not None})
+    if not missing:
+        return known
+    progress.start("measuring operators", len(missing))
+    try:
+        for done, (key, call) in enumerate(missing):
+            progress.update(done, _name(call.function))
+            if isinstance(call.function, BlockForward | BlockBackward):
+                known[key] = _of_block(call.function, kind, measure_peak)
+                continue
+            args, kwargs = _synthetic(captured, call)
+            with private.without_autocast():
+                known[key] = measure(
+                    call.function, args, kwargs, device=device, measure_peak=measure_peak
+                )
+            cache.put(f"{kind.__name__}\n{key}", known[key])
+    finally:
+        cache.save()
+        progress.stop()
+    return known
+
+
+def _of_block(
+    function: BlockForward | BlockBackward, kind: Any, measure_peak: PeakFunction
+) -> Measurement | Workspace:
+    """Return what an opaque module takes; it is known in this process only."""
+    measured = function.measure(measure_peak)
+    return measured if kind is Measurement else Workspace(workspace_bytes=measured.workspace_bytes)
 
 
 def _device(captured: Captured) -> torch.device:
@@ -68,36 +110,33 @@ def _device(captured: Captured) -> torch.device:
     return torch.device("cpu")
 
 
-def _priced(captured: Captured, known: dict[str, Measurement]) -> Captured:
+def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Captured:
     ops = []
     for op in captured.graph.ops:
         alternatives = []
         for alternative, call in zip(op.alternatives, captured.calls[op.id], strict=True):
-            measurement = known[_key(captured, call)]
+            record = known[_key(captured, call)]
+            cost_s = getattr(record, "cost_s", None)
             variant = Variant(
-                cost_s=measurement.cost_s,
-                workspace_bytes=measurement.workspace_bytes + op.random_state_bytes,
+                cost_s=alternative.variants[0].cost_s if cost_s is None else cost_s,
+                workspace_bytes=record.workspace_bytes + op.random_state_bytes,
             )
             alternatives.append(msgspec.structs.replace(alternative, variants=(variant,)))
         ops.append(msgspec.structs.replace(op, alternatives=tuple(alternatives)))
-    graph = msgspec.structs.replace(captured.graph, ops=tuple(ops), cost_source="measured")
+    graph = msgspec.structs.replace(captured.graph, ops=tuple(ops), cost_source=source)
     return Captured(graph, captured.joint, captured.calls, captured.nodes, captured.value_of)
 
 
-def _measure(
-    captured: Captured, call: Call, device: torch.device, measure_peak: PeakFunction
-) -> Measurement:
-    if isinstance(call.function, BlockForward | BlockBackward):
-        return call.function.measure(measure_peak)
+def _synthetic(captured: Captured, call: Call) -> Any:
+    """Return real arguments for a call: tensors of the shapes and strides of the trace."""
 
     def real(node: fx.Node) -> Any:
         if node.op == "get_attr":
-            return getattr(captured.joint.module, str(node.target))
+            value = getattr(captured.joint.module, str(node.target))
+            return value.clone_state() if isinstance(value, torch.Generator) else value
         return private.pytree.tree_map_only(torch.Tensor, _materialised, node.meta["val"])
 
-    args, kwargs = fx.map_arg((call.args, call.kwargs), real)
-    with private.without_autocast():
-        return measure_call(call.function, args, kwargs, device=device, measure_peak=measure_peak)
+    return fx.map_arg((call.args, call.kwargs), real)
 
 
 def _materialised(fake: torch.Tensor) -> torch.Tensor:
@@ -117,7 +156,7 @@ def _key(captured: Captured, call: Call) -> str:
         return f"this process: {call.function!r}"
 
     def fake(node: fx.Node) -> Any:
-        return node.meta["val"]
+        return node.meta.get("val", node.target)
 
     args, kwargs = fx.map_arg((call.args, call.kwargs), fake)
     return call_key(_name(call.function), args, kwargs)

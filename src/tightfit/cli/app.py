@@ -11,7 +11,9 @@ from cyclopts import App, CycloptsError
 import tightfit
 from tightfit.cli.check import check
 from tightfit.cli.compare import compare_planners
+from tightfit.cli.curve import curve
 from tightfit.cli.demo import demo
+from tightfit.cli.max_batch import max_batch
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.plan import plan
@@ -28,7 +30,7 @@ app = App(
     help_epilogue="Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed.",
     version=tightfit.__version__,
 )
-for command in (demo, check, plan, show, verify, minimum, prove):
+for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove):
     app.command(command)
 app.command(compare_planners, name="compare")
 

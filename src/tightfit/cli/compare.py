@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.comparison import comparison_csv, comparison_table, overhead_plot
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, is_model
 from tightfit.cli.output import print_result
-from tightfit.cli.target import load_step
+from tightfit.cli.target import budget_named, load_model, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
-from tightfit.graph.liveness import budget_of_ratio
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.compare import ComparisonRow, compare, planners_named
 from tightfit.planners.sweep import Job, sweep
-from tightfit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from tightfit.capture.lift import Captured
 
 __all__ = ["compare_planners"]
 
@@ -56,7 +58,8 @@ def compare_planners(
     budgets
         Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
     planners
-        Names separated by commas, or all.
+        Names separated by commas, or all. For a model also pytorch.min_cut,
+        pytorch.activation_memory_budget and pytorch.checkpoint.
     time_limit
         Seconds for each planner at each budget.
     workers
@@ -83,10 +86,11 @@ def compare_planners(
     """
     if not time_limit > 0:
         raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    names = planners_named(planners)
+    names, ways = _names(planners, target)
     limits = Limits(seconds=time_limit, seed=seed, workers=workers, solver=solver)
     with terminal_progress() as progress:
-        step = load_step(
+        load = partial(
+            load_model if ways else load_step,
             target,
             options,
             costs=costs,
@@ -94,7 +98,9 @@ def compare_planners(
             gradients=gradients,
             progress=progress,
         )
-    asked = [_budget(step, text, gradients) for text in budgets.split(",")]
+        loaded = load()
+    step = loaded if isinstance(loaded, Graph) else loaded.graph
+    asked = [budget_named(step, text, gradients) for text in budgets.split(",")]
     tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
     with terminal_progress() as progress:
         if results is not None:
@@ -105,6 +111,8 @@ def compare_planners(
             raise BadInput("--scheduler needs --results, the folder for the rows")
         else:
             rows = compare(tasks, names, limits, progress)
+    if not isinstance(loaded, Graph):
+        rows = _with_pytorch(rows, loaded, tasks, ways, limits)
     if output is not None:
         _write(output, step, rows)
     ratios = dict(asked)
@@ -118,15 +126,38 @@ def compare_planners(
     )
 
 
-def _budget(
-    graph: Graph, text: str, gradients: Literal["fresh", "accumulated"]
-) -> tuple[int, float | None]:
-    """The budget in bytes and, where it was given as a share, the share."""
-    try:
-        ratio = float(text)
-    except ValueError:
-        return parse_bytes(text), None
-    return budget_of_ratio(graph, ratio, gradients=gradients), ratio
+def _names(planners: str, target: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The planners named, and the ways of PyTorch's own, which only a model has."""
+    given = [name.strip() for name in planners.split(",")]
+    ways = tuple(name for name in given if name.startswith("pytorch."))
+    others = ",".join(name for name in given if name not in ways)
+    if not is_model(target):
+        if ways:
+            raise BadInput(
+                f"{', '.join(ways)}: PyTorch's own ways need a model to ask PyTorch about; "
+                f"{target} is a file"
+            )
+        return planners_named(others), ()
+    from tightfit.api.pytorch import PYTORCH, ways_named
+
+    every = PYTORCH if planners == "all" else ways_named(ways)
+    return (planners_named(others) if others else ()), every
+
+
+def _with_pytorch(
+    rows: Sequence[ComparisonRow],
+    captured: Captured,
+    tasks: Sequence[Task],
+    ways: Sequence[str],
+    limits: Limits,
+) -> tuple[ComparisonRow, ...]:
+    """Add the rows of PyTorch's own ways after those of the planners at each budget."""
+    from tightfit.api.pytorch import PyTorch
+
+    pytorch = PyTorch(captured)
+    added = [pytorch.row(name, task, limits) for task in tasks for name in ways]
+    order = {task.budget_bytes: number for number, task in enumerate(tasks)}
+    return tuple(sorted([*rows, *added], key=lambda row: order[row.budget_bytes]))
 
 
 def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tightfit.cli.model import ModelOptions, OptimizerName, is_model
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
@@ -12,7 +14,10 @@ from tightfit.plan.plan import Gradients
 from tightfit.progress import Progress
 from tightfit.units import parse_bytes
 
-__all__ = ["chosen_budget", "load_step", "load_target"]
+if TYPE_CHECKING:
+    from tightfit.capture.lift import Captured
+
+__all__ = ["budget_named", "chosen_budget", "load_model", "load_step", "load_target"]
 
 
 def load_step(
@@ -38,15 +43,35 @@ def load_step(
     BadInput
         If it names neither, or for options that do not belong to it.
     """
-    if not is_model(target):
-        if options.given:
-            raise BadInput(
-                f"--{', --'.join(options.given)} can be set for models only; {target} is a file"
-            )
-        return load_target(target, costs)
-    from tightfit.api.check import graph_of
+    if is_model(target):
+        return load_model(
+            target,
+            options,
+            costs=costs,
+            optimizer=optimizer,
+            gradients=gradients,
+            progress=progress,
+        ).graph
+    if options.given:
+        raise BadInput(
+            f"--{', --'.join(options.given)} can be set for models only; {target} is a file"
+        )
+    return load_target(target, costs)
 
-    return graph_of(
+
+def load_model(
+    target: str,
+    options: ModelOptions,
+    *,
+    costs: str | None,
+    optimizer: OptimizerName,
+    gradients: Gradients,
+    progress: Progress,
+) -> Captured:
+    """Return the captured step of a model; parameters are those of `load_step`."""
+    from tightfit.api.check import captured_step
+
+    return captured_step(
         target,
         optimizer=optimizer,
         costs=costs or "cpu",
@@ -77,6 +102,26 @@ def load_target(target: str, costs: str | None = None) -> Graph:
         )
     graph = load_graph(target)
     return graph if costs is None else with_costs(graph, costs)
+
+
+def budget_named(graph: Graph, text: str, gradients: Gradients) -> tuple[int, float | None]:
+    """Return a budget in bytes that is written as a size or as a share of the activation peak.
+
+    Returns
+    -------
+    (bytes, share)
+        The share is None where a size was given.
+
+    Raises
+    ------
+    BadInput
+        If it is neither.
+    """
+    try:
+        ratio = float(text)
+    except ValueError:
+        return parse_bytes(text), None
+    return budget_of_ratio(graph, ratio, gradients=gradients), ratio
 
 
 def chosen_budget(

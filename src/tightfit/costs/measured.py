@@ -5,6 +5,7 @@ Knows neither capture nor alternatives: a function and its arguments go in.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import statistics
 import time
@@ -19,10 +20,12 @@ from torch.utils import _pytree as pytree
 __all__ = [
     "Measurement",
     "PeakFunction",
+    "Workspace",
     "call_key",
     "environment_of",
     "materialise",
     "measure_call",
+    "measure_workspace",
 ]
 
 _FORMAT = 1
@@ -59,6 +62,18 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     output_strides: tuple[tuple[int, ...] | None, ...]
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]
+
+
+class Workspace(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory one call needs only while it runs.
+
+    Parameters
+    ----------
+    workspace_bytes : int
+        As in `Measurement`.
+    """
+
+    workspace_bytes: int
 
 
 class _Peak(Protocol):
@@ -116,8 +131,7 @@ def measure_call(
     def call() -> Any:
         return function(*arguments, **keywords)
 
-    generators = [device] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(generators):
+    with torch.no_grad(), _fixed_generators(device):
         warm = call()
         clock = _clock()
         begin = clock()
@@ -132,6 +146,31 @@ def measure_call(
     return Measurement(
         cost_s=cost, workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes), **shape
     )
+
+
+def measure_workspace(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keyword_arguments: Mapping[str, Any],
+    *,
+    device: torch.device | str,
+    measure_peak: PeakFunction,
+) -> Workspace:
+    """Run a call twice and return the workspace of the second run; see `measure_call`."""
+    device = torch.device(device)
+
+    def call() -> Any:
+        return function(*arguments, **keyword_arguments)
+
+    with torch.no_grad(), _fixed_generators(device):
+        warm = call()
+        del warm
+        _, peak = measure_peak(call, device=device)
+    return Workspace(workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes))
+
+
+def _fixed_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def _describe(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
 
 from tightfit.errors import InfeasibleBudget, InvalidPlan, PlanMismatch
 from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import DEFAULT, plan_with
@@ -15,9 +17,9 @@ from tightfit.planners.rescale import rescaled
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 
-__all__ = ["LargestBatch", "largest_batch"]
+__all__ = ["MOST_BATCH", "LargestBatch", "largest_batch", "largest_batch_without_plan", "no_batch"]
 
-_MOST = 1 << 24
+MOST_BATCH = 1 << 24
 
 
 class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,7 @@ def largest_batch(
     limits: Limits | None = None,
     progress: Progress = SILENT,
     planner: str = DEFAULT,
+    most: int = MOST_BATCH,
 ) -> LargestBatch:
     """Find the largest batch by doubling, then bisection; the answer is planned, not extrapolated.
 
@@ -50,6 +53,8 @@ def largest_batch(
         The largest acceptable overhead, a fraction.
     limits : Limits
         Of each batch size that is tried; by default 5 seconds.
+    most : int
+        No larger batch is tried.
 
     Raises
     ------
@@ -62,8 +67,8 @@ def largest_batch(
     progress.start("largest batch")
     try:
         while high is None or high - low > 1:
-            batch = max(1, 2 * low) if high is None else (low + high) // 2
-            if batch > _MOST:
+            batch = min(max(1, 2 * low), most) if high is None else (low + high) // 2
+            if batch == low:
                 break
             progress.update(batch, f"batch {batch}")
             graph = graph_of(batch)
@@ -78,12 +83,34 @@ def largest_batch(
     finally:
         progress.stop()
     if best is None:
-        raise InfeasibleBudget(
-            f"not even a batch of 1 fits {format_bytes(budget_bytes)} at an overhead of at most "
-            f"{max_overhead:.0%}: give more memory or allow more overhead",
-            budget_bytes=budget_bytes,
-        )
+        raise no_batch(budget_bytes, max_overhead)
     return LargestBatch(batch=best[0], outcome=best[2], too_large=high)
+
+
+def no_batch(budget_bytes: int, max_overhead: float) -> InfeasibleBudget:
+    """Return the error that says that no batch fits."""
+    allowed = "" if math.isinf(max_overhead) else f" at an overhead of at most {max_overhead:.1%}"
+    return InfeasibleBudget(
+        f"not even a batch of 1 fits {format_bytes(budget_bytes)}{allowed}: give more memory"
+        + (" or allow more overhead" if allowed else ""),
+        budget_bytes=budget_bytes,
+    )
+
+
+def largest_batch_without_plan(
+    graph_of: Callable[[int], Graph], budget_bytes: int, *, gradients: Gradients = "fresh"
+) -> int:
+    """Return the largest batch that fits a budget with nothing recomputed; 0 if none does."""
+    low, high = 0, 1
+    while (
+        high <= MOST_BATCH and eager_peak_bytes(graph_of(high), gradients=gradients) <= budget_bytes
+    ):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = eager_peak_bytes(graph_of(middle), gradients=gradients) <= budget_bytes
+        low, high = (middle, high) if fits else (low, middle)
+    return low
 
 
 def _reuse(

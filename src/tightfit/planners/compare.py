@@ -15,7 +15,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import PLANNERS, find_planner, plan_with
 from tightfit.progress import SILENT, Progress
 
-__all__ = ["ComparisonRow", "compare", "compared", "planners_named"]
+__all__ = ["ComparisonRow", "compare", "compared", "comparison_row", "planners_named"]
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +102,8 @@ def compared(
         outcome = plan_with(planner, task, limits, progress)
     except (BadInput, MissingExtra) as error:
         outcome = _refused(str(error))
-        return _row(task, planner, outcome, "refused")
-    return _row(task, planner, outcome, outcome.status)
+        return comparison_row(task, planner, outcome, "refused")
+    return comparison_row(task, planner, outcome, outcome.status)
 
 
 def _refused(why: str) -> Outcome:
@@ -118,7 +118,8 @@ def _refused(why: str) -> Outcome:
     )
 
 
-def _row(task: Task, planner: str, outcome: Outcome, status: str) -> ComparisonRow:
+def comparison_row(task: Task, planner: str, outcome: Outcome, status: str) -> ComparisonRow:
+    """Return an outcome as a row; `status` is its own or ``"refused"``."""
     plan: Plan | None = outcome.plan
     return ComparisonRow(
         graph=task.graph.name,

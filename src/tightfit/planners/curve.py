@@ -44,7 +44,8 @@ def pareto_curve(
     tuple of CurvePoint
         By budget, largest first. Monotone by construction: less budget never has a smaller
         overhead or bound, for a plan of a smaller budget also serves a larger one, and a bound of
-        a larger budget also holds for a smaller one.
+        a larger budget also holds for a smaller one. Below a budget that is proven infeasible
+        nothing is searched.
     """
     limits = limits or Limits()
     points: list[CurvePoint] = []
@@ -55,9 +56,12 @@ def pareto_curve(
         for number, budget in enumerate(sorted(set(budgets), reverse=True)):
             progress.update(number, f"{budget} bytes")
             task = Task(graph=graph, budget_bytes=budget, gradients=gradients)
-            answer = run_anytime(task, limits, progress, seeds=seeds)
-            seeds = answer.schedules or seeds
-            outcome = answer.outcome
+            if points and points[-1].outcome.status == "infeasible":
+                outcome = msgspec.structs.replace(points[-1].outcome, seconds=0.0)
+            else:
+                answer = run_anytime(task, limits, progress, seeds=seeds)
+                seeds = answer.schedules or seeds
+                outcome = answer.outcome
             if outcome.bound >= bound:
                 bound, source = outcome.bound, outcome.bound_source
             points.append(

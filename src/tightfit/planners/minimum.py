@@ -13,6 +13,7 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Gradients, Plan
 from tightfit.planners.base import Limits, Task, finish
 from tightfit.planners.greedy import descend
+from tightfit.planners.monet.solve import MOST_MONET_OPS, plan_monet
 from tightfit.planners.problem import EngineProblem, build_problem, computes_of
 from tightfit.planners.reach import lower_limit
 from tightfit.progress import SILENT, Progress
@@ -145,7 +146,21 @@ class _Search:
         if found:
             self.best = self.schedule.peak() + self.graph.constant_bytes
             self.computes = computes_of(self.problem, self.schedule)
-        return found
+        return found or self.reach_by_program(budget_bytes, piece_s)
+
+    def reach_by_program(self, budget_bytes: int, piece_s: float) -> bool:
+        """On small graphs, let MONeT's program look for a schedule within a budget."""
+        if self.problem.engine.op_count > MOST_MONET_OPS or self.left() <= 0:
+            return False
+        by_nodes = self.limits.iterations is not None
+        seconds = self.limits.seconds if by_nodes else min(piece_s, self.left())
+        limits = msgspec.structs.replace(self.limits, seconds=seconds, gap=1.0)
+        outcome = plan_monet(self.task(budget_bytes), limits, SILENT)
+        if outcome.plan is None:
+            return False
+        self.best = outcome.peak_bytes
+        self.computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+        return True
 
     def result(self) -> MinimumBudget:
         outcome = finish(

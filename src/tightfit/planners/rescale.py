@@ -1,15 +1,18 @@
-"""A plan made for one batch size, used for another."""
+"""Plans and graphs of one batch size, carried over to another."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+import msgspec
 
 from tightfit.errors import PlanMismatch
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Graph, Op, Variant
 from tightfit.plan.plan import Compute, Outcome, Plan
 from tightfit.planners.base import Task, finish
 
-__all__ = ["rescaled"]
+__all__ = ["extrapolated", "rescaled"]
 
 
 def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
@@ -37,6 +40,83 @@ def rescaled(plan: Plan, graph: Graph, task: Task) -> Outcome:
         )
     computes = [step for step in plan.instructions if isinstance(step, Compute)]
     return finish(task, computes, started=started)
+
+
+def extrapolated(small: Graph, large: Graph, batches: tuple[int, int]) -> Callable[[int], Graph]:
+    """Return what estimates the graph of any batch size from those of two.
+
+    Bytes and costs are taken to grow linearly with the batch; bytes are rounded as the device's
+    allocator rounds.
+
+    Parameters
+    ----------
+    small, large : Graph
+        The same step at the two batch sizes.
+    batches : tuple of int
+        The two batch sizes, different.
+
+    Raises
+    ------
+    PlanMismatch
+        If the graphs differ in more than sizes and costs: the step depends on the batch size.
+    """
+    if _structure(small) != _structure(large):
+        raise PlanMismatch(
+            f"{small.name or 'the step'!r} is another graph at batch {batches[0]} than at batch "
+            f"{batches[1]}: other batch sizes cannot be estimated from them"
+        )
+    return _Extrapolation(small, large, batches).graph_of
+
+
+class _Extrapolation:
+    def __init__(self, small: Graph, large: Graph, batches: tuple[int, int]) -> None:
+        self.small, self.large = small, large
+        self.origin = batches[0]
+        self.apart = batches[1] - batches[0]
+
+    def graph_of(self, batch: int) -> Graph:
+        small, large = self.small, self.large
+        grain = small.device.granularity_bytes
+        replace = msgspec.structs.replace
+        return replace(
+            small,
+            values=tuple(
+                replace(a, size_bytes=self._bytes(batch, a.size_bytes, b.size_bytes, grain))
+                for a, b in zip(small.values, large.values, strict=True)
+            ),
+            ops=tuple(self._op(batch, a, b) for a, b in zip(small.ops, large.ops, strict=True)),
+            segments=tuple(
+                replace(a, outside_bytes=self._bytes(batch, a.outside_bytes, b.outside_bytes))
+                for a, b in zip(small.segments, large.segments, strict=True)
+            ),
+            constants_bytes={
+                kind: self._bytes(batch, size, large.constants_bytes.get(kind, size))
+                for kind, size in small.constants_bytes.items()
+            },
+        )
+
+    def _op(self, batch: int, a: Op, b: Op) -> Op:
+        ways = tuple(
+            msgspec.structs.replace(
+                one,
+                variants=tuple(
+                    Variant(
+                        cost_s=max(0.0, self._line(batch, x.cost_s, y.cost_s)),
+                        workspace_bytes=self._bytes(batch, x.workspace_bytes, y.workspace_bytes),
+                    )
+                    for x, y in zip(one.variants, other.variants, strict=True)
+                ),
+            )
+            for one, other in zip(a.alternatives, b.alternatives, strict=True)
+        )
+        return msgspec.structs.replace(a, alternatives=ways)
+
+    def _line(self, batch: int, a: float, b: float) -> float:
+        return a + (b - a) * (batch - self.origin) / self.apart
+
+    def _bytes(self, batch: int, a: int, b: int, grain: int = 1) -> int:
+        total = a * self.apart + (b - a) * (batch - self.origin)
+        return max(0, -(-total // (self.apart * grain)) * grain)
 
 
 def _structure(graph: Graph) -> object:

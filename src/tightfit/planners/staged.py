@@ -58,6 +58,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[ValueId, ...]
     cost_s: float
     workspace_bytes: int
+    overwrites: ValueId | None = None  # the read value over which the first one is written
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,12 +270,11 @@ def _way(graph: Graph, op: Op, alternative: int, variant: int) -> Way:
     chosen = op.alternatives[alternative]
     return Way(
         compute=Compute(op.id, alternative, variant),
-        reads=tuple(
-            sorted({v for v in chosen.reads if not graph.values[v].is_constant}),
-        ),
+        reads=tuple(sorted({v for v in chosen.reads if not graph.values[v].is_constant})),
         writes=chosen.writes,
         cost_s=chosen.variants[variant].cost_s,
         workspace_bytes=chosen.variants[variant].workspace_bytes,
+        overwrites=chosen.overwrites,
     )
 
 

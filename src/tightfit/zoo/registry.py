@@ -28,10 +28,11 @@ class Entry:
         One line for people.
     settings : mapping of str to mapping
         ``"default"`` (an activation peak of 200 to 700 MiB on a CPU, fresh gradients included;
-        fcn8 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout) and the settings of papers
-        by name: batch, size in pixels, sequence in tokens, dropout. What a setting does not name
-        the model does not take. Batch 1 under ``"checkmate"``: that paper looks for the largest
-        batch of this model.
+        fcn8 0.9 GiB, gpt2 1.2 GiB without and 1.6 GiB with dropout), one with convolutions that
+        need no workspace (vgg16, whose gradients need a large batch beside them) and the settings
+        of papers by name: batch, size in pixels, sequence in tokens, dropout. What a setting does
+        not name the model does not take. Batch 1 under ``"checkmate"``: that paper looks for
+        the largest batch of this model.
     """
 
     function: str
@@ -54,6 +55,7 @@ MODELS: dict[str, Entry] = {
         "VGG-16, 138 million parameters",
         {
             "default": {"batch": 2, "size": 224, "dropout": 0.5},
+            "channels_last": {"batch": 32, "size": 224, "dropout": 0.5, "channels_last": True},
             "monet": {"batch": 176, "size": 224, "dropout": 0.5},
             "checkmate": {"batch": 256, "size": 224, "dropout": 0.5},
         },

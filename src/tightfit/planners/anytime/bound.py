@@ -23,6 +23,7 @@ __all__ = ["BoundWorker", "CutLoop"]
 _FINEST_GAP, _COARSEST_GAP = 0.002, 0.1  # of the program's objective, in percent
 _GAP_SHARE = 0.3  # of the open gap between plan and bound that a program may leave
 _ROUND_S = 8.0  # per program; then its best solution gives the next cut
+_MOST_DENSE_OPS = 64  # of graphs whose second program cuts at every stage: it is then exact
 _TOLERANCE = 1e-8  # what the solver's feasibility tolerance may be worth
 _DEAREST = 1.6  # completions above this many times the baseline are no seeds
 
@@ -135,6 +136,10 @@ class CutLoop:
         budget = self.problem.budget_bytes
         over = sorted((t for t, peak in enumerate(peaks) if peak > budget), key=lambda t: -peaks[t])
         new = next((t for t in over if t not in self.cuts), None)
+        if self.outline.ops <= _MOST_DENSE_OPS and not self.exact:
+            self.cuts = tuple(range(1, self.outline.ops))
+            self.exact = True
+            return True
         if new is None:
             return False
         self.cuts = tuple(sorted((*self.cuts, new)))

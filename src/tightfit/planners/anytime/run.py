@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tightfit._core import _engine
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
 from tightfit.planners.anytime.chain import SWEEP, ChainSplitter, Split
 from tightfit.planners.anytime.outline import outline
@@ -25,9 +27,10 @@ from tightfit.planners.anytime.pool import Candidate, Pool, cross
 from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.greedy import descend
+from tightfit.planners.monet.solve import MOST_MONET_OPS, plan_monet
 from tightfit.planners.problem import EngineProblem, build_problem
 from tightfit.planners.reach import lower_limit
-from tightfit.progress import Progress
+from tightfit.progress import SILENT, Progress
 
 __all__ = ["FirstPlan", "Run"]
 
@@ -40,9 +43,11 @@ _LIMIT_S = 1.0
 _LEAST_CHAIN_OPS = 600
 _CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
 _CHAIN_TRIES = 5  # after which they have to be near the best plan
+_MOST_BORROWED_OPS = 1500
+_MONET_SHARE = 0.2
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
-_FASTEST_SHARE = 0.3  # of the pieces of search that see only the fastest variants
+_FASTEST_SHARE = 0.5  # of the pieces of search that see only the fastest variants
 _UNLIMITED_S = 1e4  # where nodes or iterations are the limit
 _JOB_ITERATIONS = 50  # at least, per piece of search under an iteration limit
 _JOBS = 40  # pieces of search that the limit is divided into
@@ -115,6 +120,7 @@ class Run:
             return
         loop.round(min(_FIRST_SOLVE_S, max(0.05, 0.15 * self.left())))
         self.repair_seeds()
+        self.seed_with_others()
         self.seed_with_margins(loop)
         if self.pool.done or self.left() < 0.1:
             return
@@ -182,6 +188,7 @@ class Run:
                     loop.round(_UNLIMITED_S, _NODES)
                     self.repair_seeds()
                 if number == 0:
+                    self.seed_with_others()
                     self.seed_with_margins(loop, _NODES)
                     self.seed_with_chains()
                 rest = total * (_ROUNDS - number) // (_ROUNDS + 1)
@@ -267,6 +274,32 @@ class Run:
                 seconds = min(_FIRST_SOLVE_S, 0.1 * self.left())
                 loop.seed(margin, seconds if nodes is None else _UNLIMITED_S, nodes)
                 self.repair_seeds()
+
+    def seed_with_others(self) -> None:
+        """Start also from the plans of MONeT's program, if it is small, and of cheap baselines."""
+        if self.choices or self.ops > _MOST_BORROWED_OPS:
+            return
+        by_nodes = self.limits.iterations is not None
+        planners = BASELINES if self.ops > MOST_MONET_OPS else (plan_monet, *BASELINES)
+        for planner in planners:
+            if self.pool.done or not (by_nodes or self.left() > 0.2):
+                return
+            self.report()
+            seconds = _UNLIMITED_S if by_nodes else _MONET_SHARE * self.left()
+            limits = msgspec.structs.replace(
+                self.limits, seconds=seconds, iterations=_NODES if by_nodes else None
+            )
+            self.borrow(planner(self.task, limits, SILENT))
+
+    def borrow(self, outcome: Outcome) -> None:
+        """Repair and polish the plan of another method."""
+        if outcome.plan is None:
+            return
+        computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+        schedule = self.schedules[0]
+        schedule.keep_everything()
+        schedule.load_ranges(borrowed_ranges(self.problem, self.task.graph, computes))
+        self.run([self.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
 
     def seed_with_chains(self) -> None:
         """On large graphs, schedules of recursive checkpointing, repaired; unless they are bad."""

@@ -14,7 +14,6 @@ from tightfit.planners.checkmate.variables import CAPACITY_UNITS, Variables
 __all__ = [
     "FAMILIES",
     "boundary_memory",
-    "doubled_values",
     "free_if_safe",
     "free_only_if_safe",
     "inputs_are_there",
@@ -57,7 +56,7 @@ def residency_has_a_source(variables: Variables) -> None:
 def used_memory(variables: Variables) -> None:
     """U[t,0] = sum M_i S[t,i] + M_0 R[t,0] (2); U[t,k+1] = U[t,k] - freed + M_k+1 R[t,k+1] (3).
 
-    Constants are in the capacity. A second instance of a resident value goes with its node.
+    Constants are in the capacity.
     """
     units = variables.units
     sizes = {v: units(s.size_bytes) for v, s in variables.problem.values.items() if s.size_bytes}
@@ -72,12 +71,12 @@ def used_memory(variables: Variables) -> None:
             made = sum(sizes.get(value, 0.0) for value in way.writes)
             used = variables.used[stage, node]
             computed = variables.computed[stage, node]
-            variables.builder.row([(used, 1.0), *carried, (computed, -made)], lower=0.0, upper=0.0)
+            terms = [(used, 1.0), *carried, (computed, -made)]
+            variables.builder.row(terms, lower=0.0, upper=0.0, group=stage)
             carried = [(used, -1.0)]
             for value in dict.fromkeys((*way.reads, *way.writes)):
-                for table in (variables.freed, variables.doubled):
-                    if (stage, value, node) in table:
-                        carried.append((table[stage, value, node], sizes[value]))
+                if (stage, value, node) in variables.freed:
+                    carried.append((variables.freed[stage, value, node], sizes[value]))
 
 
 def workspace(variables: Variables) -> None:
@@ -86,7 +85,7 @@ def workspace(variables: Variables) -> None:
         needed = variables.units(variables.way(stage, node).workspace_bytes)
         if needed:
             terms = [(used, 1.0), (variables.computed[stage, node], needed)]
-            variables.builder.row(terms, upper=CAPACITY_UNITS)
+            variables.builder.row(terms, upper=CAPACITY_UNITS, group=stage)
 
 
 def _hazards(variables: Variables, stage: int, value: ValueId, node: int) -> list[int]:
@@ -106,29 +105,38 @@ def free_if_safe(variables: Variables) -> None:
         hazards = _hazards(variables, stage, value, node)
         computed = variables.computed[stage, node]
         terms = [(computed, 1.0), (free, -1.0), *((c, -1.0) for c in hazards)]
-        variables.builder.row(terms, upper=0.0)
+        variables.builder.row(terms, upper=0.0, group=stage)
 
 
 def free_only_if_safe(variables: Variables) -> None:
     """kappa (1 - FREE[t,i,k]) >= hazards[t,i,k] (equation 6c), hazard by hazard.
 
-    kappa is the number of hazards; a row for each is the same for binaries and a tighter
-    relaxation: FREE <= R[t,k], FREE <= 1 - S[t+1,i], FREE <= 1 - R[t,j].
+    kappa is the number of hazards; rows of their own are the same for binaries and a tighter
+    relaxation. The first hazard is FREE[t,i,k] <= R[t,k]. For the others all frees of a stage
+    are in one row: what was there less what went is what a later node j or the next stage finds,
+    R[t,j] + sum_{k<j} FREE[t,i,k] <= S[t,i] + R[t,i], and the same with S[t+1,i] for R[t,j].
+    Where a node writes a value that is resident, the right side is 2: the second instance goes.
     """
-    for (stage, value, node), free in variables.freed.items():
-        computed = variables.computed[stage, node]
-        variables.builder.row([(free, 1.0), (computed, -1.0)], upper=0.0)
-        for hazard in _hazards(variables, stage, value, node):
-            variables.builder.row([(free, 1.0), (hazard, 1.0)], upper=1.0)
+    for (stage, _, node), free in variables.freed.items():
+        terms = [(free, 1.0), (variables.computed[stage, node], -1.0)]
+        variables.builder.row(terms, upper=0.0, group=stage)
+    for stage, values in enumerate(variables.frees):
+        for value, gone in values.items():
+            there = (variables.resident.get((stage, value)), variables.writer(stage, value))
+            found = [(column, -1.0) for column in there if column is not None]
+            for reader, column in _later_readers(variables, stage, value):
+                terms = [(free, 1.0) for node, free in gone if node < reader]
+                if terms:
+                    terms = [*terms, (column, 1.0), *found]
+                    variables.builder.row(terms, upper=0.0, group=stage)
 
 
-def doubled_values(variables: Variables) -> None:
-    """DOUBLE <= S[t,i], DOUBLE <= R[t,k]: a second instance goes with its node (not theirs)."""
-    for (stage, value, node), doubled in variables.doubled.items():
-        computed = variables.computed[stage, node]
-        resident = variables.resident[stage, value]
-        variables.builder.row([(doubled, 1.0), (computed, -1.0)], upper=0.0)
-        variables.builder.row([(doubled, 1.0), (resident, -1.0)], upper=0.0)
+def _later_readers(variables: Variables, stage: int, value: ValueId) -> list[tuple[int, int]]:
+    """The nodes that may read a value in a stage with their R, and S of the next stage."""
+    readers = variables.readers[stage].get(value, ())
+    found = [(reader, variables.computed[stage, reader]) for reader in readers]
+    following = variables.resident.get((stage + 1, value))
+    return found if following is None else [*found, (len(variables.problem.nodes), following)]
 
 
 def boundary_memory(variables: Variables) -> None:
@@ -154,7 +162,9 @@ FAMILIES: tuple[Callable[[Variables], None], ...] = (
     workspace,
     free_if_safe,
     free_only_if_safe,
-    doubled_values,
     boundary_memory,
 )
-"""All constraint families; equations 1d to 1f and U <= budget are bounds of the variables."""
+"""All constraint families; equations 1d to 1f and U <= budget are bounds of the variables.
+
+What counts the memory of a stage is a group of rows, which is added when a solution violates it.
+"""

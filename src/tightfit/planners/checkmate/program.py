@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.checkmate.constraints import FAMILIES
 from tightfit.planners.checkmate.variables import Variables
-from tightfit.planners.schedule import residency_of, stages_of
-from tightfit.planners.solvers import Program, ProgramBuilder
+from tightfit.planners.schedule import stages_of
+from tightfit.planners.solvers import Program, ProgramBuilder, settle_equations
 from tightfit.planners.solvers.program import Floats
-from tightfit.planners.staged import Residency, Stage, Staged
+from tightfit.planners.staged import Stage, Staged
 
 __all__ = ["CheckmateProgram", "build_program"]
 
@@ -43,53 +44,69 @@ class CheckmateProgram:
 
     def start(self, computes: Sequence[Compute]) -> Floats:
         """Return the solution that a schedule with one first computation per stage means."""
-        problem = self.variables.problem
-        rows = residency_of(problem, computes)
-        chosen = stages_of(problem, computes)
         values = np.zeros(self.program.columns)
         firsts = {s.first: t for t, s in enumerate(self.variables.stages) if s.first is not None}
-        for stage, nodes in enumerate(chosen):
+        for stage, nodes in enumerate(stages_of(self.variables.problem, computes)):
             for node in nodes:
                 values[self.variables.computed[firsts[stage], node]] = 1.0
-        self._set_residency(values, rows)
-        self._set_memory(values)
-        return values
+        return self.settled(values)
 
-    def _set_residency(self, values: Floats, rows: Residency) -> None:
-        limits = [stage.limit for stage in self.variables.stages] + [len(rows) - 1]
-        for (stage, value), column in self.variables.resident.items():
-            values[column] = rows[limits[stage]] >> value & 1
+    def settled(self, values: Floats) -> Floats:
+        """Return the solution with R of these values, less what nobody reads, and its own S.
 
-    def _set_memory(self, values: Floats) -> None:
-        """Derive FREE, DOUBLE and U from R and S."""
+        S holds a value from where it is made to where that instance is read last; FREE and
+        U follow.
+        """
+        settled = np.zeros(self.program.columns)
+        alive: set[ValueId] = set()
+        self._set_residency(settled, len(self.variables.stages), alive)
+        for stage in range(len(self.variables.stages) - 1, -1, -1):
+            for node in reversed(self.variables.nodes[stage]):
+                column = self.variables.computed[stage, node]
+                if values[column] > 0.5 and self._read(stage, node, alive):
+                    settled[column] = 1.0
+            self._set_residency(settled, stage, alive)
+        self._set_frees(settled)
+        settle_equations(self.program, settled)
+        return settled
+
+    def _read(self, stage: int, node: int, alive: set[ValueId]) -> bool:
+        """Whether a computation is needed, walking backwards; if so, update what is alive."""
+        problem, is_first = self.variables.problem, self.variables.stages[stage].first == node
+        way = self.variables.way(stage, node)
+        made = {value for value in way.writes if problem.makes(node, is_first, value)}
+        if not is_first and made.isdisjoint(alive):
+            return False
+        alive -= made
+        alive.update(way.reads)
+        return True
+
+    def _set_residency(self, values: Floats, stage: int, alive: set[ValueId]) -> None:
+        for value in alive:
+            column = self.variables.resident.get((stage, value))
+            if column is not None:
+                values[column] = 1.0
+        for value, column in self.variables.forced[stage]:
+            alive.discard(value)
+            values[column] = 1.0
+
+    def _set_frees(self, values: Floats) -> None:
+        """Derive FREE from R and S."""
         variables = self.variables
         for (stage, value, node), column in variables.freed.items():
-            hazards = [variables.resident.get((stage + 1, value))]
-            hazards += [
+            if values[variables.computed[stage, node]] < 0.5:
+                continue
+            needed = [variables.resident.get((stage + 1, value))]
+            needed += [
                 variables.computed[stage, reader]
                 for reader in variables.readers[stage].get(value, ())
                 if reader > node
             ]
-            safe = not any(values[hazard] for hazard in hazards if hazard is not None)
-            values[column] = float(safe and values[variables.computed[stage, node]] > 0.5)
-        for (stage, value, node), column in variables.doubled.items():
-            values[column] = min(
-                values[variables.computed[stage, node]], values[variables.resident[stage, value]]
-            )
-        lows = self.program.row_lower
-        for column in variables.used.values():
-            values[column] = 0.0
-        self._settle(values, set(variables.used.values()), lows)
-
-    def _settle(self, values: Floats, used: set[int], row_lower: Floats) -> None:
-        """Solve the equations of U, whose first entry is the column they define."""
-        program = self.program
-        equations = np.nonzero(row_lower == program.row_upper)[0]
-        for row in equations.tolist():
-            terms = slice(program.starts[row], program.starts[row + 1])
-            columns = program.indices[terms]
-            if int(columns[0]) in used:
-                values[columns[0]] = -float(program.coefficients[terms][1:] @ values[columns[1:]])
+            resident = variables.resident.get((stage, value))
+            second = variables.problem.values[value].producer == node and resident is not None
+            if second and values[resident]:
+                needed = []
+            values[column] = float(not any(values[c] for c in needed if c is not None))
 
 
 def build_program(problem: Staged, stages: Sequence[Stage]) -> CheckmateProgram:

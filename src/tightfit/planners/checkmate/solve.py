@@ -17,8 +17,7 @@ from tightfit.planners.checkmate.variables import COST_UNITS, frontier_stages, s
 from tightfit.planners.common import NO_PLAN_HERE, easy_answer, judge
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.planners.schedule import recompute, residency_of, without_waste
-from tightfit.planners.solvers import Answer, Options, solve
-from tightfit.planners.solvers.program import Floats
+from tightfit.planners.solvers import Answer, Options, solve, solve_by_rows
 from tightfit.planners.staged import Stage, Staged, staged, without_choice
 from tightfit.progress import Progress
 
@@ -32,6 +31,7 @@ __all__ = [
 _SOURCE = "checkmate's program (its own search space)"
 _DRAWS = 100
 _BORROWED_SHARE = 0.3
+_BRANCHING_SHARE = 0.8
 
 
 def plan_checkmate(task: Task, limits: Limits, progress: Progress) -> Outcome:
@@ -150,30 +150,33 @@ class Search:
         return excess
 
     def run(self, start: list[Compute] | None) -> Outcome:
-        """Solve, from a schedule if one is given, and return the outcome."""
+        """Solve, from a schedule if one is given, and return the outcome.
+
+        Without a plan at the end of most of the time, the rest is for rounding the relaxation.
+        """
         model = build_program(self.problem, self.stages)
-        if start is None:
-            if not self.relax(model, _DRAWS // 10):
-                return self.outcome(infeasible=True)
-        else:
+        if start is not None:
             self.consider(start)
-        answer = self.branch(model)
+        answer = self.branch(model, share=_BRANCHING_SHARE if start is None else 1.0)
         if answer.values is not None:
             excess = self.consider(model.computes(answer.values))
             if excess > 0:
                 self.repair(excess)
-        return self.outcome(infeasible=answer.status == "infeasible")
+        infeasible = answer.status == "infeasible"
+        if self.best is None and not infeasible:
+            infeasible = not self.relax(model, _DRAWS // 10)
+        return self.outcome(infeasible=infeasible)
 
     def relax(self, model: CheckmateProgram, draws: int) -> bool:
         """Solve the relaxation for a bound and round it; False if it proves infeasibility."""
-        answer = self.solve(model, relax=True)
+        answer = self.solve_relaxation(model)
         self.raise_bound(answer)
         self.round_answer(model, answer, draws)
         return answer.status != "infeasible"
 
     def round(self, model: CheckmateProgram, draws: int) -> None:
         """Solve the relaxation of a tightened program, only to round it."""
-        self.round_answer(model, self.solve(model, relax=True), draws)
+        self.round_answer(model, self.solve_relaxation(model), draws)
 
     def round_answer(self, model: CheckmateProgram, answer: Answer, draws: int) -> None:
         """Consider the roundings of a relaxation until time is up."""
@@ -185,12 +188,18 @@ class Search:
             if self.seconds_left < 0:
                 break
 
-    def branch(self, model: CheckmateProgram) -> Answer:
-        """Branch and bound from the best schedule so far."""
-        start = None
-        if self.best is not None:
-            start = model.start(self.best)
-        answer = self.solve(model, relax=False, start=start)
+    def branch(self, model: CheckmateProgram, *, share: float = 1.0) -> Answer:
+        """Branch and bound in this share of the time left, from the best schedule so far."""
+        start = None if self.best is None else model.start(self.best)
+        answer = solve_by_rows(
+            model.program,
+            self.options(share),
+            model.settled,
+            solver=self.limits.solver,
+            start=start,
+            progress=self.progress,
+            describe=_describe,
+        )
         self.raise_bound(answer)
         return answer
 
@@ -199,7 +208,9 @@ class Search:
         capacity = self.problem.capacity_bytes - excess_bytes
         lowered = msgspec.structs.replace(self.problem, capacity_bytes=capacity)
         model = build_program(lowered, self.stages)
-        answer = self.solve(model, relax=False)
+        answer = solve_by_rows(
+            model.program, self.options(), model.settled, solver=self.limits.solver
+        )
         if answer.values is not None:
             self.consider(model.computes(answer.values))
 
@@ -209,23 +220,25 @@ class Search:
         if answer.status != "infeasible" and found > self.bound:
             self.bound, self.bound_source = found, _SOURCE
 
-    def solve(self, model: CheckmateProgram, *, relax: bool, start: Floats | None = None) -> Answer:
-        """Call the solver with what is left of the limits."""
-        options = Options(
-            seconds=self.seconds_left,
+    def solve_relaxation(self, model: CheckmateProgram) -> Answer:
+        """Solve the relaxation in the time left."""
+        return solve(
+            model.program,
+            self.options(relax=True),
+            solver=self.limits.solver,
+            progress=self.progress,
+            describe=_describe,
+        )
+
+    def options(self, share: float = 1.0, *, relax: bool = False) -> Options:
+        """What is left of the limits, for the solver."""
+        return Options(
+            seconds=share * self.seconds_left,
             gap=COST_UNITS * self.limits.gap,
             target=objective_of(self.bound + self.limits.gap),
             nodes=self.limits.iterations,
             seed=self.limits.seed,
             relax=relax,
-        )
-        return solve(
-            model.program,
-            options,
-            solver=self.limits.solver,
-            start=start,
-            progress=self.progress,
-            describe=_describe,
         )
 
     def outcome(self, *, infeasible: bool) -> Outcome:

@@ -1,4 +1,4 @@
-"""The variables of Checkmate's program: R, S, FREE, U, and one more for ops with many outputs.
+"""The variables of Checkmate's program: R, S, FREE and U.
 
 Variables that no optimal schedule needs are left out: recomputations and residency after a
 value's last possible use, FREE after the last node of a stage and where a later reader or the
@@ -55,10 +55,9 @@ class Variables:
     resident : dict of (stage, value) to column
         S: the value is resident when the stage begins; stage ``len(stages)`` is the end.
     freed : dict of (stage, value, node) to column
-        FREE: the value is freed right after the node in the stage.
-    doubled : dict of (stage, value, node) to column
-        The node is computed while the value it makes is resident: a second instance appears and
-        goes. Only for nodes that make several values (not in the paper, which has one per node).
+        FREE: the value is freed right after the node in the stage. After its own node only if
+        that makes several values (the paper has one per node): nobody needs this one, or it is
+        resident and the second instance goes.
     used : dict of (stage, node) to column
         U: memory while the node is computed in the stage, in units of 1/1000 of the capacity.
     """
@@ -69,9 +68,6 @@ class Variables:
     computed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     resident: dict[tuple[int, ValueId], int] = field(default_factory=dict[tuple[int, ValueId], int])
     freed: dict[tuple[int, ValueId, int], int] = field(
-        default_factory=dict[tuple[int, ValueId, int], int]
-    )
-    doubled: dict[tuple[int, ValueId, int], int] = field(
         default_factory=dict[tuple[int, ValueId, int], int]
     )
     used: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -110,14 +106,29 @@ class Variables:
                 readers[stage].setdefault(value, []).append(node)
         return readers
 
+    @cached_property
+    def frees(self) -> list[dict[ValueId, list[tuple[int, int]]]]:
+        """For each stage and value, the nodes after which an instance may go, with the columns."""
+        frees: list[dict[ValueId, list[tuple[int, int]]]] = [{} for _ in self.stages]
+        for (stage, value, node), column in self.freed.items():
+            frees[stage].setdefault(value, []).append((node, column))
+        return frees
+
+    def writer(self, stage: int, value: ValueId) -> int | None:
+        """The column of R that writes an instance of the value in the stage, if any."""
+        producer = self.problem.values[value].producer
+        if producer is None or (stage, producer) not in self.computed:
+            return None
+        written = value in self.way(stage, producer).writes
+        return self.computed[stage, producer] if written else None
+
     def source(self, stage: int, value: ValueId) -> int | None:
-        """The column of R that makes the value in the stage, if any."""
+        """The column of R that makes the value for later readers in the stage, if any."""
         producer = self.problem.values[value].producer
         if producer is None:
             return None
-        if not self.problem.makes(producer, self.stages[stage].first == producer, value):
-            return None
-        return self.computed.get((stage, producer))
+        makes = self.problem.makes(producer, self.stages[stage].first == producer, value)
+        return self.writer(stage, value) if makes else None
 
     def units(self, size_bytes: int) -> float:
         """Bytes in the program's unit."""
@@ -157,21 +168,27 @@ class Variables:
                     self.resident[stage, value] = self.builder.binary(lower=float(forced))
 
     def _add_freed(self, stage: int) -> None:
-        nodes = self.nodes[stage]
         first = self.stages[stage].first
-        for node in nodes[:-1]:
+        frontier = () if first is None else self.way(stage, first).reads
+        for node in self.nodes[stage][:-1]:
             way = self.way(stage, node)
-            several = len(way.writes) > 1
-            for value in dict.fromkeys((*way.reads, *(way.writes if several else ()))):
+            made = way.writes if len(way.writes) > 1 else ()
+            for value in dict.fromkeys((*way.reads, *made)):
                 stored = self.problem.values[value]
-                if not stored.size_bytes or stored.ends == stored.forced_until:
-                    continue
-                surely_read = first is not None and value in self.way(stage, first).reads
-                if not surely_read and not self.is_forced(stage + 1, value):
+                needed = value in frontier or self.is_forced(stage + 1, value)
+                needed = needed or stored.ends == stored.forced_until
+                second = value in made and (stage, value) in self.resident
+                if stored.size_bytes and (second or not needed):
                     self.freed[stage, value, node] = self.builder.binary()
-            for value in way.writes if several else ():
-                if (stage, value) in self.resident and self.problem.values[value].size_bytes:
-                    self.doubled[stage, value, node] = self.builder.binary()
+
+    @cached_property
+    def forced(self) -> list[list[tuple[ValueId, int]]]:
+        """For each stage and the end, the values that somebody keeps then, with their columns."""
+        forced: list[list[tuple[ValueId, int]]] = [[] for _ in range(len(self.stages) + 1)]
+        for (stage, value), column in self.resident.items():
+            if self.is_forced(stage, value):
+                forced[stage].append((value, column))
+        return forced
 
     def is_forced(self, stage: int, value: ValueId) -> bool:
         """Whether the value is surely resident when the stage begins."""

@@ -14,8 +14,10 @@ __all__ = [
     "boundary_memory",
     "forward_memory",
     "one_implementation",
+    "overwritten_is_gone",
     "recomputation_memory",
     "recomputed_inputs",
+    "remaining_was_made",
     "saved_has_a_source",
     "saved_memory",
 ]
@@ -34,7 +36,13 @@ def forward_memory(variables: Variables) -> None:
         for number, way in enumerate(ways if len(ways) > 1 else ()):
             column = variables.chosen[0, node, number]
             terms.append((column, variables.units(way.workspace_bytes)))
+        terms.extend(_taken_over(variables, 0, node))
         variables.builder.row(terms, upper=CAPACITY_UNITS - constant)
+
+
+def _taken_over(variables: Variables, stage: int, node: int) -> Terms:
+    """-|x_i| for an implementation that writes x_i over what it reads (appendix C.3)."""
+    return [(column, -variables.size(v)) for v, column in variables.overwriting(stage, node)]
 
 
 def _forward_held(variables: Variables, node: int) -> tuple[Terms, float]:
@@ -67,14 +75,14 @@ def saved_memory(variables: Variables) -> None:
         for value in variables.forward_values:
             if (stage, value) in variables.stored:
                 terms.append((variables.stored[stage, value], -variables.size(value)))
-        builder.row(terms, lower=0.0, upper=0.0)
+        builder.row(terms, lower=0.0, upper=0.0, group=stage)
         variables.held[stage, 0] = held
         for node in range(variables.forward):
             change, constant = _change(variables, stage, node)
             if change or constant:
                 following = builder.real(lower=0.0, upper=room)
                 row = [(following, 1.0), (held, -1.0), *change]
-                builder.row(row, lower=constant, upper=constant)
+                builder.row(row, lower=constant, upper=constant, group=stage)
                 held = following
             variables.held[stage, node + 1] = held
 
@@ -125,7 +133,9 @@ def _afterwards(variables: Variables, stage: int, value: ValueId) -> tuple[Terms
 def _product(variables: Variables, first: int, second: int) -> int:
     """Return a column for the product of two binaries (appendix C.4)."""
     builder = variables.builder
-    product = builder.binary()
+    if (first, second) in variables.products:
+        return variables.products[first, second]
+    product = variables.products[first, second] = builder.binary()
     builder.row([(product, 1.0), (first, -1.0), (second, -1.0)], lower=-1.0)
     builder.row([(product, 1.0), (first, -1.0)], upper=0.0)
     builder.row([(product, 1.0), (second, -1.0)], upper=0.0)
@@ -152,7 +162,9 @@ def recomputation_memory(variables: Variables) -> None:
             column = variables.chosen[stage, node, number]
             terms.append((column, variables.units(way.workspace_bytes)))
         terms.append((recomputed, own))
-        variables.builder.row(_merged(terms), upper=CAPACITY_UNITS - variables.gradients(stage))
+        terms.extend(_taken_over(variables, stage, node))
+        room = CAPACITY_UNITS - variables.gradients(stage)
+        variables.builder.row(_merged(terms), upper=room, group=stage)
 
 
 def backward_memory(variables: Variables) -> None:
@@ -168,15 +180,20 @@ def backward_memory(variables: Variables) -> None:
         for number, way in enumerate(ways if len(ways) > 1 else ()):
             column = variables.chosen[stage, node, number]
             terms.append((column, variables.units(way.workspace_bytes)))
-        variables.builder.row(terms, upper=CAPACITY_UNITS - constant)
+        variables.builder.row(terms, upper=CAPACITY_UNITS - constant, group=stage)
 
 
 def recomputed_inputs(variables: Variables) -> None:
-    """r^k_i <= s^k_j + r^k_j for every input j of i (equation 7, left)."""
+    """r^k_i <= s^k_j + r^k_j for every input j of i (equation 7, left).
+
+    p^k_j instead of r^k_j where j may be overwritten, by another node than i.
+    """
     for (stage, node), column in variables.recomputed.items():
         for value in variables.inputs(variables.implementations.again[node][0]):
             sources = _sources(variables, stage, value)
-            variables.builder.row([(column, 1.0), *((c, -1.0) for c in sources)], upper=0.0)
+            sources += [q for over, q in variables.overwriting(stage, node) if over == value]
+            if column not in sources:
+                variables.builder.row([(column, 1.0), *((c, -1.0) for c in sources)], upper=0.0)
 
 
 def saved_has_a_source(variables: Variables) -> None:
@@ -206,9 +223,54 @@ def _sources(variables: Variables, stage: int, value: ValueId) -> list[int]:
     """The columns that say where a value may be found in a stage: stored or recomputed."""
     stored = variables.problem.values[value]
     found = [variables.stored.get((stage, value))]
-    if stored.producer is not None and stored.recoverable:
+    if (stage, value) in variables.remaining:
+        found.append(variables.remaining[stage, value])
+    elif stored.producer is not None and stored.recoverable:
         found.append(variables.recomputed.get((stage, stored.producer)))
     return [column for column in found if column is not None]
+
+
+def overwritten_is_gone(variables: Variables) -> None:
+    """p^k_j >= r^k_j - sum q, p^k_j <= 1 - q^k_i and s^(k-1)_j <= 1 - q^k_i (equation 15).
+
+    The first pass likewise: what is overwritten is not stored, and nobody later may read it.
+    """
+    for stage, node in [*((0, i) for i in range(variables.forward)), *variables.recomputed]:
+        for value, column in variables.overwriting(stage, node):
+            for gone in (
+                variables.remaining.get((stage, value)),
+                variables.stored.get((max(1, stage), value)),
+            ):
+                if gone is not None:
+                    variables.builder.row([(gone, 1.0), (column, 1.0)], upper=1.0)
+            if stage == 0 and value in variables.local(0, node + 1):
+                variables.builder.row([(column, 1.0)], upper=0.0)
+    for (stage, value), column in variables.remaining.items():
+        made = variables.recomputed[stage, variables.producer(value)]
+        taken = [(q, 1.0) for q in _overwriters(variables, stage, value)]
+        variables.builder.row([(column, 1.0), (made, -1.0), *taken], lower=0.0)
+
+
+def _overwriters(variables: Variables, stage: int, value: ValueId) -> list[int]:
+    return [
+        column
+        for number, node in variables.recomputed
+        if number == stage
+        for overwritten, column in variables.overwriting(stage, node)
+        if overwritten == value
+    ]
+
+
+def remaining_was_made(variables: Variables) -> None:
+    """p^k_j <= r^k_j and q^k_i <= r^k_j (equation 16); q^k_i <= r^k_i is `one_implementation`."""
+    for (stage, value), column in variables.remaining.items():
+        made = variables.recomputed[stage, variables.producer(value)]
+        for made_first in (column, *_overwriters(variables, stage, value)):
+            variables.builder.row([(made_first, 1.0), (made, -1.0)], upper=0.0)
+    for stage, node in variables.recomputed:
+        for value, column in variables.overwriting(stage, node):
+            if (stage, value) not in variables.remaining:
+                variables.builder.row([(column, 1.0)], upper=0.0)
 
 
 def one_implementation(variables: Variables) -> None:
@@ -252,7 +314,12 @@ FAMILIES: tuple[Callable[[Variables], None], ...] = (
     recomputed_inputs,
     saved_has_a_source,
     backward_inputs,
+    overwritten_is_gone,
+    remaining_was_made,
     one_implementation,
     boundary_memory,
 )
-"""All constraint families, in an order in which each finds the columns of those before."""
+"""All constraint families, in an order in which each finds the columns of those before.
+
+What counts the memory of a backward stage is a group of rows, added when a solution violates it.
+"""

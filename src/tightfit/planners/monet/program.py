@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.monet.constraints import FAMILIES
 from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.monet.variables import LocalBound, Variables
-from tightfit.planners.solvers import Program, ProgramBuilder
+from tightfit.planners.solvers import Program, ProgramBuilder, settle_equations
 from tightfit.planners.solvers.program import Floats
 from tightfit.planners.staged import Staged, Way
 
@@ -35,6 +38,60 @@ class MonetProgram:
             way = self._way(values, stage, variables.node_of(stage), again=False)
             computes.append(way.compute)
         return computes
+
+    def settled(self, values: Floats) -> Floats:
+        """Return the solution with r and delta of these values, less what nobody reads.
+
+        s stores a value from where it is made to where that instance is read last.
+        """
+        variables = self.variables
+        settled = np.zeros(self.program.columns)
+        alive: set[ValueId] = set()
+        for stage in range(variables.backward, 0, -1):
+            node = variables.node_of(stage)
+            self._choose(settled, values, stage, node, again=False)
+            alive.update(variables.inputs(self._way(values, stage, node, again=False)))
+            for node in range(variables.forward - 1, -1, -1):
+                column = variables.recomputed.get((stage, node))
+                if column is None or values[column] < 0.5:
+                    continue
+                way = self._way(values, stage, node, again=True)
+                made = {v for v in way.writes if variables.problem.values[v].recoverable}
+                if not made.isdisjoint(alive):
+                    alive = (alive - made).union(variables.inputs(way))
+                    settled[column] = 1.0
+                    self._choose(settled, values, stage, node, again=True)
+            for value in alive:
+                settled[variables.stored[stage, value]] = 1.0
+        for node in range(variables.forward):
+            self._choose(settled, values, 0, node, again=False)
+        fixed = self.program.lower > 0
+        settled[fixed] = self.program.lower[fixed]
+        for (first, second), product in variables.products.items():
+            settled[product] = settled[first] * settled[second]
+        self._set_remaining(settled)
+        settle_equations(self.program, settled)
+        return settled
+
+    def _set_remaining(self, settled: Floats) -> None:
+        """Derive p from r and q."""
+        variables = self.variables
+        for (stage, value), column in variables.remaining.items():
+            settled[column] = settled[variables.recomputed[stage, variables.producer(value)]]
+        for stage, node in variables.recomputed:
+            for value, column in variables.overwriting(stage, node):
+                if settled[column] and (stage, value) in variables.remaining:
+                    settled[variables.remaining[stage, value]] = 0.0
+
+    def _choose(
+        self, settled: Floats, values: Floats, stage: int, node: int, *, again: bool
+    ) -> None:
+        """Set the delta of the implementation that the values choose."""
+        implementations = self.variables.implementations
+        ways = (implementations.again if again else implementations.first)[node]
+        chosen = self._way(values, stage, node, again=again)
+        for number, way in enumerate(ways if len(ways) > 1 else ()):
+            settled[self.variables.chosen[stage, node, number]] = float(way is chosen)
 
     def _way(self, values: Floats, stage: int, node: int, *, again: bool) -> Way:
         implementations = self.variables.implementations

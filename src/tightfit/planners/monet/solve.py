@@ -14,11 +14,13 @@ from tightfit.planners.monet.objective import overhead_of
 from tightfit.planners.monet.program import MonetProgram, build_program
 from tightfit.planners.monet.variables import COST_UNITS, LocalBound
 from tightfit.planners.schedule import without_waste
-from tightfit.planners.solvers import Answer, Options, solve
+from tightfit.planners.solvers import Answer, Options, solve_by_rows
 from tightfit.planners.staged import Staged, staged
 from tightfit.progress import Progress
 
-__all__ = ["plan_monet", "plan_monet_loose"]
+__all__ = ["MOST_MONET_OPS", "plan_monet", "plan_monet_loose"]
+
+MOST_MONET_OPS = 250  # of graphs whose program is worth solving as a help to other searches
 
 _SOURCE = "monet's program (its own search space)"
 
@@ -70,8 +72,13 @@ def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: flo
         nodes=limits.iterations,
         seed=limits.seed,
     )
-    return solve(
-        model.program, options, solver=limits.solver, progress=progress, describe=_describe
+    return solve_by_rows(
+        model.program,
+        options,
+        model.settled,
+        solver=limits.solver,
+        progress=progress,
+        describe=_describe,
     )
 
 

@@ -47,6 +47,11 @@ class Variables:
     held : dict of (stage, node) to column
         Bytes stored while the stage is about to reach the node: of nodes before it what is
         stored afterwards, of it and later ones what was stored before (the sums of equation 13).
+    remaining : dict of (stage, value) to column
+        p: the value is made in the stage and no implementation overwrites it there (appendix
+        C.3); only for values that some implementation may overwrite.
+    products : dict of (column, column) to column
+        alpha: the product of two binaries (appendix C.4).
     """
 
     problem: Staged
@@ -57,6 +62,10 @@ class Variables:
     recomputed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     chosen: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
     held: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    remaining: dict[tuple[int, ValueId], int] = field(
+        default_factory=dict[tuple[int, ValueId], int]
+    )
+    products: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
     @staticmethod
     def of(
@@ -81,6 +90,7 @@ class Variables:
         variables._add_stored()
         variables._add_recomputed()
         variables._add_chosen()
+        variables._add_remaining()
         variables._add_constant()
         return variables
 
@@ -104,6 +114,29 @@ class Variables:
         """The values forward nodes make, by producer."""
         made = [self.problem.nodes[node].first.writes for node in range(self.forward)]
         return [value for writes in made for value in writes]
+
+    def producer(self, value: ValueId) -> int:
+        """The forward node that makes a value."""
+        producer = self.problem.values[value].producer
+        assert producer is not None
+        return producer
+
+    def overwriting(self, stage: int, node: int) -> list[tuple[ValueId, int]]:
+        """The values that implementations of a forward node overwrite in a stage, with their q.
+
+        q is the delta of that implementation, or r where there is no other.
+        """
+        ways = (self.implementations.again if stage else self.implementations.first)[node]
+        if len(ways) == 1 and stage == 0:
+            return []  # a node always computed first in place is no node here (`staged` says so)
+        return [
+            (
+                way.overwrites,
+                self.chosen[stage, node, number] if len(ways) > 1 else self.recomputed[stage, node],
+            )
+            for number, way in enumerate(ways)
+            if way.overwrites is not None
+        ]
 
     def size(self, value: ValueId) -> float:
         """The bytes of a value in the program's unit."""
@@ -235,6 +268,14 @@ class Variables:
                 for number, way in enumerate(ways):
                     column = self.builder.binary(cost=self.cost(way.cost_s))
                     self.chosen[stage, node, number] = column
+
+    def _add_remaining(self) -> None:
+        for stage, node in self.recomputed:
+            for value, _ in self.overwriting(stage, node):
+                producer = self.problem.values[value].producer
+                made = producer is not None and (stage, producer) in self.recomputed
+                if made and (stage, value) not in self.remaining:
+                    self.remaining[stage, value] = self.builder.binary()
 
     def _add_constant(self) -> None:
         """Add the cost of what is computed once and in one way as a column that is always 1."""

@@ -1,6 +1,16 @@
 """One small interface to mixed-integer linear programming solvers, in process or in a child."""
 
 from tightfit.planners.solvers.program import Answer, Options, Program, ProgramBuilder
+from tightfit.planners.solvers.row_generation import settle_equations, solve_by_rows
 from tightfit.planners.solvers.solve import SOLVERS, solve
 
-__all__ = ["SOLVERS", "Answer", "Options", "Program", "ProgramBuilder", "solve"]
+__all__ = [
+    "SOLVERS",
+    "Answer",
+    "Options",
+    "Program",
+    "ProgramBuilder",
+    "settle_equations",
+    "solve",
+    "solve_by_rows",
+]

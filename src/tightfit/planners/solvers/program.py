@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -34,6 +34,8 @@ class Program:
         Where each row's entries begin in `indices` and `coefficients`.
     indices, coefficients : array, shape (entries,)
         Columns and coefficients of A, row by row.
+    groups : array of int32, shape (rows,)
+        The group of rows each belongs to, for row generation; -1: it is always needed.
     """
 
     costs: Floats
@@ -45,6 +47,7 @@ class Program:
     starts: Integers
     indices: Integers
     coefficients: Floats
+    groups: Integers
 
     @property
     def columns(self) -> int:
@@ -55,6 +58,28 @@ class Program:
     def rows(self) -> int:
         """The number of constraints."""
         return len(self.row_lower)
+
+    def activities(self, values: Floats) -> Floats:
+        """Return ``A x``, shape (rows,)."""
+        terms = self.coefficients * values[self.indices]
+        rows = np.repeat(np.arange(self.rows), np.diff(self.starts))
+        return np.bincount(rows, weights=terms, minlength=self.rows).astype(np.float64)
+
+    def only(self, groups: Collection[int]) -> Program:
+        """Return the program with the rows of these groups and those that are always needed."""
+        kept = np.isin(self.groups, [-1, *groups])
+        lengths = np.diff(self.starts)
+        entries = np.repeat(kept, lengths)
+        starts = np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int32)
+        return replace(
+            self,
+            row_lower=self.row_lower[kept],
+            row_upper=self.row_upper[kept],
+            starts=starts,
+            indices=self.indices[entries],
+            coefficients=self.coefficients[entries],
+            groups=self.groups[kept],
+        )
 
     def to_bytes(self) -> bytes:
         """Return the arrays in NumPy's format (never pickled)."""
@@ -82,6 +107,7 @@ class ProgramBuilder:
         self._starts = array("i", [0])
         self._indices = array("i")
         self._coefficients = array("d")
+        self._groups = array("i")
 
     @property
     def columns(self) -> int:
@@ -109,8 +135,13 @@ class ProgramBuilder:
         *,
         lower: float = -np.inf,
         upper: float = np.inf,
+        group: int = -1,
     ) -> None:
-        """Add ``lower <= sum of coefficient * column <= upper``; each column at most once."""
+        """Add ``lower <= sum of coefficient * column <= upper``; each column at most once.
+
+        Rows of a group may be left out until a solution violates one of them; -1: never. The
+        first column of an equation in a group is the one that the equation defines.
+        """
         for column, coefficient in terms:
             if coefficient:
                 self._indices.append(column)
@@ -118,6 +149,7 @@ class ProgramBuilder:
         self._starts.append(len(self._indices))
         self._row_lower.append(lower)
         self._row_upper.append(upper)
+        self._groups.append(group)
 
     def build(self) -> Program:
         """Return the program."""
@@ -131,6 +163,7 @@ class ProgramBuilder:
             starts=np.array(self._starts, dtype=np.int32),
             indices=np.array(self._indices, dtype=np.int32),
             coefficients=np.array(self._coefficients),
+            groups=np.array(self._groups, dtype=np.int32),
         )
 
 

@@ -1,0 +1,166 @@
+"""``tightfit curve``: extra compute against memory, with what is proven."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
+from tightfit.cli.output import print_result
+from tightfit.cli.target import budget_named, load_step
+from tightfit.errors import BadInput
+from tightfit.files import write_atomically
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan.plan import Gradients
+from tightfit.planners.base import Limits
+from tightfit.planners.curve import CurvePoint, pareto_curve
+from tightfit.reporting.plot import Curve, line_plot
+from tightfit.units import format_bytes
+
+__all__ = ["curve"]
+
+_BUDGETS = "0.9,0.8,0.7,0.6,0.5,0.4,0.3"
+_COLUMNS = ("budget_bytes", "ratio", "overhead", "bound", "status", "peak_bytes", "seconds")
+
+
+def curve(
+    target: str,
+    /,
+    *,
+    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    optimizer: OptimizerName = "adamw",
+    budgets: str = _BUDGETS,
+    time_limit: float = Limits().seconds,
+    iterations: int | None = None,
+    seed: int = 0,
+    gradients: Literal["fresh", "accumulated"] = "fresh",
+    costs: str | None = None,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Plan at many budgets, each plan starting from that of a larger one.
+
+    Less budget never has a smaller overhead or bound.
+
+    Parameters
+    ----------
+    target
+        A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
+        path/to/file.py:factory.
+    optimizer
+        Whose state is assumed for a model: adamw keeps two copies of the parameters.
+    budgets
+        Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
+    time_limit
+        Seconds to plan at most, for each budget.
+    iterations
+        Search iterations at most; with it the result depends on the seed only.
+    seed
+        Seed of every random choice.
+    gradients
+        Whether gradients of parameters are made anew or added to existing ones.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100; of a model
+        also measured. By default a model has those of this CPU's roofline.
+    output
+        Write the curve to this file: .csv, or .svg for a plot.
+    json
+        Print one JSON object.
+    """
+    if not time_limit > 0:
+        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    if output is not None and output.suffix not in (".csv", ".svg"):
+        raise BadInput(f"--output {str(output)!r} must end in .csv or .svg")
+    with terminal_progress() as progress:
+        step = load_step(
+            target,
+            options,
+            costs=costs,
+            optimizer=optimizer,
+            gradients=gradients,
+            progress=progress,
+        )
+    asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
+    limits = Limits(seconds=time_limit, iterations=iterations, seed=seed)
+    with terminal_progress() as progress:
+        points = pareto_curve(step, asked, gradients, limits, progress)
+    rows = [_row(step, point, gradients) for point in points]
+    if output is not None:
+        text = _csv(rows) if output.suffix == ".csv" else _plot(step.name, rows)
+        write_atomically(output, text.encode())
+    return print_result(
+        _table(rows),
+        as_json=json,
+        status="feasible" if any(row["peak_bytes"] for row in rows) else "infeasible",
+        constant_bytes=step.constant_bytes,
+        seconds=sum(row["seconds"] for row in rows),
+        rows=rows,
+    )
+
+
+def _row(graph: Graph, point: CurvePoint, gradients: Gradients) -> dict[str, Any]:
+    constants, outcome = graph.constant_bytes, point.outcome
+    activations = eager_peak_bytes(graph, gradients=gradients) - constants
+    return {
+        "budget_bytes": point.budget_bytes,
+        "ratio": (point.budget_bytes - constants) / activations if activations else None,
+        "overhead": outcome.overhead if math.isfinite(outcome.overhead) else None,
+        "bound": outcome.bound if math.isfinite(outcome.bound) else None,
+        "status": outcome.status,
+        "peak_bytes": outcome.peak_bytes if outcome.plan is not None else None,
+        "seconds": outcome.seconds,
+    }
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=_COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _plot(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    curves = [
+        Curve(
+            label,
+            tuple(
+                (row["budget_bytes"] / 2**30, 100 * row[key])
+                for row in reversed(rows)
+                if row[key] is not None
+            ),
+            dashed=key == "bound",
+        )
+        for label, key in (("plan", "overhead"), ("proven lower bound", "bound"))
+    ]
+    return line_plot(
+        curves,
+        title=f"{name}: extra compute by budget",
+        x_label="budget in GiB, constants included",
+        y_label="overhead in percent",
+    )
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    header = f"{'budget':>12} {'ratio':>6} {'overhead':>10} {'proven least':>12}  status"
+    return "\n".join([header, *map(_line, rows)])
+
+
+def _line(row: dict[str, Any]) -> str:
+    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
+    return (
+        f"{format_bytes(row['budget_bytes']):>12} {ratio:>6} {_percent(row['overhead']):>10} "
+        f"{_percent(row['bound']):>12}  {row['status']} ({row['seconds']:.1f} s)"
+    )
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.2f} %"

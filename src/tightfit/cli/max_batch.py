@@ -1,0 +1,128 @@
+"""``tightfit max-batch``: the largest batch that trains within a budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, is_model
+from tightfit.cli.output import print_result
+from tightfit.errors import BadInput
+from tightfit.planners.base import Limits
+from tightfit.planners.registry import DEFAULT
+from tightfit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from tightfit.api.batch import MaxBatch
+
+__all__ = ["max_batch"]
+
+
+def max_batch(
+    model: str,
+    /,
+    *,
+    budget: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    max_overhead: Annotated[float, Parameter(allow_leading_hyphen=True)] = float("inf"),
+    reserve: str | None = None,
+    optimizer: OptimizerName = "adamw",
+    costs: str = "cpu",
+    gradients: Literal["fresh", "accumulated"] = "fresh",
+    planner: str = DEFAULT,
+    time_limit: float = Limits().seconds,
+    seed: int = 0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Find the largest batch within a budget: nothing runs, no memory is taken for it.
+
+    Parameters
+    ----------
+    model
+        zoo:NAME, package.module:factory or path/to/file.py:factory; the factory takes batch=.
+    budget
+        The budget with a unit, such as 8GiB, constants included.
+    max_overhead
+        The largest acceptable extra compute, such as 0.2 for 20 %.
+    reserve
+        How much of the budget to leave unused, such as 200MiB; by default 2 % of it.
+    optimizer
+        Whose state is assumed: adamw keeps two copies of the parameters.
+    costs
+        cpu, p100, v100, a100, h100 (rooflines; a GPU also rounds sizes as its allocator does),
+        unit, flops, or measured: each distinct operator is timed once, by itself.
+    gradients
+        Whether gradients of parameters are made anew or added to existing ones.
+    planner
+        Which planner.
+    time_limit
+        Seconds to plan the answer at most.
+    seed
+        Seed of every random choice.
+    json
+        Print one JSON object.
+    """
+    if not time_limit > 0:
+        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    if not is_model(model):
+        raise BadInput(
+            f"{model!r} names no model: write zoo:NAME, package.module:factory or "
+            "path/to/file.py:factory (a graph file has one batch size only)"
+        )
+    from tightfit.api.batch import max_batch_size
+
+    with terminal_progress() as progress:
+        found = max_batch_size(
+            model,
+            budget=budget,
+            max_overhead=max_overhead,
+            reserve=reserve,
+            optimizer=optimizer,
+            costs=costs,
+            gradients=gradients,
+            planner=planner,
+            limits=Limits(seconds=time_limit, seed=seed),
+            progress=progress,
+            **options.keywords(),
+        )
+    outcome = found.outcome
+    return print_result(
+        _text(found),
+        as_json=json,
+        status=outcome.status,
+        budget_bytes=found.budget_bytes,
+        constant_bytes=found.graph.constant_bytes,
+        planned_peak_bytes=outcome.peak_bytes,
+        overhead=outcome.overhead,
+        bound=outcome.bound,
+        gap=outcome.gap,
+        seconds=found.seconds,
+        batch=found.batch,
+        eager_batch=found.eager_batch,
+        too_large=found.too_large,
+        reserve_bytes=found.reserve_bytes,
+    )
+
+
+def _text(found: MaxBatch) -> str:
+    outcome = found.outcome
+    lines = [
+        f"{found.graph.name}: a batch of {found.batch} fits {format_bytes(found.budget_bytes)} "
+        f"with {format_bytes(found.reserve_bytes)} in reserve",
+        f"  planned   peak {format_bytes(outcome.peak_bytes)}, constants "
+        f"{format_bytes(found.graph.constant_bytes)}, overhead {100 * outcome.overhead:.2f} %, "
+        f"proven lower bound {100 * outcome.bound:.2f} % ({outcome.status})",
+        f"  eager     {_eager(found)}",
+    ]
+    if found.too_large is not None:
+        lines.append(f"  beyond    no plan found for a batch of {found.too_large}, by estimate")
+    return "\n".join([*lines, f"  {format_seconds(found.seconds)}"])
+
+
+def _eager(found: MaxBatch) -> str:
+    if found.eager_batch == 0:
+        return "not even a batch of 1 fits with nothing recomputed"
+    times = found.batch / found.eager_batch
+    return f"a batch of {found.eager_batch} fits with nothing recomputed; this is {times:.2f} times"

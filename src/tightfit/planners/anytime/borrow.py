@@ -1,0 +1,85 @@
+"""Plans of other methods as schedules of the engine: what the search may start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.eviction import plan_dtr
+from tightfit.planners.heuristics.chen import (
+    plan_ap_greedy,
+    plan_ap_sqrt,
+    plan_linearised_greedy,
+    plan_linearised_sqrt,
+)
+from tightfit.planners.problem import EngineProblem
+from tightfit.progress import Progress
+
+__all__ = ["BASELINES", "borrowed_ranges"]
+
+Planner = Callable[[Task, Limits, Progress], Outcome]
+
+BASELINES: tuple[Planner, ...] = (
+    plan_dtr,
+    plan_ap_sqrt,
+    plan_ap_greedy,
+    plan_linearised_sqrt,
+    plan_linearised_greedy,
+)
+
+
+def borrowed_ranges(
+    problem: EngineProblem, graph: Graph, computes: Sequence[Compute]
+) -> list[tuple[int, int, int]]:
+    """Return how long values are resident in a plan, as the engine takes it.
+
+    Parameters
+    ----------
+    problem : EngineProblem
+        Of the same graph, with default alternatives only.
+    graph : Graph
+        The graph.
+    computes : sequence of Compute
+        Every op once in the order of the graph, and any recomputation.
+
+    Returns
+    -------
+    list of (value, first stage, last stage)
+        In the engine's numbers, one entry per lifetime that reaches the start of a later stage.
+    """
+    stages = _stages(problem, computes)
+    made: dict[int, int] = {}  # value -> stage in which it was computed last
+    ranges: dict[tuple[int, int], int] = {}  # (value, stage made) -> stage of its last reader
+    for compute, stage in zip(computes, stages, strict=True):
+        alternative = graph.ops[compute.op].alternatives[compute.alternative]
+        for value in alternative.reads:
+            number = problem.engine_values.get(value)
+            if number is not None and number in made:
+                ranges[number, made[number]] = stage
+        for value in alternative.writes:
+            number = problem.engine_values.get(value)
+            if number is not None:
+                made[number] = stage
+    return [
+        (value, since + 1, last) for (value, since), last in sorted(ranges.items()) if last > since
+    ]
+
+
+def _stages(problem: EngineProblem, computes: Sequence[Compute]) -> list[int]:
+    """The stage of each compute: the position of the first computation that it precedes."""
+    stages = [0] * len(computes)
+    seen: set[int] = set()
+    for index, compute in enumerate(computes):
+        if compute.op not in seen:
+            seen.add(compute.op)
+            stages[index] = problem.engine_ops[compute.op]
+        else:
+            stages[index] = -1
+    following = problem.engine.op_count - 1
+    for index in range(len(computes) - 1, -1, -1):
+        if stages[index] < 0:
+            stages[index] = following
+        following = stages[index]
+    return stages

@@ -1,0 +1,113 @@
+"""Solve a program whose memory rows are added stage by stage, as solutions violate them.
+
+Few stages of a step decide what a plan costs. A program without the memory rows of the others is
+much smaller to solve, its bound holds for the whole program, and a solution that violates none of
+the rows left out is a solution of the whole program: an exact method, the cutting-plane method of
+Dantzig, Fulkerson and Johnson (1954) with rows of the program itself as cuts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from tightfit.planners.solvers.program import Answer, Floats, Options, Program
+from tightfit.planners.solvers.solve import solve
+from tightfit.progress import SILENT, Progress
+
+__all__ = ["settle_equations", "solve_by_rows", "violated_groups"]
+
+_TOLERANCE = 1e-3  # of rows that are scaled to about 1,000
+_ADDED = 2  # groups added at a time
+
+
+def solve_by_rows(
+    program: Program,
+    options: Options,
+    settle: Callable[[Floats], Floats],
+    *,
+    solver: str = "highs",
+    start: Floats | None = None,
+    progress: Progress = SILENT,
+    describe: Callable[[float, float], str] | None = None,
+) -> Answer:
+    """Solve a mixed-integer program by adding groups of rows until none is violated.
+
+    Parameters
+    ----------
+    program : Program
+        The whole program, its rows in groups.
+    options : Options
+        Limits; branch-and-bound nodes count for each of the programs solved.
+    settle : callable
+        Returns a solution that is no worse, without what nobody needs, and with the columns that
+        only rows of groups define.
+    solver, start, progress, describe
+        As `tightfit.planners.solvers.solve` takes them.
+
+    Returns
+    -------
+    Answer
+        Of the whole program: its bound is the best of the programs solved.
+    """
+    started = time.perf_counter()
+    watched = set(violated_groups(program, settle(np.array(program.lower)))[:1])
+    bound = -math.inf
+    while True:
+        target = max(options.target, bound + options.gap)
+        left = options.seconds - (time.perf_counter() - started)
+        answer = solve(
+            program.only(watched),
+            msgspec.structs.replace(options, seconds=left, target=target),
+            solver=solver,
+            start=start,
+            progress=progress,
+            describe=describe,
+        )
+        bound = max(bound, answer.bound)
+        if answer.values is None:
+            return replace(answer, bound=bound)
+        values = settle(answer.values)
+        violated = set(violated_groups(program, values)[:_ADDED]) - watched
+        if not violated:
+            objective = float(program.costs @ values)
+            bound = min(bound, objective)
+            status = "optimal" if objective <= bound + options.gap else answer.status
+            return Answer(status, values, objective, bound, answer.started_from)
+        if answer.status == "feasible" and answer.objective > target:
+            return Answer("unknown", None, math.inf, bound, answer.started_from)
+        watched |= violated
+
+
+def violated_groups(program: Program, values: Floats) -> list[int]:
+    """Return the groups with violated rows, each the worst among its neighbours, worst first."""
+    activities = program.activities(values)
+    excess = np.maximum(program.row_lower - activities, activities - program.row_upper)
+    beyond = np.maximum(program.lower - values, values - program.upper)
+    defined = np.nonzero((program.row_lower == program.row_upper) & (program.groups >= 0))[0]
+    columns = program.indices[program.starts[defined]]
+    excess[defined] = np.maximum(excess[defined], beyond[columns])
+    worst = np.zeros(int(program.groups.max(initial=-1)) + 3)
+    np.maximum.at(worst, program.groups + 1, excess)
+    worst[0] = 0.0  # rows without a group
+    peaks = [
+        group
+        for group in range(len(worst) - 2)
+        if worst[group + 1] > max(_TOLERANCE, worst[group]) and worst[group + 1] >= worst[group + 2]
+    ]
+    peaks.sort(key=lambda group: -worst[group + 1])
+    return peaks
+
+
+def settle_equations(program: Program, values: Floats) -> None:
+    """Set the columns that equations in groups define, in the order of the rows."""
+    for row in np.nonzero((program.row_lower == program.row_upper) & (program.groups >= 0))[0]:
+        terms = slice(program.starts[row], program.starts[row + 1])
+        columns, coefficients = program.indices[terms], program.coefficients[terms]
+        rest = float(coefficients[1:] @ values[columns[1:]])
+        values[columns[0]] = (program.row_lower[row] - rest) / coefficients[0]
