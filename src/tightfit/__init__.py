@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tightfit.api.batch import MaxBatch, max_batch_size
+    from tightfit.api.budget import Budget
     from tightfit.api.check import Check, check, minimum_budget
     from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
     from tightfit.api.prove import Proof, prove
     from tightfit.api.reporting import Report
+    from tightfit.capture.opaque import opaque
     from tightfit.errors import (
         BadInput,
         BudgetExceeded,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Budget": "tightfit.api.budget",
     "MaxBatch": "tightfit.api.batch",
     "max_batch_size": "tightfit.api.batch",
     "Check": "tightfit.api.check",
@@ -35,6 +38,7 @@ _HOMES = {
     "report": "tightfit.api.fit",
     "step": "tightfit.api.fit",
     "unfit": "tightfit.api.fit",
+    "opaque": "tightfit.capture.opaque",
     "Proof": "tightfit.api.prove",
     "prove": "tightfit.api.prove",
     "Report": "tightfit.api.reporting",
@@ -49,6 +53,7 @@ _HOMES = {
 
 __all__ = [
     "BadInput",
+    "Budget",
     "BudgetExceeded",
     "CaptureError",
     "Check",
@@ -64,6 +69,7 @@ __all__ = [
     "fit",
     "max_batch_size",
     "minimum_budget",
+    "opaque",
     "prepare",
     "prove",
     "report",

@@ -12,6 +12,7 @@ __all__ = [
     "InvalidPlan",
     "MissingExtra",
     "NothingToTrain",
+    "OpaqueChanged",
     "PlanMismatch",
     "SecondForward",
     "TightfitError",
@@ -38,6 +39,10 @@ class PlanMismatch(BadInput):
     """A plan or an input that belongs to another graph, model or shape."""
 
 
+class OpaqueChanged(PlanMismatch):
+    """An opaque module kept more for backward than was measured; a new plan makes room."""
+
+
 class MissingExtra(TightfitError, ImportError):
     """An optional dependency that is not installed; the message has the pip command."""
 
@@ -47,7 +52,24 @@ class HookUnavailable(TightfitError, RuntimeError):
 
 
 class CaptureError(TightfitError):
-    """A model that cannot be turned into a graph; names the module, the reason, a way out."""
+    """A model that cannot be turned into a graph; names the module, the reason, a way out.
+
+    Parameters
+    ----------
+    message : str
+        What it is.
+    module : str or None
+        The module whose code is the cause, where it is known; "": the outermost.
+    depends_on_data : bool
+        Whether the reason is that what runs depends on the values of a tensor.
+    """
+
+    def __init__(
+        self, message: str, *, module: str | None = None, depends_on_data: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.module = module
+        self.depends_on_data = depends_on_data
 
 
 class NothingToTrain(CaptureError):

@@ -25,7 +25,8 @@ BY_NAME = [pytest.param(case, id=case.name) for case in CASES]
 def train_step(case: Case, model, inputs, seed: int) -> list[torch.Tensor | None]:
     """Run one step; return everything it changed, the next random number included."""
     model.zero_grad(set_to_none=True)
-    for tensor in inputs:
+    inputs_with_gradient = [x for x in inputs if isinstance(x, torch.Tensor)]
+    for tensor in inputs_with_gradient:
         tensor.grad = None
     torch.manual_seed(seed)
     context = (
@@ -35,7 +36,7 @@ def train_step(case: Case, model, inputs, seed: int) -> list[torch.Tensor | None
         loss = case.loss(model(*inputs))
     loss.backward()
     changed = [loss.detach().clone(), torch.rand(1)]
-    changed += [p.grad for p in model.parameters()] + [t.grad for t in inputs]
+    changed += [p.grad for p in model.parameters()] + [t.grad for t in inputs_with_gradient]
     return changed + [b.clone() for b in model.buffers()]
 
 

@@ -43,6 +43,8 @@ NAMES = (
     "in-place operators",
     "tied weights",
     "pools and upsampling",
+    "opaque modules",
+    "recurrent modules",
 )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import tightfit
 
 __all__ = ["CASES", "Case", "Tied"]
 
@@ -185,6 +188,34 @@ class SharedGradient(nn.Module):
         return (self.a + self.b + self.d.t()).mul(x).sum() + self.c.sum()
 
 
+@dataclass(frozen=True)
+class Detection:
+    """A plain dataclass, as detection models return and take."""
+
+    scores: torch.Tensor
+    boxes: Any
+    classes: int = 3
+
+
+class Scored(NamedTuple):
+    loss: torch.Tensor
+    detections: Any
+    threshold: float
+
+
+class Outputs(nn.Module):
+    """Dataclasses, a named tuple, double precision and plain values among tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 4)
+
+    def forward(self, given):
+        h = self.a(given.scores)
+        inner = Detection(h.double(), [given.boxes * 2, None], classes=h.shape[0])
+        return Scored(h.square().sum().double(), {"all": (inner, "text", h.shape, h.dtype)}, 0.5)
+
+
 class SameTwice(nn.Module):
     """One tensor returned twice, and inputs of every layout."""
 
@@ -195,6 +226,132 @@ class SameTwice(nn.Module):
     def forward(self, x, y, z):
         h = self.a(x.t() + y + z)
         return h, [h, h.view(-1)]
+
+
+class Branching(nn.Module):
+    """Runs one of two ways, by the values of its input, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 6))
+        self.narrow = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.wide(x) if x.sum() > 0 else self.narrow(x)
+        return F.dropout(y, 0.3), x
+
+
+class Opaque(nn.Module):
+    """Blocks that run eagerly: trained, changing buffers, branching, frozen, under no_grad."""
+
+    def __init__(self, once: bool = False) -> None:
+        super().__init__()
+        self.once = once
+        self.a = nn.Linear(6, 6)
+        self.marked = tightfit.opaque(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6)))
+        self.norm = tightfit.opaque(nn.BatchNorm1d(6))
+        self.branch = tightfit.opaque(Branching())
+        self.frozen = tightfit.opaque(nn.Linear(6, 6)).requires_grad_(False)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.marked(self.a(x))
+        h = self.norm(h + x).tanh()
+        y, same = self.branch(h)
+        with torch.no_grad():
+            scale = self.marked(x).sigmoid()
+        h = self.frozen(y) * scale
+        return self.head(h if self.once else h + self.marked(same)).square().mean()
+
+
+class BranchInside(nn.Module):
+    """A branch on data that nobody marked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.branches = nn.ModuleList(Branching() for _ in range(2))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.a(x)
+        for branch in self.branches:
+            h = branch(h.tanh())[0]
+        return self.head(h).square().mean()
+
+
+class TwoNames(nn.Module):
+    """One module, with a buffer it changes, registered under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh())
+        self.net = nn.Sequential(block, nn.Linear(6, 6), block)
+
+    def forward(self, x):
+        return self.net(x).square().mean()
+
+
+class OwnGenerators(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.first = torch.Generator().manual_seed(3)
+        self.second = torch.Generator().manual_seed(4)
+
+    def forward(self, x):
+        noise = torch.rand(6, generator=self.first) * torch.rand(6)
+        return (self.a(x) * noise * torch.rand(6, generator=self.second)).square().mean()
+
+
+class WeightUsedTwice(nn.Module):
+    """Eager casts the weight once and adds up its gradients in low precision."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.inside = inside
+
+    def autocast(self):
+        if self.inside:
+            return torch.autocast("cpu", dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def forward(self, x):
+        with self.autocast():
+            h = self.a(self.a(self.a(x).tanh()))
+        with self.autocast():
+            return (self.a(self.a(h)) * self.a.weight.sum()).float().square().mean()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 8)
+        self.lstm = nn.LSTM(8, 8, num_layers=2, dropout=0.3, bidirectional=True)
+        self.gru = nn.GRU(16, 8)
+        self.rnn = nn.RNN(8, 4)
+        self.cell = nn.LSTMCell(4, 4)
+
+    def forward(self, x, state):
+        h, _ = self.lstm(self.embed(x).tanh())
+        h, state = self.gru(h, state)
+        h, last = self.rnn(h)
+        h, c = self.cell(h[-1], (last[0], last[0]))
+        return (h * c).sum() + state.square().mean()
+
+
+class Packed(nn.Module):
+    """Takes a packed sequence and returns one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h, _ = self.lstm(x)
+        return h._replace(data=self.head(h.data).tanh())
 
 
 def views_loss(out: Any) -> torch.Tensor:
@@ -218,6 +375,44 @@ CASES = [
         SameTwice,
         lambda: (torch.randn(6, 4), torch.randn(1, 6).expand(4, 6), torch.randn(8, 6)[::2]),
         lambda out: out[0].sum() + out[1][0].mean() + out[1][1].square().sum(),
+    ),
+    Case("opaque modules", Opaque, lambda: (torch.randn(8, 6),)),
+    Case(
+        "opaque modules under autocast",
+        lambda: Opaque(once=True),
+        lambda: (torch.randn(8, 6),),
+        autocast=True,
+    ),
+    Case("one module under two names", TwoNames, lambda: (torch.randn(8, 6),)),
+    Case("generators of its own", OwnGenerators, lambda: (torch.randn(8, 6),)),
+    Case(
+        "a weight with several readers under autocast",
+        lambda: WeightUsedTwice(False),
+        lambda: (torch.randn(8, 6),),
+        autocast=True,
+    ),
+    Case(
+        "a weight with several readers, autocast inside",
+        lambda: WeightUsedTwice(True),
+        lambda: (torch.randn(8, 6),),
+    ),
+    Case("a branch on data inside a module", BranchInside, lambda: (torch.randn(8, 6),)),
+    Case(
+        "recurrent modules",
+        Recurrent,
+        lambda: (torch.randn(5, 3, 6), torch.randn(1, 3, 8, requires_grad=True)),
+    ),
+    Case(
+        "packed sequences",
+        Packed,
+        lambda: (nn.utils.rnn.pack_sequence([torch.randn(n, 6) for n in (4, 3, 2)]),),
+        lambda out: out.data.square().sum(),
+    ),
+    Case(
+        "dataclasses, named tuples and plain values",
+        Outputs,
+        lambda: (Detection(torch.randn(3, 6), torch.randn(3)),),
+        lambda out: out.loss,
     ),
     Case("gradients that share memory", SharedGradient, lambda: (torch.randn(5, 4),)),
     Case("autocast bf16", BatchNormNet, lambda: (image(),), autocast=True),

@@ -10,7 +10,13 @@ from torch import nn
 
 from tightfit.capture import _torch as private
 
-__all__ = ["gradient_bytes", "optimizer_state_bytes", "resident_tensor_bytes"]
+__all__ = [
+    "gradient_bytes",
+    "lasting_bytes",
+    "new_gradient_bytes",
+    "optimizer_state_bytes",
+    "resident_tensor_bytes",
+]
 
 
 def _rounded(size_bytes: int, granularity: int) -> int:
@@ -49,6 +55,35 @@ def optimizer_state_bytes(
         return resident_tensor_bytes((t for t in tensors if t.device.type == device), granularity)
     predicted = _predict_state(optimizer, granularity, device)
     return copies if predicted is None else predicted
+
+
+def lasting_bytes(optimizer: Any, modules: dict[str, nn.Module], *, expected: bool) -> int:
+    """Return what a model holds between its steps.
+
+    Parameters
+    ----------
+    expected : bool
+        Whether gradients and optimizer state count that do not exist yet but will.
+    """
+    members = [t for m in modules.values() for t in (*m.parameters(), *m.buffers())]
+    device = "cuda" if any(t.device.type == "cuda" for t in members) else "cpu"
+    granularity = 512 if device == "cuda" else 64
+    held = resident_tensor_bytes(members, granularity)
+    gradients = gradient_bytes(modules, granularity)
+    known = optimizer is not None and any(optimizer.state.values())
+    if expected:
+        gradients += new_gradient_bytes(modules, granularity)
+    state = 0
+    if expected or known:
+        state = optimizer_state_bytes(optimizer, modules, granularity, device)
+    return held + gradients + state
+
+
+def new_gradient_bytes(modules: dict[str, nn.Module], granularity: int) -> int:
+    """Return the bytes of the gradients that do not exist yet but will."""
+    trained = [p for m in modules.values() for p in m.parameters() if p.requires_grad]
+    missing = [p for p in trained if p.grad is None]
+    return resident_tensor_bytes(missing, granularity)
 
 
 def _tensors(state: Any) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from tightfit.api.budget import Budget
 from tightfit.api.options import make_options
 from tightfit.api.reporting import Report
 from tightfit.api.session import Session
@@ -37,7 +38,7 @@ class PlannedStep:
 
 def fit(
     model: nn.Module,
-    budget: int | str,
+    budget: int | str | Budget,
     *,
     optimizer: Any = None,
     reserve: int | str = 0,
@@ -59,8 +60,9 @@ def fit(
     ----------
     model : nn.Module
         The model; it may return its loss or its prediction.
-    budget : int or str
-        Bytes, or text such as ``"8GiB"``, or ``"device"`` (what a GPU has free now).
+    budget : int, str or Budget
+        Bytes, or text such as ``"8GiB"``, or ``"device"`` (what a GPU has free now), or a `Budget`
+        that several models share.
     optimizer : torch.optim.Optimizer, optional
         Tells the size of its state; without it two copies of the parameters are assumed until
         the first step has shown the truth.
@@ -121,7 +123,10 @@ def fit(
             dataclasses.replace(options, optimizer=None) if copied else options,
             type(module).__name__,
         )
+        replaced = attached(module)
         attach(module, session, attach_to)
+        if replaced is not None:
+            replaced.leave()
         return session
 
     attach_to(model)
@@ -132,7 +137,7 @@ def step(
     function: Callable[..., Any],
     *,
     modules: nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module],
-    budget: int | str,
+    budget: int | str | Budget,
     **keywords: Any,
 ) -> PlannedStep:
     """Make a function of the inputs run as one planned step, the loss inside the plan.
@@ -217,8 +222,10 @@ def unfit(model: nn.Module) -> nn.Module:
     BadInput
         If the model is not fitted.
     """
+    session = attached(model)
     if not detach(model):
         raise BadInput("the model is not fitted")
+    session.leave()
     return model
 
 

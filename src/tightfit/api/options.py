@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tightfit.api.budget import Budget
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
@@ -44,6 +45,8 @@ class Options:
         Tells the size of its state.
     cache : bool
         Whether plans and costs from steps are kept on disk for the next process.
+    shared : Budget or None
+        The budget that several fitted callables share, if this one does.
     """
 
     budget_bytes: int | None
@@ -57,10 +60,11 @@ class Options:
     optimizer: Any = None
     cache: bool = True
     progress: Progress = field(default=SILENT)
+    shared: Budget | None = None
 
 
 def make_options(
-    budget: int | str,
+    budget: int | str | Budget,
     *,
     optimizer: Any = None,
     reserve: int | str = 0,
@@ -94,7 +98,7 @@ def make_options(
         raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
     find_planner(planner)
     return Options(
-        budget_bytes=None if budget == "device" else parse_bytes(budget),
+        budget_bytes=_size(budget),
         reserve_bytes=parse_bytes(reserve, what="reserve") if reserve else 0,
         planner=planner,
         limits=_limits(limits),
@@ -105,7 +109,14 @@ def make_options(
         optimizer=optimizer,
         cache=bool(cache),
         progress=progress,
+        shared=budget if isinstance(budget, Budget) else None,
     )
+
+
+def _size(budget: int | str | Budget) -> int | None:
+    if isinstance(budget, Budget):
+        return budget.size_bytes
+    return None if budget == "device" else parse_bytes(budget)
 
 
 def _limits(limits: tuple[float, float] | Limits | None) -> Limits:

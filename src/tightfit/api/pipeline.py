@@ -42,7 +42,7 @@ def capture_step(call: TracedCall, options: Options, name: str) -> Captured:
     Costs come from measurements on the device or from a model, by `options.costs`; workspaces
     are measured in any case.
     """
-    captured = with_alternatives(capture(call, name=name))
+    captured = with_alternatives(capture(call, name=name, measure_peak=measure_peak))
     if options.costs == "measured":
         return measured_costs(captured, measure_peak, options.progress)
     modelled = replace_graph(captured, with_costs(captured.graph, options.costs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.constants import gradient_bytes, optimizer_state_bytes
+from tightfit.api.budget import close_windows, limit_bytes
+from tightfit.api.capturing import capture_around_data, warn_of_hooks
+from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
 from tightfit.api.options import Options
 from tightfit.api.pipeline import (
-    capture_step,
     plan_step,
     replace_graph,
     with_constants,
@@ -29,17 +29,15 @@ from tightfit.api.shapes import (
     root_gradient_bytes,
 )
 from tightfit.api.tuning import Tuner, recall, remember, with_step_costs
-from tightfit.capture import _torch as private
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.signature import (
     flatten,
-    hooked_modules,
     input_signature,
     module_signature,
 )
-from tightfit.errors import BadInput, SecondForward
+from tightfit.errors import BadInput, OpaqueChanged, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
@@ -52,7 +50,6 @@ from tightfit.units import format_bytes
 __all__ = ["Session"]
 
 _MOST_SHAPES = 16
-_MOST_NAMED = 4
 _SETTLED_CALLS = 4  # the optimizer's state exists by then
 
 
@@ -86,8 +83,11 @@ class Session:
         self.root = weakref.ref(root) if root is not None else None
         self.options = options
         self.name = name
+        if options.shared is not None:
+            options.shared.join(self)
         self.shapes: dict[Any, list[Shape]] = {}  # by signature; several if inputs decide
         self.detached: dict[Any, frozenset[int]] = {}
+        self.opaque: frozenset[str] = frozenset()
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
         self.guard: Guard | None = None
         self.calls = 0
@@ -111,8 +111,18 @@ class Session:
         self._refuse_second_forward()
         key = self._signature(leaves, spec)
         shape = self.shape_for(key, args, kwargs)
-        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         self._watch(shape)
+        try:
+            outputs = self._run(key, shape, leaves)
+        except OpaqueChanged as change:
+            shape = self._make_room(key, shape, change, args, kwargs)
+            outputs = self._run(key, shape, leaves)
+        if self.guard is not None:
+            self.guard.after_forward()
+        return shape.captured.joint.structure.filled(outputs)
+
+    def _run(self, key: Any, shape: Shape, leaves: list[Any]) -> list[Any]:
+        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         planned = self.planned_for(shape, self._gradients(shape.captured, inputs))
         self.last = planned
         run = Run(self._backward_started(key, shape), self._backward_finished(shape))
@@ -120,10 +130,23 @@ class Session:
         self.calls += 1
         if shape.tuner is not None:
             shape.tuner.begin_step()
-        outputs = planned.runner(inputs, run)
-        if self.guard is not None:
-            self.guard.after_forward()
-        return private.pytree.tree_unflatten(outputs, shape.captured.joint.output_spec)
+        if shape.captured.joint.opaque.blocks:
+            shape.generator = torch.get_rng_state().numpy().tobytes()
+        return planned.runner(inputs, run)
+
+    def _make_room(
+        self, key: Any, shape: Shape, change: OpaqueChanged, args: Any, kwargs: Any
+    ) -> Shape:
+        """Drop a plan in which an opaque module kept more than was measured; make another.
+
+        Its forward has changed nothing lasting yet: buffers are written at its end.
+        """
+        self.shapes.pop(key, None)
+        if shape.captured.joint.opaque.changes_state or shape.generator is None:
+            raise change
+        announce(str(change))
+        torch.set_rng_state(torch.frombuffer(bytearray(shape.generator), dtype=torch.uint8))
+        return self.shape_for(key, args, kwargs)
 
     def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Report:
         """Capture, price and plan for the given inputs without running anything."""
@@ -193,6 +216,11 @@ class Session:
         """End the measured window of the last step now; return what it held."""
         return self.guard.close() if self.guard is not None else None
 
+    def leave(self) -> None:
+        """No longer take part in a shared budget."""
+        if self.options.shared is not None:
+            self.options.shared.leave(self)
+
     # -- capture ------------------------------------------------------------------------------
 
     def shape_for(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
@@ -201,6 +229,7 @@ class Session:
         if shape is None:
             if self.shapes:
                 announce(f"{self.name} is called with new inputs or flags: making a new plan")
+            close_windows(self)  # what capture and measurements take belongs to no step
             shape = Shape(self._capture(key, args, kwargs))
             if self.options.costs == "measured" and shape.captured.graph.device.kind == "cpu":
                 self._recall_costs(shape)
@@ -218,32 +247,18 @@ class Session:
                 return shape
         return None
 
-    def _warn_of_hooks(self) -> None:
-        """Name the inner modules whose hooks become part of the captured step, once."""
-        root = self.root() if self.root is not None else None
-        names = [n for n, _ in hooked_modules(self.modules, root) if n not in self.warned_hooks]
-        if not names:
-            return
-        self.warned_hooks.update(names)
-        named = ", ".join(map(repr, names[:_MOST_NAMED]))
-        if len(names) > _MOST_NAMED:
-            named += f" and {len(names) - _MOST_NAMED} more"
-        warnings.warn(
-            f"hooks on module {named} are captured with the step: their operators run every step, "
-            "their Python code does not run again. Adding or removing a hook makes a new plan",
-            stacklevel=6,
-        )
-
     def _capture(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        self._warn_of_hooks()
-        detached = self.detached.get(key, frozenset())
-        call = TracedCall(self.function, self.modules, args, kwargs, detached)
-        captured = capture_step(call, self.options, self.name)
-        others = outputs_beside_the_loss(captured) - detached
+        warn_of_hooks(self.modules, self.root() if self.root else None, self.warned_hooks)
+        call = TracedCall(self.function, self.modules, args, kwargs, opaque=self.opaque)
+        call = dataclasses.replace(call, detached_outputs=self.detached.get(key, frozenset()))
+        captured, self.opaque = capture_around_data(call, self.options, self.name)
+        others = outputs_beside_the_loss(captured) - call.detached_outputs
         if others:
-            self.detached[key] = detached | others
-            call = TracedCall(self.function, self.modules, args, kwargs, detached | others)
-            captured = capture_step(call, self.options, self.name)
+            self.detached[key] = call.detached_outputs | others
+            call = dataclasses.replace(
+                call, detached_outputs=self.detached[key], opaque=self.opaque
+            )
+            captured, self.opaque = capture_around_data(call, self.options, self.name)
         return captured
 
     def _forget_oldest(self) -> None:
@@ -258,9 +273,7 @@ class Session:
 
     def budget_bytes(self, graph: Graph) -> int:
         """Return the bytes a plan may use: the budget, or what is free now, minus the reserve."""
-        budget = self.options.budget_bytes
-        if budget is None:
-            budget = _device_budget(graph)
+        budget = limit_bytes(self.options, self, graph)
         if self.options.reserve_bytes >= budget:
             raise BadInput(
                 f"the reserve of {format_bytes(self.options.reserve_bytes)} leaves nothing of the "
@@ -278,7 +291,7 @@ class Session:
         existing = gradient_bytes(self.modules, granularity)
         state = self._state_bytes(graph)
         constant_bytes = graph.constant_bytes + existing + state
-        budget = self._share(self.budget_bytes(graph), constant_bytes)
+        budget = self._share(graph, constant_bytes)
         key = (gradients, existing, state, shape.outside_bytes, budget)
         if key not in shape.plans:
             graph = self._with_surroundings(shape, existing, state)
@@ -315,8 +328,13 @@ class Session:
         )
         return with_outside(graph, shape.outside_bytes)
 
-    def _share(self, budget_bytes: int, constant_bytes: int) -> int:
+    def _share(self, graph: Graph, constant_bytes: int) -> int:
         """Return the budget of one of the calls that may be open at once."""
+        budget_bytes = self.budget_bytes(graph)
+        if self.options.shared is not None:
+            new = new_gradient_bytes(self.modules, graph.device.granularity_bytes)
+            share = self.options.shared.share_bytes() // self.options.in_flight
+            return min(budget_bytes, constant_bytes + new + share)
         if budget_bytes <= constant_bytes:
             return budget_bytes
         return constant_bytes + (budget_bytes - constant_bytes) // self.options.in_flight
@@ -371,6 +389,7 @@ class Session:
             )
         self.guard.constants = lambda: self._constant_bytes(graph)
         self.guard.before_forward()
+        self.guard.budget_bytes = self.budget_bytes(graph)
         self._learn(shape)
 
     def _constant_bytes(self, graph: Graph) -> int:
@@ -464,13 +483,3 @@ class Session:
             self.guard.after_backward()
 
         return finished
-
-
-def _device_budget(graph: Graph) -> int:
-    if graph.device.kind == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_allocated()
-    raise BadInput(
-        "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, such "
-        "as budget='8GiB'"
-    )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tightfit.api.tuning import Tuner
-from tightfit.capture import _torch as private
 from tightfit.capture.lift import Captured
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
@@ -38,6 +37,8 @@ class Shape:
         better one after costs or assumptions changed.
     tuner : Tuner or None
         Times the first steps; None when costs are final.
+    generator : bytes or None
+        The state of the random generator before the last step, where it may start again.
     """
 
     captured: Captured
@@ -47,6 +48,7 @@ class Shape:
     known_plans: dict[Gradients, Plan] = field(default_factory=dict)
     used: int = 0
     tuner: Tuner | None = None
+    generator: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,8 @@ def root_gradient_bytes(captured: Captured) -> int:
 def outputs_beside_the_loss(captured: Captured) -> frozenset[int]:
     """Return the differentiable outputs beside a loss the output carries, if it carries one."""
     joint = captured.joint
-    positions = list(range(len(joint.outputs)))
-    nested = private.pytree.tree_unflatten(positions, joint.output_spec)
-    loss = nested.get("loss") if isinstance(nested, dict) else getattr(nested, "loss", None)
-    if not isinstance(loss, int) or not joint.outputs[loss].requires_grad:
+    loss = joint.structure.loss
+    if loss is None or not joint.outputs[loss].requires_grad:
         return frozenset()
     node = joint.raw_outputs[loss]
     if node.meta["val"].numel() != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,7 +31,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
@@ -52,15 +56,21 @@ __all__ = [
     "UnsupportedFakeTensorException",
     "WeakTensorKeyDictionary",
     "aot_export_joint_with_descriptors",
+    "autocast_cache",
+    "autocast_nesting",
     "backward_without_autocast",
     "corrected_fake_kernels",
+    "is_pytree_node",
     "is_traced",
+    "is_wrapper",
     "keep_composites_whole",
+    "like",
     "min_cut_partition",
     "pytree",
     "regenerate_alias",
     "sequence_number",
     "storage_key",
+    "watched_autocast",
     "without_autocast",
     "without_modes",
 ]
@@ -110,6 +120,16 @@ def keep_composites_whole() -> Iterator[None]:
             overload.py_kernels.clear()
             overload.py_kernels.update(kernels)
             overload._dispatch_cache.clear()
+
+
+def is_pytree_node(kind: type) -> bool:
+    """Whether pytrees know how to take instances of a class apart."""
+    return kind in pytree.SUPPORTED_NODES
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a class that wraps other tensors, such as a DTensor."""
+    return is_traceable_wrapper_subclass(tensor) or tensor.is_nested
 
 
 def _fake_grouped_mm(
@@ -170,11 +190,59 @@ def regenerate_alias(base: torch.Tensor, output: torch.Tensor, requires_grad: bo
     return gen_alias_from_base(base, output, requires_grad, None, replay_views=False)
 
 
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a fake tensor of the same geometry with a storage of its own."""
+    with tensor.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device
+        )
+
+
 def backward_without_autocast() -> contextlib.AbstractContextManager[None]:
     """Return a context in which the traced backward is not cast: eager calls it outside too."""
     if not hasattr(functorch_config, "backward_pass_autocast"):
         return contextlib.nullcontext()
     return functorch_config.patch(backward_pass_autocast="off")
+
+
+@contextlib.contextmanager
+def watched_autocast(changed: Callable[[], None]) -> Iterator[None]:
+    """Call a function after every start and end of autocast in the context."""
+    kind = torch.amp.autocast_mode.autocast
+    enter, leave = kind.__enter__, kind.__exit__
+
+    def watched_enter(self: Any) -> Any:
+        result = enter(self)
+        changed()
+        return result
+
+    def watched_leave(self: Any, *details: Any) -> Any:
+        result = leave(self, *details)
+        changed()
+        return result
+
+    kind.__enter__, kind.__exit__ = watched_enter, watched_leave
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = enter, leave
+
+
+def autocast_nesting() -> int:
+    """Return how many contexts of autocast are open; casts are forgotten when there is none."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+@contextlib.contextmanager
+def autocast_cache(enabled: bool) -> Iterator[None]:
+    """Let autocast say that it keeps casts, or not; while a step is traced it says it does not."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def min_cut_partition(
@@ -200,9 +268,13 @@ def without_autocast() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Let operators run for real although a trace is under way."""
+    """Let operators run for real although a trace is under way, saved-tensor hooks included."""
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
-        yield
+        tracing = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+        try:
+            yield
+        finally:
+            torch._C._autograd._saved_tensors_hooks_set_tracing(tracing)
 
 
 def is_traced(tensor: torch.Tensor) -> bool:

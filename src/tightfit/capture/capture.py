@@ -12,6 +12,8 @@ from tightfit.capture.joint import JointGraph, TracedCall, trace
 from tightfit.capture.lift import Captured, lift
 from tightfit.capture.normalise import normalise
 from tightfit.capture.python_state import PythonState
+from tightfit.capture.signature import flatten, refuse_subclass
+from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 
@@ -20,8 +22,12 @@ __all__ = ["capture", "device_of", "placeholder_tensors"]
 _GRANULARITY = {"cpu": 64, "cuda": 512}
 
 
-def capture(call: TracedCall, *, name: str = "") -> Captured:
+def capture(
+    call: TracedCall, *, name: str = "", measure_peak: PeakFunction | None = None
+) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
+
+    Only opaque modules run, to be measured.
 
     The model is left exactly as it was: buffers, random generators, Python attributes.
 
@@ -31,6 +37,8 @@ def capture(call: TracedCall, *, name: str = "") -> Captured:
         The callable, its modules, example inputs.
     name : str
         A name for the graph.
+    measure_peak : callable, optional
+        Meters opaque modules; see `tightfit.allocator.measure_peak`.
 
     Raises
     ------
@@ -43,7 +51,7 @@ def capture(call: TracedCall, *, name: str = "") -> Captured:
     _require_plain_state(call)
     state = PythonState(call.modules)
     with state:
-        joint = trace(call)
+        joint = trace(call, measure_peak)
     state.raise_if_changed()
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
@@ -117,7 +125,7 @@ def _require_training(call: TracedCall) -> None:
 
 
 def _leaves(call: TracedCall) -> list[Any]:
-    return private.pytree.tree_leaves((call.args, call.kwargs))
+    return flatten(call.args, call.kwargs)[0]
 
 
 def _require_plain_state(call: TracedCall) -> None:
@@ -125,12 +133,24 @@ def _require_plain_state(call: TracedCall) -> None:
     for prefix, top in call.modules.items():
         for name, module in top.named_modules():
             where = ".".join(p for p in (prefix, name) if p)
+            _refuse_compiled(where, module)
+            for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    refuse_subclass(tensor, f"{where}.{key}")
             for key, parameter in module._parameters.items():
                 if isinstance(parameter, nn.parameter.UninitializedParameter):
                     raise CaptureError(
                         f"{where}.{key} is a lazy parameter without a shape yet: call the model "
                         "once before fitting it"
                     )
+
+
+def _refuse_compiled(where: str, module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+        raise CaptureError(
+            f"module {where!r} is compiled ({type(module).__name__}): what it runs cannot be "
+            "planned. Way out: use the plain module (torch.compile keeps it as _orig_mod)"
+        )
 
 
 def _require_gradients(joint: JointGraph) -> None:

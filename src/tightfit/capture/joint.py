@@ -18,7 +18,11 @@ from torch import fx, nn
 
 from tightfit.capture import _torch as private
 from tightfit.capture.decisions import DecisionRecorder, Decisions
-from tightfit.capture.modules import ModuleTrail
+from tightfit.capture.modules import ModuleTrail, RepeatedMembers
+from tightfit.capture.opaque import OpaqueCalls
+from tightfit.capture.regions import CastRegions
+from tightfit.capture.structure import Structure, flatten, opened, structure_of
+from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError
 
 __all__ = ["JointGraph", "OutputInfo", "Source", "TracedCall", "trace"]
@@ -45,14 +49,13 @@ class Source:
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """How one flattened output of the traced call is made from the raw outputs.
+    """How one output tensor of the traced call is made from the raw outputs.
 
     Parameters
     ----------
     kind : str
         ``"plain"``: a raw output as it is. ``"input"``: one of the inputs itself.
         ``"alias_of_input"``, ``"alias_of_output"``: a view, made anew outside the program.
-        ``"constant"``: no tensor; `value` is returned.
     base : int
         For aliases: position of the input among the placeholders, or of the raw output.
     requires_grad : bool
@@ -64,18 +67,32 @@ class OutputInfo:
     kind: str
     base: int = -1
     requires_grad: bool = False
-    value: Any = None
 
 
 @dataclass(frozen=True)
 class TracedCall:
-    """What is traced: a callable, the modules whose parameters it uses, example inputs."""
+    """What is traced: a callable, the modules whose parameters it uses, example inputs.
+
+    Parameters
+    ----------
+    function : callable
+        The model's own forward, or a function of the inputs.
+    modules : dict of str to nn.Module
+        The modules whose parameters it uses.
+    args, kwargs
+        Real or fake.
+    detached_outputs : frozenset of int
+        Flattened outputs known to receive no gradient.
+    opaque : frozenset of str
+        Names of modules to run as one op, besides those marked by `tightfit.opaque`.
+    """
 
     function: Callable[..., Any]
     modules: dict[str, nn.Module]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     detached_outputs: frozenset[int] = frozenset()
+    opaque: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -98,12 +115,16 @@ class JointGraph:
         How each flattened output follows from the raw ones.
     gradients : list of (node, int)
         Gradient and the placeholder position of what it is the gradient of.
-    output_spec : TreeSpec
-        How the flattened outputs nest.
+    structure : Structure
+        The call's output without its tensors.
     trail : ModuleTrail
         Which module was running at which autograd sequence number.
     decisions : Decisions
         The values the step read in Python: the trace holds as long as they are the same.
+    opaque : OpaqueCalls
+        Keeps the modules that run as one op.
+    regions : CastRegions
+        Where autocast kept the casts of weights.
     """
 
     module: fx.GraphModule
@@ -113,43 +134,50 @@ class JointGraph:
     raw_outputs: list[Any]
     outputs: list[OutputInfo]
     gradients: list[tuple[fx.Node, int]]
-    output_spec: Any
+    structure: Structure
     trail: ModuleTrail
     decisions: Decisions
+    opaque: OpaqueCalls
+    regions: CastRegions
 
 
 class _Callee(nn.Module):
     """Gives a callable and its modules the face of one module, as the tracer wants it."""
 
-    def __init__(self, call: TracedCall, recorder: DecisionRecorder) -> None:
+    def __init__(self, call: TracedCall, opaque: OpaqueCalls, recorder: DecisionRecorder) -> None:
         super().__init__()
         self._recorder = recorder
         # not as an attribute: a module given as the function would be registered twice
         object.__setattr__(self, "_function", call.function)
         self._detached = call.detached_outputs
+        self._inputs = (call.args, call.kwargs)
+        self._opaque = opaque
+        self.structure: Structure | None = None
+        self._keeps_casts = torch.is_autocast_cache_enabled()
+        self.repeated = RepeatedMembers(call.modules)
         for name, module in call.modules.items():
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        inputs = private.pytree.tree_leaves((args, kwargs))
-        self._recorder.start(inputs, dict(self.named_children()))
-        with self._recorder:
+        before = self.repeated.now()
+        self._opaque.note_inputs((args, kwargs), self._inputs)
+        self._recorder.start(flatten((args, kwargs))[0], dict(self.named_children()))
+        with private.autocast_cache(self._keeps_casts), self._recorder:
             output = self._function(*args, **kwargs)
-        leaves, spec = private.pytree.tree_flatten(output)
-        leaves = [
-            leaf.detach() if i in self._detached and isinstance(leaf, torch.Tensor) else leaf
-            for i, leaf in enumerate(leaves)
-        ]
-        return private.pytree.tree_unflatten(leaves, spec)
+        self.repeated.note_changes(before)
+        tensors, self.structure = structure_of(output, "the call")
+        return tuple(t.detach() if i in self._detached else t for i, t in enumerate(tensors))
 
 
-def trace(call: TracedCall) -> JointGraph:
+def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGraph:
     """Trace the step of a call on fake tensors.
 
     Parameters
     ----------
     call : TracedCall
         The callable with its modules and example inputs (real or fake tensors).
+    measure_peak : callable, optional
+        Meters the opaque modules, which run once; see `tightfit.allocator.measure_peak`.
 
     Raises
     ------
@@ -159,23 +187,34 @@ def trace(call: TracedCall) -> JointGraph:
         module that was running.
     """
     trail = ModuleTrail(call.modules)
+    opaque = OpaqueCalls(call.modules, measure_peak, call.opaque)
+    regions = CastRegions()
     with _explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        inputs = private.pytree.tree_leaves((call.args, call.kwargs))
-        recorder = DecisionRecorder(inputs, call.modules)
-        callee = _Callee(call, recorder)
+        recorder = DecisionRecorder(flatten((call.args, call.kwargs))[0], call.modules)
+        callee = _Callee(call, opaque, recorder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.corrected_fake_kernels())
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(trail)
-            joint = private.aot_export_joint_with_descriptors(stack, callee, call.args, call.kwargs)
-    return _read(joint, trail, recorder.decisions(), call.detached_outputs)
+            stack.enter_context(regions)
+            stack.enter_context(callee.repeated)
+            stack.enter_context(opaque)
+            args, kwargs = opened((call.args, call.kwargs))
+            joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
+    assert callee.structure is not None
+    kept = {
+        "structure": callee.structure,
+        "trail": trail,
+        "decisions": recorder.decisions(),
+        "opaque": opaque,
+        "regions": regions,
+    }
+    return _read(joint, kept, call.detached_outputs)
 
 
-def _read(
-    joint: Any, trail: ModuleTrail, decisions: Decisions, detached: frozenset[int]
-) -> JointGraph:
+def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     metadata = joint._aot_state.fw_metadata
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -209,13 +248,11 @@ def _read(
         write_backs=write_backs,
         raw_outputs=raw,
         outputs=[
-            replace(info, requires_grad=True) if i in detached and info.kind != "constant" else info
+            replace(info, requires_grad=True) if i in detached else info
             for i, info in enumerate(_output_infos(metadata, raw))
         ],
         gradients=gradients,
-        output_spec=joint.out_spec,
-        trail=trail,
-        decisions=decisions,
+        **kept,
     )
 
 
@@ -235,9 +272,12 @@ def _sources(placeholders: Sequence[fx.Node], output_descriptors: Sequence[Any])
             case private.TangentAOTInput():
                 index = raw.index(descriptor.output) if descriptor.output in raw else -1
                 if index < 0:
+                    what = getattr(descriptor.output, "mutated_input", descriptor.output)
+                    name = getattr(what, "target", what)
                     raise CaptureError(
-                        "the step differentiates through a mutated input "
-                        f"({descriptor.output}); clone the input before changing it in place"
+                        f"the step changes {name} in place and differentiates through it, as "
+                        "Embedding(max_norm=...) does with its weight. Way out: clone it before "
+                        "changing it, or change it outside the fitted module"
                     )
                 sources.append(Source("tangent", f"tangent {index}", index))
             case _:
@@ -254,9 +294,7 @@ def _output_infos(metadata: Any, raw: Sequence[Any]) -> list[OutputInfo]:
     count = len(metadata.output_info)
     infos = []
     for index, info in enumerate(metadata.output_info):
-        if not isinstance(raw[index], fx.Node):
-            infos.append(OutputInfo("constant", value=raw[index]))
-        elif info.output_type == kinds.is_input:
+        if info.output_type == kinds.is_input:
             infos.append(OutputInfo("input", info.base_idx, info.requires_grad))
         elif info.output_type == kinds.alias_of_input:
             infos.append(OutputInfo("alias_of_input", info.base_idx, info.requires_grad))
@@ -277,31 +315,41 @@ def _explained(trail: ModuleTrail) -> Iterator[None]:
     """Turn what the tracer raises into errors that name the module and a way out."""
     try:
         yield
-    except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
-        raise CaptureError(
-            f"{trail.where()} needs the values of a tensor to decide what to run ({error.func}): "
-            "a graph cannot hold that. Way out: express the branch with torch.where, or move it "
-            "out of the fitted module"
-        ) from error
-    except private.UnsupportedFakeTensorException as error:
-        raise CaptureError(f"{trail.where()} cannot be traced: {error}") from error
     except CaptureError:
         raise
+    except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
+        raise CaptureError(
+            f"{trail.where(error)} needs the values of a tensor to decide what to run "
+            f"({error.func}): a graph cannot hold that. {_WAY_OUT}",
+            module=trail.culprit(error),
+            depends_on_data=True,
+        ) from error
     except Exception as error:
-        raise CaptureError(_reason(trail, error)) from error
+        text = str(error).strip().split("\n\n")[0]
+        by_value = "local_scalar_dense" in text or "data-dependent" in text.lower()
+        raise CaptureError(
+            _reason(trail.where(error), error, text, by_value),
+            module=trail.culprit(error),
+            depends_on_data=by_value,
+        ) from error
 
 
-def _reason(trail: ModuleTrail, error: Exception) -> str:
-    text = str(error).strip().split("\n\n")[0]
+_WAY_OUT = (
+    "Way out: express the branch with torch.where, move it into a module of its own (such a "
+    "module runs eagerly, as one op), or out of the fitted module"
+)
+
+
+def _reason(where: str, error: Exception, text: str, by_value: bool) -> str:
     if "convert all Tensors to FakeTensors" in text:
         return (
-            f"{trail.where()} uses a tensor that is neither a parameter, a buffer nor an input "
+            f"{where} uses a tensor that is neither a parameter, a buffer nor an input "
             f"({text[text.find('Found in') :][:160]}). Way out: self.register_buffer(name, "
             "tensor, persistent=False), or pass it as an input"
         )
-    if "local_scalar_dense" in text or "data-dependent" in text.lower():
-        return (
-            f"{trail.where()} reads the value of a tensor in Python ({text[:200]}). Way out: keep "
-            "it a tensor (torch.where instead of if), or move it out of the fitted module"
-        )
-    return f"{trail.where()} cannot be traced: {type(error).__name__}: {text[:600]}"
+    if by_value:
+        return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
+    return (
+        f"{where} cannot be traced: {type(error).__name__}: {text[:600]}. Way out: mark the module "
+        "with tightfit.opaque, which then runs eagerly as one measured op"
+    )

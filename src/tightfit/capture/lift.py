@@ -25,6 +25,7 @@ from tightfit.capture.effects import (
     writes_in_place,
 )
 from tightfit.capture.joint import JointGraph
+from tightfit.capture.opaque import block_call, pin_of
 from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segment, Value, ValueId
 from tightfit.graph.validate import validate_graph
 
@@ -214,7 +215,8 @@ class _Lifter:
         outputs = self._add_outputs(node)
         writes = tuple(v for v in outputs if v is not None)
         overwritten = base_of(node.all_input_nodes[0]) if writes_in_place(node) else None
-        call = Call(node.target, node.args, dict(node.kwargs), outputs, _is_tuple(node))  # type: ignore
+        function, args = block_call(node) or (node.target, node.args)
+        call = Call(function, args, dict(node.kwargs), outputs, _is_tuple(node))  # type: ignore
         reads = dict.fromkeys(
             self.value_of[base_of(n)] for n in call.nodes() if base_of(n) in self.value_of
         )
@@ -283,6 +285,8 @@ class _Lifter:
         for value in alternative.reads:
             if value in self.replaced:
                 return f"reads {self.values[value].name}, which the step updates"
+        if (reason := pin_of(node)) is not None:
+            return reason
         if alternative.overwrites is not None:
             return "writes over one of its arguments"
         return None

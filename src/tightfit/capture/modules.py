@@ -13,7 +13,7 @@ from torch.nn.modules.module import (
 
 from tightfit.capture import _torch as private
 
-__all__ = ["ModuleTrail"]
+__all__ = ["ModuleTrail", "RepeatedMembers"]
 
 
 class ModuleTrail:
@@ -70,6 +70,58 @@ class ModuleTrail:
         position = bisect_right(self._starts, sequence) - 1
         return self._running[position] if position >= 0 else ""
 
-    def where(self) -> str:
-        """Return the module that ran last, for an error message."""
-        return f"module {self._last!r}" if self._last else "the call"
+    def culprit(self, error: BaseException) -> str | None:
+        """Return the innermost module in whose forward an error was raised; "": the outermost."""
+        found: str | None = None
+        traceback = error.__traceback__
+        while traceback is not None:
+            module = traceback.tb_frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and module in self._names:
+                found = self._names[module]
+            traceback = traceback.tb_next
+        return found
+
+    def where(self, error: BaseException) -> str:
+        """Say in which module an error was raised, for an error message."""
+        inner = self.culprit(error)
+        if inner:
+            return f"module {inner!r}"
+        return f"the call, after module {self._last!r}," if self._last else "the call"
+
+
+class RepeatedMembers:
+    """Puts back the parameters and buffers of modules registered under several names.
+
+    The tracer swaps members name by name and puts back what it found, which for the second name
+    of a module is what it had put there for the first. What the model's own code replaces stays.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        counts: dict[nn.Module, int] = {}
+        for top in modules.values():
+            for _, module in top.named_modules(remove_duplicate=False):
+                counts[module] = counts.get(module, 0) + 1
+        self._modules = [m for m, count in counts.items() if count > 1]
+        self._before: list[dict[str, Any]] = []
+        self._changed: set[tuple[int, str]] = set()
+
+    def now(self) -> list[dict[str, Any]]:
+        """Return the members as they are now."""
+        return [{**m._parameters, **m._buffers} for m in self._modules]
+
+    def note_changes(self, before: list[dict[str, Any]]) -> None:
+        """Note what the model's own code has replaced since."""
+        for index, (then, now) in enumerate(zip(before, self.now(), strict=True)):
+            changed = {k for k in {*then, *now} if then.get(k) is not now.get(k)}
+            self._changed |= {(index, key) for key in changed}
+
+    def __enter__(self) -> RepeatedMembers:
+        self._before = self.now()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for index, (module, before) in enumerate(zip(self._modules, self._before, strict=True)):
+            for members in (module._parameters, module._buffers):
+                for key in [k for k in members if k in before]:
+                    if (index, key) not in self._changed:
+                        members[key] = before[key]

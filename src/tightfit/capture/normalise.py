@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
+from tightfit.capture import _torch as private
+from tightfit.capture.casts import share_casts
 from tightfit.capture.convolution import split_convolution_backward
 from tightfit.capture.effects import base_of, classify, is_getitem, is_random, is_view
 from tightfit.capture.joint import JointGraph
@@ -48,6 +50,7 @@ def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
         Placeholder positions that hold the same parameter.
     """
     classify(joint.module.graph)
+    share_casts(joint, tied)
     _correct_statistics(joint)
     _drop_detaches(joint)
     _drop_clones(joint)
@@ -93,7 +96,7 @@ def _correct_statistics(joint: JointGraph) -> None:
         sample = torch.ones(2, 1, 1, dtype=x.dtype)
         real = node.target(sample, *tiny, *node.args[5:])
         fixed = [
-            fake if fake.dtype == true.dtype else _like(fake, true.dtype)
+            fake if fake.dtype == true.dtype else private.like(fake, true.dtype)
             for fake, true in zip(node.meta["val"], real, strict=True)
         ]
         node.meta["val"] = tuple(fixed)
@@ -184,7 +187,7 @@ def _sum_tied_gradients(joint: JointGraph, tied: list[list[int]]) -> None:
             anchor = max(total, node, key=lambda n: _position(graph, n))
             with graph.inserting_after(anchor):
                 added = graph.call_function(aten.add_.Tensor, (total, node))
-            added.meta = {"val": _like(total.meta["val"]), "seq_nr": node.meta.get("seq_nr")}
+            added.meta = {"val": private.like(total.meta["val"]), "seq_nr": node.meta.get("seq_nr")}
             total = added
         members = {id(n) for n, _ in group}
         joint.gradients[:] = [g for g in joint.gradients if id(g[0]) not in members]
@@ -195,14 +198,6 @@ def _position(graph: fx.Graph, node: fx.Node) -> int:
     return next(i for i, n in enumerate(graph.nodes) if n is node)
 
 
-def _like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a fake tensor of the same geometry with a storage of its own."""
-    with tensor.fake_mode:  # type: ignore[attr-defined]
-        return torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device
-        )
-
-
 def _owned(joint: JointGraph, node: fx.Node, taken: set[fx.Node]) -> fx.Node:
     """Return the node, or a copy of it if its storage is shared or not the step's own."""
     base = base_of(node)
@@ -210,7 +205,7 @@ def _owned(joint: JointGraph, node: fx.Node, taken: set[fx.Node]) -> fx.Node:
     dense = base.meta["val"].numel() == node.meta["val"].numel() if own else False
     if own and dense:
         return node
-    return _insert(joint, node, aten.clone.default, (node,), _like(node.meta["val"]))
+    return _insert(joint, node, aten.clone.default, (node,), private.like(node.meta["val"]))
 
 
 def _insert(
@@ -240,7 +235,7 @@ def _own_gradients(joint: JointGraph) -> None:
         fixed = _owned(joint, node, taken)
         if fixed.meta["val"].stride() != parameter.stride() and _is_dense(parameter):
             fixed = _insert(
-                joint, fixed, _copy_like, (fixed, placeholders[position]), _like(parameter)
+                joint, fixed, _copy_like, (fixed, placeholders[position]), private.like(parameter)
             )
         taken.add(base_of(fixed))
         result.append((fixed, position))
@@ -277,7 +272,7 @@ def _own_write_backs(joint: JointGraph) -> None:
         node, base = written, base_of(written)
         read_later = any(user not in forward for user in _readers(base))
         if base.op != "call_function" or base in kept or read_later:
-            node = _insert(joint, node, aten.clone.default, (node,), _like(node.meta["val"]))
+            node = _insert(joint, node, aten.clone.default, (node,), private.like(node.meta["val"]))
         kept.add(base_of(node))
         result.append((node, position))
     joint.write_backs[:] = result
@@ -318,7 +313,9 @@ def _snapshot_mutated(joint: JointGraph) -> None:
         late = [n for n in _readers(primal) if n not in forward]
         if not late:
             continue
-        copy = _insert(joint, primal, aten.clone.default, (primal,), _like(primal.meta["val"]))
+        copy = _insert(
+            joint, primal, aten.clone.default, (primal,), private.like(primal.meta["val"])
+        )
         copy.meta["tightfit_forward"] = True
         rebuilt = {primal: copy}
         for node in late:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.lift import Call, Captured
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured import (
@@ -78,6 +79,9 @@ def _measured(
     try:
         for done, (key, call) in enumerate(missing):
             progress.update(done, _name(call.function))
+            if isinstance(call.function, BlockForward | BlockBackward):
+                known[key] = _of_block(call.function, kind, measure_peak)
+                continue
             args, kwargs = _synthetic(captured, call)
             with private.without_autocast():
                 known[key] = measure(
@@ -88,6 +92,14 @@ def _measured(
         cache.save()
         progress.stop()
     return known
+
+
+def _of_block(
+    function: BlockForward | BlockBackward, kind: Any, measure_peak: PeakFunction
+) -> Measurement | Workspace:
+    """Return what an opaque module takes; it is known in this process only."""
+    measured = function.measure(measure_peak)
+    return measured if kind is Measurement else Workspace(workspace_bytes=measured.workspace_bytes)
 
 
 def _device(captured: Captured) -> torch.device:
@@ -120,7 +132,8 @@ def _synthetic(captured: Captured, call: Call) -> Any:
 
     def real(node: fx.Node) -> Any:
         if node.op == "get_attr":
-            return getattr(captured.joint.module, str(node.target))
+            value = getattr(captured.joint.module, str(node.target))
+            return value.clone_state() if isinstance(value, torch.Generator) else value
         return private.pytree.tree_map_only(torch.Tensor, _materialised, node.meta["val"])
 
     return fx.map_arg((call.args, call.kwargs), real)
@@ -133,12 +146,17 @@ def _materialised(fake: torch.Tensor) -> torch.Tensor:
 def _name(function: Any) -> str:
     if isinstance(function, torch._ops.OpOverload):
         return function.name()
+    if isinstance(function, BlockForward | BlockBackward):
+        return f"opaque module {function.block.name}"
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def _key(captured: Captured, call: Call) -> str:
+    if isinstance(call.function, BlockForward | BlockBackward):
+        return f"this process: {call.function!r}"
+
     def fake(node: fx.Node) -> Any:
-        return node.meta["val"]
+        return node.meta.get("val", node.target)
 
     args, kwargs = fx.map_arg((call.args, call.kwargs), fake)
     return call_key(_name(call.function), args, kwargs)

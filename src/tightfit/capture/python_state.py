@@ -48,6 +48,12 @@ class PythonState:
             name: (dict(m._parameters), dict(m._buffers), dict(m._modules))
             for name, m in self._modules.items()
         }
+        self._generators = {
+            f"{_of(name)}.{key}": (value, value.get_state())
+            for name, module in self._modules.items()
+            for key, value in module.__dict__.items()
+            if isinstance(value, torch.Generator)
+        }
         self._random = random.getstate()
         self._numpy = _numpy_state()
         self._torch = torch.get_rng_state()
@@ -57,6 +63,10 @@ class PythonState:
         for name, module in self._modules.items():
             self._restore_members(name, module)
             self._restore_attributes(name, module)
+        for name, (generator, before) in self._generators.items():
+            if not torch.equal(generator.get_state(), before):
+                self._changed.append(name)
+                generator.set_state(before)
         if random.getstate() != self._random:
             self._changed.append("the generator of Python's random module")
             random.setstate(self._random)
@@ -89,6 +99,24 @@ class PythonState:
                     _refill(value, snapshot)
                 module.__dict__[key] = value
 
+    @property
+    def changed(self) -> list[str]:
+        """What had changed when the trace ended."""
+        return list(self._changed)
+
+    def _old_normalisation(self) -> str | None:
+        """Return the module with a norm of `torch.nn.utils.weight_norm` or `spectral_norm`."""
+        kinds = ("WeightNorm", "SpectralNorm")
+        return next(
+            (
+                name
+                for name, module in self._modules.items()
+                if any(type(h).__name__ in kinds for h in module._forward_pre_hooks.values())
+                and any(change.startswith(f"{name}.") for change in self._changed)
+            ),
+            None,
+        )
+
     def raise_if_changed(self) -> None:
         """Refuse a model whose Python state changed during the trace.
 
@@ -100,6 +128,13 @@ class PythonState:
         if self._changed:
             changed = list(dict.fromkeys(self._changed))
             what = ", ".join(changed[:_MOST_NAMED])
+            old = self._old_normalisation()
+            if old is not None:
+                raise CaptureError(
+                    f"module {old!r} is normalised by a hook that sets its weight anew on every "
+                    "forward. Way out: the same norm from torch.nn.utils.parametrizations. The "
+                    "model is unchanged"
+                )
             if len(changed) > _MOST_NAMED:
                 what += f" and {len(changed) - _MOST_NAMED} more"
             raise CaptureError(

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from tightfit.capture import _torch as private
-from tightfit.errors import BadInput
+from tightfit.capture.structure import PLAIN
+from tightfit.capture.structure import flatten as flatten_tree
+from tightfit.errors import BadInput, CaptureError
 
-__all__ = ["flatten", "hooked_modules", "input_signature", "module_signature"]
+__all__ = ["flatten", "hooked_modules", "input_signature", "module_signature", "refuse_subclass"]
 
 _PLAIN = (bool, int, float, str, type(None))
 _SKIPPED = frozenset(
@@ -47,17 +49,43 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
     parts: list[Any] = [spec]
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
+            refuse_subclass(leaf, f"input {index}")
             parts.append(_tensor(leaf))
-        elif isinstance(leaf, _PLAIN):
+        elif isinstance(leaf, PLAIN):
             parts.append((type(leaf), leaf))
-        elif isinstance(leaf, torch.dtype | torch.device | torch.memory_format | torch.Size):
-            parts.append(leaf)
         else:
             raise BadInput(
                 f"input {index} is a {type(leaf).__name__}: a planned call takes tensors and "
-                "plain values (int, float, bool, str, None) in lists, tuples and dicts"
+                "plain values (numbers, text, None, dtypes, enums) in lists, tuples, dicts, named "
+                "tuples and dataclasses"
             )
     return tuple(parts)
+
+
+def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
+    """Refuse tensors whose class decides what operators do.
+
+    Raises
+    ------
+    CaptureError
+        For a DTensor, a nested tensor, any other subclass, and for sparse layouts.
+    """
+    kind = type(tensor)
+    if private.is_wrapper(tensor) or (
+        kind not in (torch.Tensor, nn.Parameter, nn.Buffer, private.FakeTensor)
+        and not isinstance(tensor, nn.Parameter)
+    ):
+        raise CaptureError(
+            f"{where} is a {kind.__name__}, a tensor whose class decides what operators do and "
+            "what they hold: it cannot be planned. Way out: pass plain tensors (a nested tensor: "
+            "padded; a DTensor: fit the blocks inside, on local tensors), or mark the module that "
+            "uses it with tightfit.opaque"
+        )
+    if tensor.layout != torch.strided:
+        raise CaptureError(
+            f"{where} is a sparse tensor: what operators on it hold depends on the data and cannot "
+            "be planned. Way out: pass it dense, or leave what uses it out of the fitted part"
+        )
 
 
 def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -108,6 +136,10 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
         (key, value)
         for key, value in module.__dict__.items()
         if isinstance(value, _PLAIN) and key not in _SKIPPED
+    ] + [
+        (key, id(value))
+        for key, value in module.__dict__.items()
+        if isinstance(value, torch.Generator)
     ]
 
 
@@ -117,9 +149,10 @@ def _modes() -> tuple[Any, ...]:
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             casts.append((device, torch.get_autocast_dtype(device)))
-    return (torch.is_grad_enabled(), tuple(casts), torch.is_autocast_cache_enabled())
+    cache = torch.is_autocast_cache_enabled(), private.autocast_nesting() > 0
+    return (torch.is_grad_enabled(), tuple(casts), *cache)
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """Return the leaves of a call's inputs and how they nest."""
-    return private.pytree.tree_flatten((args, kwargs))
+    return flatten_tree((args, kwargs))

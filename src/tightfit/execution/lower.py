@@ -167,7 +167,7 @@ class _Lowering:
         if stale:
             self.code.emit(" = ".join(stale) + " = None")
         if random and again:
-            self.code.emit("set_state(other_state)")
+            self.code.emit(f"{self._generator_access(op.id)[1]}(other_state)")
             self.code.emit("other_state = None")
             if self.counts[op.id] == self.total[op.id]:
                 self.code.emit(f"s{op.id} = None")
@@ -186,22 +186,28 @@ class _Lowering:
         return names, stale
 
     def _before_random(self, op: OpId, again: bool) -> None:
-        device = self._device_of(op)
-        self.names["get_state"], self.names["set_state"] = _generator_access(device)
+        get, set_ = self._generator_access(op)
         if not again:
-            self.code.emit(f"s{op} = get_state()")
+            self.code.emit(f"s{op} = {get}()")
             self.states[op] = self.code
             return
         if self.states[op] is not self.code:
             self._save(f"s{op}", f"s{op}")
             self.states[op] = self.code
-        self.code.emit("other_state = get_state()")
-        self.code.emit(f"set_state(s{op})")
+        self.code.emit(f"other_state = {get}()")
+        self.code.emit(f"{set_}(s{op})")
 
-    def _device_of(self, op: OpId) -> torch.device:
-        value = self.captured.nodes[op].meta["val"]
-        tensor = value[0] if isinstance(value, tuple | list) else value
-        return tensor.device
+    def _generator_access(self, op: OpId) -> tuple[str, str]:
+        """Return the names of what reads and sets the generator an op draws from."""
+        node = self.captured.nodes[op]
+        own = node.kwargs.get("generator")
+        if own is not None:
+            name = self._literal(own)
+            return f"{name}.get_state", f"{name}.set_state"
+        value = node.meta["val"]
+        device = (value[0] if isinstance(value, tuple | list) else value).device
+        self.names["get_state"], self.names["set_state"] = _generator_access(device)
+        return "get_state", "set_state"
 
     def _drop(self, value: ValueId) -> None:
         names = self._forget(value)

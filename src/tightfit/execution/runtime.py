@@ -77,8 +77,6 @@ class Runner:
 
     def _output(self, info: Any, inputs: list[Any], raw: dict[int, Any], index: int) -> Any:
         match info.kind:
-            case "constant":
-                return info.value
             case "input":
                 return inputs[info.base]
             case "alias_of_input":

@@ -1,0 +1,340 @@
+"""A module that runs eagerly as one op of a planned step: its forward, its backward, its bytes.
+
+Inside, ordinary autograd runs. What its graph keeps for backward is held by one record, which is
+one value of the plan: the record dies when the plan frees it, and is made again when the plan
+computes the forward again. Inputs and outputs that backward needs are not kept by the record but
+read again from the plan's own values, so that nothing is held twice or behind the plan's back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.capture import _torch as private
+from tightfit.capture.eager_profile import TENSOR, Operand, Profile, Result
+from tightfit.capture.eager_record import Geometry, Keeper, Record, Source
+from tightfit.capture.python_state import PythonState
+from tightfit.capture.structure import structure_of, unflatten
+from tightfit.costs.measured import PeakFunction, materialise
+from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
+from tightfit.units import format_bytes
+
+__all__ = ["Block"]
+
+
+_LARGEST: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+"""The most bytes a module was seen to keep for backward, by its operands."""
+
+
+class _Body(nn.Module):
+    """Gives a forward function of a module its parameters to swap."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.block = module
+        object.__setattr__(self, "function", function)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Block:
+    """One module, called with operands of given geometry.
+
+    Parameters
+    ----------
+    name : str
+        The module's name in the model.
+    module : nn.Module
+        The module.
+    function : callable
+        Its own forward.
+    operands : sequence of Operand
+        Tensor arguments in order, then the parameters it trains.
+    leaves, spec : list, TreeSpec
+        The flattened arguments (None where a tensor is) and how they nest.
+    casts : tuple of (str, torch.dtype)
+        Device types under autocast and what they are cast to.
+    grad : bool
+        Whether the call is differentiated at all.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        name: str,
+        module: nn.Module,
+        function: Callable[..., Any],
+        operands: Sequence[Operand],
+        leaves: Sequence[Any],
+        spec: Any,
+        casts: tuple[tuple[str, torch.dtype], ...],
+        grad: bool,
+    ) -> None:
+        self.key = key
+        self.name = name
+        self.module = module
+        self.body = _Body(module, function)
+        self.operands = tuple(operands)
+        self.leaves = tuple(leaves)
+        self.spec = spec
+        self.casts = casts
+        self.has_record = grad and any(o.requires_grad for o in operands)
+        self.operands_key = tuple((o.geometry, o.requires_grad) for o in operands)
+        self.profile: Profile | None = None
+        self.state: dict[str, torch.Tensor] = {}
+        self.gradients: dict[tuple[int, ...], tuple[Geometry | None, ...]] = {}
+
+    # -- running ------------------------------------------------------------------------------
+
+    def forward(
+        self, tensors: Sequence[torch.Tensor], state: dict[str, torch.Tensor] | None = None
+    ) -> Result:
+        """Run the module on its operands, with other parameters and buffers if given."""
+        anchor = torch.empty(0, requires_grad=True)
+        versions = [t._version for t in tensors]
+        keeper = Keeper()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.has_record))
+            for device, dtype in self.casts:
+                stack.enter_context(torch.autocast(device, dtype))
+            stack.enter_context(_flat_weights_kept(self.module))
+            if self.has_record:
+                hooks = torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack)
+                stack.enter_context(hooks)
+            sources = [
+                self._source(o, t, anchor) for o, t in zip(self.operands, tensors, strict=True)
+            ]
+            output = self._call(sources, state or {})
+            leaves, structure = structure_of(output, f"the opaque module {self.name!r}")
+            others = [*tensors, *(state or {}).values(), *_members(self.module)]
+            outputs = self._own(leaves, others)
+        if any(t._version != v for t, v in zip(tensors, versions, strict=True)):
+            raise CaptureError(
+                f"the opaque module {self.name!r} writes over one of its inputs, which others may "
+                "read: let it clone the input first"
+            )
+        flags = tuple(t.requires_grad for t in outputs)
+        record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
+        return Result([t.detach() for t in outputs], record, flags, structure)
+
+    def _source(self, operand: Operand, tensor: torch.Tensor, anchor: torch.Tensor) -> Any:
+        if not (operand.requires_grad and self.has_record):
+            return tensor
+        if operand.parameter is not None:  # a leaf, as in eager: autocast casts a leaf only once
+            return tensor.detach().requires_grad_()
+        return Source.apply(anchor, tensor)
+
+    def _call(self, sources: Sequence[Any], state: dict[str, torch.Tensor]) -> Any:
+        arguments = iter(sources)
+        leaves = [next(arguments) if leaf is TENSOR else leaf for leaf in self.leaves]
+        names = [o.parameter for o in self.operands if o.parameter is not None]
+        swapped = {f"block.{n}": t for n, t in zip(names, arguments, strict=True)}
+        swapped |= {f"block.{n}": t for n, t in state.items() if n not in names}
+        args, kwargs = unflatten(leaves, self.spec)
+        return torch.func.functional_call(self.body, swapped, args, kwargs)
+
+    @staticmethod
+    def _own(leaves: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors, copied where they share a storage with what lives elsewhere."""
+        taken = {private.storage_key(t) for t in others if t.numel()}
+        outputs: list[torch.Tensor] = []
+        for leaf in leaves:
+            shared = leaf.numel() and private.storage_key(leaf) in taken
+            outputs.append(leaf.clone() if shared else leaf)
+            taken.add(private.storage_key(outputs[-1]))
+        return outputs
+
+    def _record(
+        self,
+        keeper: Keeper,
+        sources: Sequence[Any],
+        outputs: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+    ) -> Record:
+        edge = torch.autograd.graph.get_gradient_edge
+        known = [*tensors, *outputs]
+        allowed = None if self.profile is None else self.profile.saved
+        chosen = keeper.refer(known, allowed)
+        if self.profile is not None:
+            self._refuse_growth(keeper.held_bytes(self._resident()), self.profile)
+        keeper.packed = []
+        return Record(
+            keeper,
+            [
+                edge(s)
+                for s, o in zip(sources, self.operands, strict=True)
+                if o.requires_grad and s.requires_grad
+            ],
+            [edge(t) if t.requires_grad else None for t in outputs],
+            chosen,
+            [known[i].storage_offset() * known[i].element_size() for i in chosen],
+        )
+
+    def _refuse_growth(self, held_bytes: int, profile: Profile) -> None:
+        if held_bytes > profile.record_bytes:
+            known = _LARGEST.setdefault(self.module, {})
+            known[self.operands_key] = max(held_bytes, known.get(self.operands_key, 0))
+            raise OpaqueChanged(
+                f"the opaque module {self.name!r} kept {format_bytes(held_bytes)} for its backward,"
+                f" but {format_bytes(profile.record_bytes)} when it was measured: what it keeps "
+                "depends on the data. The plan is dropped; run the step again and a plan with "
+                "this much room is made"
+            )
+
+    def _resident(self) -> set[int]:
+        return {private.storage_key(t) for t in _members(self.module) if t.numel()}
+
+    def backward(
+        self,
+        record: Record,
+        saved: Sequence[torch.Tensor],
+        tangents: Sequence[torch.Tensor],
+        present: Sequence[int],
+        *,
+        retain: bool = False,
+    ) -> list[torch.Tensor | None]:
+        """Return the gradient of every operand that requires one, or None where it has none."""
+        record.keeper.bound = list(zip(saved, record.offsets_bytes, strict=True))
+        results = [record.results[i] for i in present]
+        gradients = torch.autograd.grad(
+            results, record.sources, list(tangents), allow_unused=True, retain_graph=retain
+        )
+        record.keeper.bound = []
+        taken = {private.storage_key(t) for t in (*saved, *tangents) if t.numel()}
+        taken |= self._resident()
+        owned: list[torch.Tensor | None] = []
+        for gradient in gradients:
+            if gradient is None or not gradient.numel():
+                owned.append(gradient)
+                continue
+            shared = private.storage_key(gradient) in taken
+            own = gradient.clone() if shared else gradient
+            taken.add(private.storage_key(own))
+            owned.append(own)
+        return owned
+
+    # -- measuring ----------------------------------------------------------------------------
+
+    def examine(self, state: dict[str, torch.Tensor], measure_peak: PeakFunction) -> None:
+        """Run the forward on real tensors, find out what matters of it, change nothing.
+
+        Parameters
+        ----------
+        state : dict of str to tensor
+            The module's real parameters and buffers.
+        measure_peak : callable
+            Meters a call.
+        """
+        self.state = state
+        tensors = [o.real() for o in self.operands]
+        buffers = {n for n, _ in self.module.named_buffers(remove_duplicate=False)}
+        copies = {n: t.clone() if n in buffers else t for n, t in state.items()}
+        versions = {n: t._version for n, t in copies.items()}
+        python = PythonState({"": self.module})
+        with torch.random.fork_rng(), python:
+            generator = torch.get_rng_state()
+            result = self._explained(tensors, copies)
+            drew = not torch.equal(generator, torch.get_rng_state())
+            found = result.record.saved if result.record is not None else []
+            result.record = None
+            size = self._record_bytes(state, copies, measure_peak) if self.has_record else 0
+        size = max(size, _LARGEST.get(self.module, {}).get(self.operands_key, 0))
+        changed = [n for n in copies if n in buffers and copies[n]._version != versions[n]]
+        changed += python.changed
+        self.profile = Profile(
+            outputs=tuple(Geometry.of(t) for t in result.outputs),
+            differentiable=result.differentiable,
+            structure=result.structure,
+            saved=tuple(found),
+            record_bytes=size,
+            # another branch may draw where this one did not
+            random=drew or not isinstance(self.module, nn.RNNBase),
+            pinned=f"changes {changed[0]} of its module" if changed else None,
+        )
+
+    def _explained(self, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]) -> Result:
+        try:
+            return self.forward(tensors, state)
+        except (CaptureError, PlanMismatch):
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"the opaque module {self.name!r} fails when it is run by itself to be measured: "
+                f"{type(error).__name__}: {str(error)[:300]}. It gets tensors of the shapes of "
+                "this step; values are those of the call only where an input of the call goes "
+                "straight into it"
+            ) from error
+
+    def _record_bytes(
+        self, state: dict[str, torch.Tensor], copies: dict[str, torch.Tensor], meter: PeakFunction
+    ) -> int:
+        """Return what lives on when a forward has ended and its inputs and outputs are gone."""
+
+        def only_the_record() -> Any:
+            tensors = [o.real().clone() if o.parameter is None else o.real() for o in self.operands]
+            return self.forward(tensors, copies).record
+
+        device = self.device
+        record, peak = meter(only_the_record, device=device)
+        del record
+        return max(0, peak.growth_bytes)
+
+    @property
+    def device(self) -> torch.device:
+        """The device it runs on."""
+        return next((o.geometry.device for o in self.operands), torch.device("cpu"))
+
+    def examine_backward(self, present: tuple[int, ...]) -> tuple[Geometry | None, ...]:
+        """Find the layout of the gradients, given which outputs receive one."""
+        if present not in self.gradients:
+            with torch.random.fork_rng(), PythonState({"": self.module}):
+                record, saved, tangents = self.ready(present, self.state)
+                gradients = self.backward(record, saved, tangents, present)
+            operands = [o for o in self.operands if o.requires_grad]
+            self.gradients[present] = tuple(
+                Geometry.of(g) if g is not None else (o.geometry if o.parameter else None)
+                for o, g in zip(operands, gradients, strict=True)
+            )
+        return self.gradients[present]
+
+    def ready(
+        self, present: Sequence[int], state: dict[str, torch.Tensor] | None = None
+    ) -> tuple[Record, list[torch.Tensor], list[torch.Tensor]]:
+        """Run a forward for a backward to be measured: its record, what it reads, tangents."""
+        assert self.profile is not None
+        if state is None:
+            state = dict(self.module.named_buffers())
+        names = {n for n, _ in self.module.named_buffers(remove_duplicate=False)}
+        state = {n: t.clone() if n in names else t for n, t in state.items()}
+        tensors = [o.real() for o in self.operands]
+        result = self.forward(tensors, state)
+        assert result.record is not None
+        known = [*tensors, *result.outputs]
+        saved = [known[i] for i in self.profile.saved]
+        layouts = [self.profile.outputs[i] for i in present]
+        tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in layouts]
+        return result.record, saved, tangents
+
+
+def _members(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+@contextlib.contextmanager
+def _flat_weights_kept(module: nn.Module) -> Iterator[None]:
+    """Put back the lists of weights that recurrent modules make of whatever they are run with."""
+    recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
+    names = ("_flat_weights", "_flat_weight_refs")
+    kept = [{n: m.__dict__[n] for n in names if n in m.__dict__} for m in recurrent]
+    try:
+        yield
+    finally:
+        for each, attributes in zip(recurrent, kept, strict=True):
+            each.__dict__.update(attributes)

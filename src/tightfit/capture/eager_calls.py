@@ -1,0 +1,128 @@
+"""Calls of an eagerly run module as the ops of a plan: what they return, what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from tightfit.capture.eager_block import Block
+from tightfit.capture.eager_profile import Result
+from tightfit.capture.eager_record import Geometry
+from tightfit.capture.python_state import PythonState
+from tightfit.costs.measured import Measurement, PeakFunction, measure_call
+from tightfit.errors import PlanMismatch
+
+__all__ = ["BlockBackward", "BlockForward"]
+
+
+@dataclass(frozen=True)
+class BlockForward:
+    """Runs a block's forward inside a program: outputs, then the record."""
+
+    block: Block
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the tensors the module returns and the record of its backward."""
+        profile = self.block.profile
+        assert profile is not None
+        buffers = () if profile.pinned else tuple(self.block.module.buffers())
+        before = [b._version for b in buffers]
+        result = self.block.forward(tensors)
+        if any(b._version != v for b, v in zip(buffers, before, strict=True)):
+            raise PlanMismatch(
+                f"the opaque module {self.block.name!r} changes its buffers, though it did not "
+                "when it was measured: computing it again would change them twice. Move what "
+                "changes them out of the module, or the module out of the fitted part"
+            )
+        found = tuple(Geometry.of(t) for t in result.outputs)
+        if found != profile.outputs or result.differentiable != profile.differentiable:
+            wrong = [
+                f"{tuple(a.shape)} where {tuple(b.shape)} was measured"
+                for a, b in zip(found, profile.outputs, strict=False)
+                if a != b
+            ]
+            raise PlanMismatch(
+                f"the opaque module {self.block.name!r} returned other tensors than when it was "
+                f"measured ({wrong[0] if wrong else 'their number or differentiability'}): its "
+                "output depends on the data, which a plan cannot hold. Way out: pad to a fixed "
+                "shape, or move it out of the fitted part"
+            )
+        now, then = result.structure.constants, profile.structure.constants
+        if now != then:
+            raise PlanMismatch(
+                f"the opaque module {self.block.name!r} returned {now} besides its tensors, but "
+                f"{then} when it was captured: a planned step would go on with the old values. "
+                "Return tensors, or move it out of the fitted part"
+            )
+        return [*result.outputs, result.record] if self.block.has_record else result.outputs
+
+    def measure(self, measure_peak: PeakFunction) -> Measurement:
+        """Return what the forward costs."""
+        block = self.block
+        tensors = [o.real() for o in block.operands]
+        buffers = {n: t.clone() for n, t in block.module.named_buffers()}
+        with PythonState({"": block.module}):
+            return measure_call(
+                lambda: _everything(block.forward(tensors, buffers)),
+                (),
+                device=block.device,
+                measure_peak=measure_peak,
+            )
+
+
+def _everything(result: Result) -> list[Any]:
+    return [*result.outputs, result.record]
+
+
+@dataclass(frozen=True)
+class BlockBackward:
+    """Runs a block's backward inside a program.
+
+    Parameters
+    ----------
+    present : tuple of int
+        The outputs that have a gradient.
+    """
+
+    block: Block
+    present: tuple[int, ...]
+
+    def __call__(
+        self, record: Any, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return the gradients of the operands, those left out that never have one."""
+        expected = self.block.gradients[self.present]
+        gradients = self.block.backward(record, saved, tangents, self.present)
+        operands = [o for o in self.block.operands if o.requires_grad]
+        for operand, layout, gradient in zip(operands, expected, gradients, strict=True):
+            if operand.parameter is None and (layout is None) != (gradient is None):
+                raise PlanMismatch(
+                    f"the opaque module {self.block.name!r} differentiates with respect to other "
+                    "inputs than when it was captured: which ones depends on the data, which a "
+                    "plan cannot hold. Way out: move it out of the fitted part"
+                )
+        return [g for g, layout in zip(gradients, expected, strict=True) if layout is not None]
+
+    def measure(self, measure_peak: PeakFunction) -> Measurement:
+        """Return what the backward costs; the record is freed while it runs."""
+        block = self.block
+        device = block.device
+        with torch.random.fork_rng(), PythonState({"": block.module}):
+            record, saved, tangents = block.ready(self.present)
+            timed = measure_call(
+                lambda: block.backward(record, saved, tangents, self.present, retain=True),
+                (),
+                device=device,
+                measure_peak=measure_peak,
+            )
+            del record
+            record, saved, tangents = block.ready(self.present)
+            _, peak = measure_peak(
+                lambda: block.backward(record, saved, tangents, self.present), device=device
+            )
+        workspace = max(0, peak.peak_bytes - sum(timed.output_bytes))
+        return msgspec.structs.replace(timed, workspace_bytes=workspace)

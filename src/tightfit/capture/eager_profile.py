@@ -1,0 +1,98 @@
+"""What is known of an eagerly run module: what goes in, what one real run of it showed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tightfit.capture.eager_record import Geometry, Record
+from tightfit.capture.structure import Structure
+from tightfit.costs.measured import materialise
+
+__all__ = ["TENSOR", "Operand", "Profile", "Result"]
+
+TENSOR = object()
+"""Stands for a tensor among the flattened arguments of a block."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor a block reads.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        Its layout.
+    requires_grad : bool
+        Whether the block passes a gradient to it.
+    parameter : str or None
+        The parameter's name inside the block; None: an argument of the call.
+    example : tensor or None
+        A real tensor to measure with, where one is at hand.
+    """
+
+    geometry: Geometry
+    requires_grad: bool
+    parameter: str | None = None
+    example: torch.Tensor | None = None
+
+    def real(self) -> torch.Tensor:
+        """Return a real tensor to measure with."""
+        if self.example is not None:
+            return self.example.detach()
+        g = self.geometry
+        return materialise(g.shape, g.strides, g.dtype, g.device)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one real run of a block's forward showed.
+
+    Parameters
+    ----------
+    outputs : tuple of Geometry
+        Of each tensor it returns.
+    differentiable : tuple of bool
+        Which of them require a gradient.
+    structure : Structure
+        Its output without the tensors.
+    saved : tuple of int
+        What backward reads, counted over the operands and then the outputs.
+    record_bytes : int
+        What the autograd graph keeps besides.
+    random : bool
+        Whether it may draw random numbers.
+    pinned : str or None
+        Why it may not run twice in a step.
+    """
+
+    outputs: tuple[Geometry, ...]
+    differentiable: tuple[bool, ...]
+    structure: Structure
+    saved: tuple[int, ...]
+    record_bytes: int
+    random: bool
+    pinned: str | None
+
+
+@dataclass
+class Result:
+    """What one run of a block gave.
+
+    Parameters
+    ----------
+    outputs : list of tensor
+        The tensors it returns, detached.
+    record : Record or None
+        What its backward needs.
+    differentiable : tuple of bool
+        Which outputs require a gradient.
+    structure : Structure
+        The output without the tensors.
+    """
+
+    outputs: list[torch.Tensor]
+    record: Record | None
+    differentiable: tuple[bool, ...]
+    structure: Structure

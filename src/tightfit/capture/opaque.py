@@ -1,0 +1,362 @@
+"""Modules that tightfit does not look into: each call of one is a single op of the step.
+
+While a step is traced, such a module's forward is replaced by one that runs the module for real,
+on tensors of the right shapes, to see what it returns and keeps; the trace gets two operators
+with just those sizes, one for its forward and one for its backward.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tightfit.capture import _torch as private
+from tightfit.capture.eager_block import Block
+from tightfit.capture.eager_calls import BlockBackward, BlockForward
+from tightfit.capture.eager_profile import TENSOR, Operand
+from tightfit.capture.eager_record import Geometry
+from tightfit.capture.structure import flatten
+from tightfit.costs.measured import PeakFunction
+from tightfit.errors import BadInput, CaptureError
+
+__all__ = [
+    "OpaqueCalls",
+    "block_call",
+    "draws_inside",
+    "is_opaque",
+    "is_opaque_operator",
+    "opaque",
+    "opaque_modules",
+    "pin_of",
+]
+
+_MARK = "_tightfit_opaque"
+_BLOCKS: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+_KEYS = itertools.count()
+
+_LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
+_TAGS = (torch.Tag.nondeterministic_seeded,)  # nobody may run them to learn a value
+_LIBRARY.define("opaque_forward(Tensor[] tensors, int key) -> Tensor[]", tags=_TAGS)
+_LIBRARY.define(
+    "opaque_backward(Tensor record, Tensor[] saved, Tensor[] tangents, int[] present, int key) "
+    "-> Tensor[]",
+    tags=_TAGS,
+)
+_FORWARD = torch.ops.tightfit.opaque_forward.default
+_BACKWARD = torch.ops.tightfit.opaque_backward.default
+
+
+def opaque(module: nn.Module) -> nn.Module:
+    """Let a module inside a fitted model run eagerly, as one measured op of the plan.
+
+    For what a graph cannot hold or a tracer cannot see into: kernels of other libraries, branches
+    on data, own autograd code. Results stay those of eager, its time, workspace and the bytes it
+    keeps for backward are measured, and the plan may still compute it again. Its output shapes
+    must follow from its input shapes.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Marked in place; `nn.RNN`, `nn.LSTM` and `nn.GRU` are opaque without it.
+
+    Returns
+    -------
+    nn.Module
+        The same module.
+
+    Raises
+    ------
+    BadInput
+        If it is no module.
+    """
+    if not isinstance(module, nn.Module):
+        raise BadInput(
+            f"opaque takes an nn.Module, got {type(module).__name__}: put the function into a "
+            "module's forward"
+        )
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+        raise BadInput(f"the module is compiled ({type(module).__name__}): mark the plain one")
+    module.__dict__[_MARK] = True
+    return module
+
+
+def is_opaque(module: nn.Module) -> bool:
+    """Whether a module is not looked into."""
+    return isinstance(module, nn.RNNBase) or bool(module.__dict__.get(_MARK, False))
+
+
+def opaque_modules(
+    modules: dict[str, nn.Module], named: frozenset[str] = frozenset()
+) -> dict[str, nn.Module]:
+    """Return the outermost opaque modules by name: marked, recurrent or named."""
+    found: dict[str, nn.Module] = {}
+    for prefix, top in modules.items():
+        inside: list[str] = []
+        for name, module in top.named_modules():
+            if any(name == o or name.startswith(f"{o}." if o else "") for o in inside):
+                continue
+            label = name if len(modules) == 1 else f"{prefix}.{name}".rstrip(".")
+            if is_opaque(module) or label in named:
+                inside.append(name)
+                found[label] = module
+    return found
+
+
+class OpaqueCalls:
+    """Stands in for the opaque modules while a step is traced; keeps the blocks it makes.
+
+    Parameters
+    ----------
+    modules : dict of str to nn.Module
+        The modules the step uses.
+    measure_peak : callable or None
+        Meters a call; needed if there is an opaque module.
+    named : frozenset of str
+        Modules that are opaque without being marked.
+    """
+
+    def __init__(
+        self,
+        modules: dict[str, nn.Module],
+        measure_peak: PeakFunction | None = None,
+        named: frozenset[str] = frozenset(),
+    ) -> None:
+        self.modules = opaque_modules(modules, named)
+        self.measure_peak = measure_peak
+        self.blocks: dict[Any, Block] = {}
+        self.members = {
+            name: {
+                **dict(m.named_parameters(remove_duplicate=False)),
+                **dict(m.named_buffers(remove_duplicate=False)),
+            }
+            for name, m in self.modules.items()
+        }
+        self.trained = {
+            name: [n for n, p in m.named_parameters() if p.requires_grad]
+            for name, m in self.modules.items()
+        }
+        self._own: dict[str, Any] = {}
+        self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._called: list[str] = []
+        self._caches_casts = torch.is_autocast_cache_enabled()  # off while a step is traced
+        self._tied = _sharing(modules, self.modules)
+
+    def __enter__(self) -> OpaqueCalls:
+        for name, module in self.modules.items():
+            self._own[name] = module.__dict__.get("forward")
+            module.__dict__["forward"] = self._stand_in(name, module, module.forward)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for name, module in self.modules.items():
+            if self._own[name] is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = self._own[name]
+        self._examples.clear()
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether a block changes buffers or Python state when it runs."""
+        return any(b.profile is None or b.profile.pinned for b in self.blocks.values())
+
+    def note_inputs(self, traced: Any, real: Any) -> None:
+        """Remember which real tensor each traced input of the call stands for."""
+        self._called = []
+        pairs = zip(flatten(traced)[0], flatten(real)[0], strict=True)
+        self._examples = {
+            id(t): (t, r)
+            for t, r in pairs
+            if isinstance(t, torch.Tensor) and not isinstance(r, private.FakeTensor)
+        }
+
+    def _stand_in(
+        self, name: str, module: nn.Module, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            leaves, spec = flatten((args, kwargs))
+            tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+            now = dict(module.named_parameters(remove_duplicate=False))
+            tensors += [now[n] for n in self.trained[name]]
+            block = self._block(name, module, function, leaves, spec, tensors)
+            outputs = _Boundary.apply(block, *tensors)
+            assert block.profile is not None
+            return block.profile.structure.filled(outputs)
+
+        return forward
+
+    def _block(
+        self,
+        name: str,
+        module: nn.Module,
+        function: Callable[..., Any],
+        leaves: list[Any],
+        spec: Any,
+        tensors: list[torch.Tensor],
+    ) -> Block:
+        casts = tuple(
+            (device, torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+            if torch.is_autocast_enabled(device)
+        )
+        if casts and torch.is_grad_enabled() and self._caches_casts:
+            self._refuse_shared_casts(name)
+        plain = tuple(TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
+        layouts = tuple((Geometry.of(t), t.requires_grad) for t in tensors)
+        grad = torch.is_grad_enabled()
+        key = (name, repr(plain), str(spec), layouts, casts, grad)
+        if key not in self.blocks:
+            operands = self._operands(name, tensors)
+            number = next(_KEYS)
+            block = Block(number, name, module, function, operands, plain, spec, casts, grad)
+            self._examine(block)
+            _BLOCKS[number] = self.blocks[key] = block
+        return self.blocks[key]
+
+    def _refuse_shared_casts(self, name: str) -> None:
+        """Refuse what eager sums in low precision: gradients of one cast with several readers."""
+        self._called.append(name)
+        if self.trained[name] and (self._called.count(name) > 1 or name in self._tied):
+            raise CaptureError(
+                f"the opaque module {name!r} is called several times, or shares parameters with "
+                "others, under autocast: eager then adds up gradients in low precision, across "
+                "what tightfit cannot see into. Way out: call it once a step, use torch.autocast("
+                "..., cache_enabled=False), or do not mark it"
+            )
+
+    def _operands(self, name: str, tensors: list[torch.Tensor]) -> list[Operand]:
+        trained = self.trained[name]
+        arguments = tensors[: len(tensors) - len(trained)]
+        operands = []
+        for tensor in arguments:
+            _, example = self._examples.get(id(tensor), (None, None))
+            operands.append(Operand(Geometry.of(tensor), tensor.requires_grad, None, example))
+        for parameter in trained:
+            real = self.members[name][parameter]
+            operands.append(Operand(Geometry.of(real), True, parameter, real))
+        return operands
+
+    def _examine(self, block: Block) -> None:
+        state = self.members[block.name]
+        if self.measure_peak is None or any(
+            isinstance(t, private.FakeTensor) or t.is_meta for t in state.values()
+        ):
+            raise CaptureError(
+                f"the opaque module {block.name!r} must run once to be measured, but here there "
+                "are only shapes: use real parameters and inputs"
+            )
+        with private.without_modes():
+            block.examine(state, self.measure_peak)
+
+
+def _sharing(modules: dict[str, nn.Module], blocks: dict[str, nn.Module]) -> set[str]:
+    """Return the blocks that use a parameter which is also used outside of them."""
+    uses: dict[int, int] = {}
+    for top in modules.values():
+        for _, parameter in top.named_parameters(remove_duplicate=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    result: set[str] = set()
+    for name, block in blocks.items():
+        inside: dict[int, int] = {}
+        for _, parameter in block.named_parameters(remove_duplicate=False):
+            inside[id(parameter)] = inside.get(id(parameter), 0) + 1
+        if any(uses[key] > count for key, count in inside.items()):
+            result.add(name)
+    return result
+
+
+class _Boundary(torch.autograd.Function):
+    """Puts a block's two operators into the trace."""
+
+    @staticmethod
+    def forward(ctx: Any, block: Block, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        profile = block.profile
+        assert profile is not None
+        results = _FORWARD(list(tensors), block.key)
+        outputs = results[: len(profile.outputs)]
+        ctx.block = block
+        ctx.arguments = len(tensors)
+        ctx.set_materialize_grads(False)
+        if block.has_record:
+            known = [*tensors, *outputs]
+            ctx.save_for_backward(results[-1], *(known[i] for i in profile.saved))
+        fixed = [t for t, flag in zip(outputs, profile.differentiable, strict=True) if not flag]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        block: Block = ctx.block
+        record, *saved = ctx.saved_tensors
+        present = tuple(i for i, t in enumerate(tangents) if t is not None)
+        with private.without_modes():
+            layouts = block.examine_backward(present)
+        given = [t for t in tangents if t is not None]
+        found = iter(_BACKWARD(record, saved, given, list(present), block.key))
+        operands = iter(layouts)
+        gradients = [
+            next(found) if o.requires_grad and next(operands) is not None else None
+            for o in block.operands
+        ]
+        return (None, *gradients)
+
+
+@torch.library.register_fake("tightfit::opaque_forward")
+def _fake_forward(tensors: list[torch.Tensor], key: int) -> list[torch.Tensor]:
+    block = _BLOCKS[key]
+    assert block.profile is not None
+    outputs = [layout.empty() for layout in block.profile.outputs]
+    if block.has_record:
+        size = block.profile.record_bytes
+        outputs.append(torch.empty(size, dtype=torch.uint8, device=block.device))
+    return outputs
+
+
+@torch.library.register_fake("tightfit::opaque_backward")
+def _fake_backward(
+    record: torch.Tensor,
+    saved: list[torch.Tensor],
+    tangents: list[torch.Tensor],
+    present: list[int],
+    key: int,
+) -> list[torch.Tensor]:
+    layouts = _BLOCKS[key].gradients[tuple(present)]
+    return [layout.empty() for layout in layouts if layout is not None]
+
+
+def block_call(node: fx.Node) -> tuple[BlockForward | BlockBackward, tuple[Any, ...]] | None:
+    """Return what runs a traced opaque operator in a program, with its arguments."""
+    if node.target not in (_FORWARD, _BACKWARD):
+        return None
+    block = _BLOCKS[node.args[-1]]  # type: ignore[index]
+    if node.target is _FORWARD:
+        return BlockForward(block), (node.args[0],)
+    return BlockBackward(block, tuple(node.args[3])), tuple(node.args[:3])  # type: ignore
+
+
+def is_opaque_operator(node: fx.Node) -> bool:
+    """Whether a traced operator is the forward or the backward of an opaque module."""
+    return node.target in (_FORWARD, _BACKWARD)
+
+
+def draws_inside(node: fx.Node) -> bool:
+    """Whether a traced operator is the forward of an opaque module that draws random numbers."""
+    if node.target is not _FORWARD:
+        return False
+    profile = _BLOCKS[node.args[-1]].profile  # type: ignore[index]
+    return profile is not None and profile.random
+
+
+def pin_of(node: fx.Node) -> str | None:
+    """Return why a traced opaque operator may not run twice, if it may not."""
+    if node.target is _BACKWARD:
+        return "frees what its forward kept for it"
+    if node.target is not _FORWARD:
+        return None
+    profile = _BLOCKS[node.args[-1]].profile  # type: ignore[index]
+    return profile.pinned if profile is not None else None

@@ -1,0 +1,147 @@
+"""How the inputs and outputs of a call nest: what pytrees know, and plain dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tightfit.capture import _torch as private
+from tightfit.errors import CaptureError
+
+__all__ = ["PLAIN", "Structure", "flatten", "opened", "structure_of", "unflatten"]
+
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+    torch.Size,
+    enum.Enum,
+)
+"""Types that hold no tensor and do not change."""
+
+
+class _Fields:
+    """A dataclass instance on its way through a pytree; it comes out as the dataclass again."""
+
+    def __init__(self, kind: type, values: dict[str, Any]) -> None:
+        self.kind = kind
+        self.values = values
+
+
+def _take_apart(fields: _Fields) -> tuple[list[Any], Any]:
+    return list(fields.values.values()), (fields.kind, tuple(fields.values))
+
+
+def _put_together(values: Any, context: Any) -> Any:
+    kind, names = context
+    result = object.__new__(kind)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(result, name, value)
+    return result
+
+
+private.pytree.register_pytree_node(_Fields, _take_apart, _put_together)
+
+
+def _is_plain_dataclass(value: Any) -> bool:
+    known = private.is_pytree_node(type(value))
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and not known
+
+
+def opened(tree: Any) -> Any:
+    """Return a tree with its dataclasses made visible to pytrees."""
+
+    def visible(value: Any) -> Any:
+        if not _is_plain_dataclass(value):
+            return value
+        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        return _Fields(type(value), {name: opened(getattr(value, name)) for name in names})
+
+    return private.pytree.tree_map(
+        visible, tree, is_leaf=lambda value: _is_plain_dataclass(value) or _is_size(value)
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of a tree and how they nest."""
+    return private.pytree.tree_flatten(opened(tree))
+
+
+def unflatten(leaves: Sequence[Any], spec: Any) -> Any:
+    """Return the tree again, with other leaves."""
+    return private.pytree.tree_unflatten(leaves, spec)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """An output without its tensors.
+
+    Parameters
+    ----------
+    spec : TreeSpec
+        How its leaves nest.
+    leaves : tuple
+        What is no tensor; None where a tensor is.
+    positions : tuple of int
+        Where the tensors are.
+    loss : int or None
+        Which of the tensors is called ``loss`` at the top, if one is.
+    """
+
+    spec: Any
+    leaves: tuple[Any, ...]
+    positions: tuple[int, ...]
+    loss: int | None = None
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """What is in it besides tensors."""
+        return tuple(x for i, x in enumerate(self.leaves) if i not in self.positions)
+
+    def filled(self, tensors: Sequence[Any]) -> Any:
+        """Return the output with the given tensors."""
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.positions, tensors, strict=True):
+            leaves[position] = tensor
+        return unflatten(leaves, self.spec)
+
+
+def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure]:
+    """Return the tensors of an output and the rest of it.
+
+    Raises
+    ------
+    CaptureError
+        If it holds an object that may hold tensors but cannot be looked into.
+    """
+    leaves, spec = private.pytree.tree_flatten(opened(output), is_leaf=_is_size)
+    for leaf in leaves:
+        if not isinstance(leaf, (torch.Tensor, type, *PLAIN)):
+            raise CaptureError(
+                f"{where} returns a {type(leaf).__name__}: a planned call returns tensors and "
+                "plain values (numbers, text, None) in tuples, lists, dicts, named tuples and "
+                "dataclasses. Way out: return its tensors (a cache of keys and values: "
+                "use_cache=False), or register the class with torch.utils._pytree"
+            )
+    positions = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    tensors = [leaves[i] for i in positions]
+    rest = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
+    named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    loss = next((i for i, t in enumerate(tensors) if t is named), None)
+    return tensors, Structure(spec, rest, positions, loss)

@@ -1,0 +1,123 @@
+"""Several fitted models under one budget: a GAN, and a student with its averaged teacher."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.allocator import meter_for
+from tightfit.execution.attach import attached
+
+
+def networks() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    generator = nn.Sequential(
+        nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16)
+    )
+    critic = nn.Sequential(
+        nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1)
+    )
+    return generator, critic
+
+
+def train(generator, critic, optimizers, steps: int = 4) -> list[torch.Tensor]:
+    """Return the losses; the critic sees real and made samples one after the other."""
+    first, second = optimizers
+    losses = []
+    for seed in range(steps):
+        torch.manual_seed(seed)
+        real, noise = torch.randn(128, 16), torch.randn(128, 8)
+        with torch.no_grad():
+            made = generator(noise)
+        for samples, sign in ((real, -1), (made, 1)):
+            loss = sign * critic(samples).mean()
+            loss.backward()
+            losses.append(loss.detach().clone())
+            del loss
+        second.step()
+        second.zero_grad()
+        loss = -critic(generator(noise)).mean()
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        first.step()
+        first.zero_grad()
+        second.zero_grad()
+    return losses + [p.detach() for m in (generator, critic) for p in m.parameters()]
+
+
+def optimizers(generator, critic):
+    return tuple(torch.optim.SGD(m.parameters(), lr=0.05) for m in (generator, critic))
+
+
+def test_a_gan_trains_inside_one_budget() -> None:
+    plain = networks()
+    reference = train(*plain, optimizers(*plain))
+    own = networks()
+    first, second = optimizers(*own)
+    budget = tightfit.Budget("420KiB")
+    tightfit.fit(own[0], budget, optimizer=first, cache=False)
+    tightfit.fit(own[1], budget, optimizer=second, cache=False)
+    result = train(*own, (first, second))
+    assert all(torch.equal(a, b) for a, b in zip(result, reference, strict=True))
+    plans = [tightfit.report(m) for m in own]
+    apart = sum(p.planned_peak_bytes for p in plans)
+    assert apart <= budget.size_bytes
+    meter = meter_for("cpu")
+    lasting = sum(p.nbytes for m in own for p in m.parameters())
+    start = meter.live_bytes()
+    meter.reset_peak()
+    train(*own, (first, second), steps=1)
+    assert meter.peak_bytes() - start + lasting <= budget.size_bytes
+
+
+def test_members_leave_with_unfit_and_size_is_checked() -> None:
+    budget = tightfit.Budget("1GiB")
+    models = networks()
+    for model in models:
+        tightfit.fit(model, budget, costs="unit")
+    x = torch.randn(4, 8)
+    shared = tightfit.prepare(models[0], x).budget_bytes
+    tightfit.unfit(models[1])
+    assert "1 members" in repr(budget)
+    assert tightfit.prepare(models[0], x).budget_bytes > shared
+    tightfit.fit(models[0], budget, costs="unit")
+    assert "1 members" in repr(budget)
+
+
+def test_a_teacher_averaged_from_its_student() -> None:
+    student, _ = networks()
+    plain = copy.deepcopy(student)
+    tightfit.fit(student, tightfit.Budget("1GiB"), costs="unit")
+    weights = []
+    for model in (plain, student):
+        teacher = copy.deepcopy(model).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            x = torch.randn(16, 8)
+            (model(x) - teacher(x)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for a, b in zip(teacher.parameters(), model.parameters(), strict=True):
+                    a.lerp_(b, 0.1)
+        weights.append([*model.parameters(), *teacher.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    assert attached(student).options.shared is not None
+
+
+def test_several_modules_in_one_step() -> None:
+    plain, own = networks(), networks()
+    noise = torch.randn(16, 8)
+    planned = tightfit.step(
+        lambda z: own[1](own[0](z)).mean(), modules=own, budget="1GiB", costs="unit"
+    )
+    planned(noise).backward()
+    plain[1](plain[0](noise)).mean().backward()
+    for a, b in zip(plain, own, strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)

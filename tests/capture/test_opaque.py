@@ -1,0 +1,254 @@
+"""Opaque modules: eager inside, one measured op outside."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.errors import BadInput, CaptureError, PlanMismatch
+from tightfit.execution.attach import attached
+
+
+class Wide(nn.Module):
+    """Keeps eight times its input for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 128)
+        self.down = nn.Linear(128, 32)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.dropout(self.up(x).tanh(), 0.2))
+
+
+class Tower(nn.Module):
+    def __init__(self, block=Wide, depth: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(block() for _ in range(depth))
+        self.head = nn.Linear(32, 2)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).square().mean()
+
+
+def opaque_tower(block=Wide) -> Tower:
+    model = Tower(block)
+    for each in model.blocks:
+        tightfit.opaque(each)
+    return model
+
+
+def train(model: nn.Module, optimizer, inputs) -> list[torch.Tensor]:
+    losses = []
+    for seed, x in enumerate(inputs):
+        torch.manual_seed(seed)
+        loss = model(x)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses + [p.detach().clone() for p in model.parameters()]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
+def test_training_in_a_budget_is_exact_and_stays_inside(share: float) -> None:
+    """From plenty of memory, where nothing is computed twice, to the least there is."""
+    inputs = [torch.randn(64, 32) for _ in range(7)]
+    plain = Tower()
+    reference = train(plain, sgd(plain), inputs)
+    model = opaque_tower()
+    optimizer = sgd(model)
+    options = {"optimizer": optimizer, "cache": False}
+    tightfit.fit(model, "1GiB", **options)
+    most = tightfit.prepare(model, inputs[0]).planned_peak_bytes
+    least = attached(model).smallest_budget((inputs[0],), {}).found_bytes
+    budget = round(least + share * (most - least)) + 4096
+    tightfit.unfit(model)
+    tightfit.fit(model, budget, **options)
+    trained = train(model, optimizer, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
+    report = tightfit.report(model)
+    assert report.measured_peak_bytes is not None
+    assert report.measured_peak_bytes <= report.planned_peak_bytes <= budget
+    assert (report.overhead > 0.01) == (share < 1)
+
+
+def test_each_block_is_one_op_forward_and_one_backward() -> None:
+    model = tightfit.fit(opaque_tower(), "1GiB", costs="unit")
+    tightfit.prepare(model, torch.randn(4, 32))
+    graph = next(iter(attached(model).shapes.values()))[0].captured.graph
+    targets = [op.target for op in graph.ops]
+    assert targets.count("tightfit.opaque_forward") == 4
+    assert targets.count("tightfit.opaque_backward") == 4
+    assert "aten.tanh" not in targets
+    assert {op.module for op in graph.ops if "opaque" in op.target} == {
+        f"blocks.{i}" for i in range(4)
+    }
+
+
+def test_measuring_changes_nothing() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), tightfit.opaque(nn.BatchNorm1d(8)), nn.Linear(8, 1))
+    before = copy.deepcopy(model.state_dict())
+    tightfit.fit(model, "1GiB")
+    x = torch.randn(4, 8)
+    generator = torch.get_rng_state()
+    tightfit.prepare(model, x)
+    assert torch.equal(generator, torch.get_rng_state())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert "forward" not in vars(model[1])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_mark_survives_copies_and_is_no_public_attribute() -> None:
+    block = tightfit.opaque(Wide())
+    assert not [k for k in vars(block) if not k.startswith("_") and k != "training"]
+    for copied in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+        model = tightfit.fit(nn.Sequential(copied, nn.Linear(32, 1)), "1GiB", costs="unit")
+        tightfit.prepare(model, torch.randn(4, 32))
+        assert attached(model).shapes
+
+
+class Recorder(nn.Module):
+    """Keeps more for backward for larger values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(32, 32)
+
+    def forward(self, x):
+        for _ in range(1 + (5 if x.sum() > 1e5 else 0)):
+            x = self.a(x).tanh()
+        return x
+
+
+def test_a_block_that_keeps_more_than_was_measured_gets_a_new_plan(capsys) -> None:
+    model = Tower(Recorder)
+    plain = copy.deepcopy(model)
+    for block in model.blocks:
+        tightfit.opaque(block)
+    tightfit.fit(model, "1GiB", costs="unit")
+    for scale in (1.0, 1.0, 1e9, 1.0):
+        x = torch.randn(16, 32).abs() * scale
+        results = []
+        for each in (plain, model):
+            each.zero_grad()
+            loss = each(x)
+            loss.backward()
+            results.append([loss, *(p.grad for p in each.parameters())])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert "'blocks.0' kept" in capsys.readouterr().err
+
+
+class Saving(torch.autograd.Function):
+    """Keeps a tensor where no hook sees it, as kernels of other libraries do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = x.exp()
+        return ctx.kept * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.kept * 2
+
+
+class Hidden(nn.Module):
+    def forward(self, x):
+        return Saving.apply(x * 0.1)
+
+
+def test_what_hooks_do_not_see_is_counted_too() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), tightfit.opaque(Hidden()), nn.Linear(32, 1))
+    tightfit.fit(model, "1GiB", cache=False)
+    x = torch.randn(64, 32)
+    for _ in range(6):
+        model.zero_grad()
+        model(x).sum().backward()
+    captured = next(iter(attached(model).shapes.values()))[0].captured
+    (block,) = captured.joint.opaque.blocks.values()
+    factor = 64  # that of the multiplication inside, kept for its backward
+    assert block.profile.record_bytes == 64 * 32 * 4 + factor
+    report = tightfit.report(model)
+    assert report.measured_peak_bytes <= report.planned_peak_bytes
+
+
+class Overwriting(nn.Module):
+    def forward(self, x):
+        return x.mul_(2) + 1
+
+
+class Resizing(nn.Module):
+    def forward(self, x):
+        return x[x[:, 0] > 0] * 2
+
+
+class Failing(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("no such kernel")
+
+
+class Telling(nn.Module):
+    def forward(self, x):
+        return x * 2, float(x.detach().sum())
+
+
+class First(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.inner = tightfit.opaque(inner)
+
+    def forward(self, x):
+        y = self.inner(self.a(x))
+        return (y[0] if isinstance(y, tuple) else y).sum()
+
+
+@pytest.mark.parametrize(
+    ("inner", "error", "message"),
+    [
+        (Overwriting, CaptureError, "'inner' writes over one of its inputs"),
+        (Failing, CaptureError, "'inner' fails.*no such kernel"),
+        (Resizing, PlanMismatch, "'inner' returned other tensors.*depends on the data"),
+        (Telling, PlanMismatch, "'inner' returned .* besides its tensors"),
+    ],
+)
+def test_what_cannot_be_one_op_is_refused(inner, error, message) -> None:
+    model = tightfit.fit(First(inner()), "1GiB", costs="unit")
+    with pytest.raises(error, match=message):
+        model(torch.randn(9, 8))
+
+
+def test_sums_in_low_precision_across_blocks_are_refused() -> None:
+    block = tightfit.opaque(nn.Linear(8, 8))
+    model = tightfit.fit(nn.Sequential(block, block), "1GiB", costs="unit")
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(CaptureError, match=r"several times.*cache_enabled=False"),
+    ):
+        model(torch.randn(4, 8))
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        model(torch.randn(4, 8)).sum().backward()
+
+
+def test_opaque_takes_modules_and_needs_real_ones() -> None:
+    with pytest.raises(BadInput, match=r"nn\.Module"):
+        tightfit.opaque(torch.nn.functional.relu)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        model = Tower()
+    tightfit.opaque(model.blocks[0])
+    tightfit.fit(model, "1GiB", costs="unit")
+    with pytest.raises(CaptureError, match="only shapes"):
+        tightfit.prepare(model, torch.randn(4, 32, device="meta"))

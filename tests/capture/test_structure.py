@@ -1,0 +1,85 @@
+"""Inputs and outputs keep their types and whatever in them is no tensor."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import typing
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from support.models import Detection, Outputs, Scored
+from tightfit.errors import CaptureError
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    mode: Mode = Mode.FAST
+    made: list[typing.Any] = field(default_factory=list, init=False)
+
+
+class Returns(nn.Module):
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.make = make
+
+    def forward(self, batch):
+        return self.make(self.a(batch.x))
+
+
+def fitted(make) -> nn.Module:
+    return tightfit.fit(Returns(make), "1GiB", costs="unit")
+
+
+def test_types_and_plain_values_are_those_of_eager() -> None:
+    model = Outputs()
+    plain = copy.deepcopy(model)
+    given = Detection(torch.randn(3, 6), torch.randn(3))
+    out, expected = tightfit.fit(model, "1GiB", costs="unit")(given), plain(given)
+    assert type(out) is Scored
+    assert out.threshold == 0.5
+    inner, *rest = out.detections["all"]
+    assert type(inner) is Detection
+    assert rest == list(expected.detections["all"][1:])
+    assert type(rest[1]) is torch.Size
+    assert inner.classes == 3
+    assert inner.boxes[1] is None
+    assert torch.equal(inner.boxes[0], expected.detections["all"][0].boxes[0])
+    assert inner.scores.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda h: collections.OrderedDict(a=h, b=None),
+        lambda h: collections.defaultdict(list, a=[h]),
+        lambda h: h.max(1),
+        Batch,
+        lambda h: [(h, Mode.FAST), {"deep": (h.t(), torch.bfloat16, h.device)}],
+    ],
+)
+def test_containers_come_back_as_they_are(make) -> None:
+    batch = Batch(torch.randn(3, 4))
+    assert type(fitted(make)(batch)) is type(make(torch.randn(3, 4)))
+
+
+class Cache:
+    def __init__(self, tensor) -> None:
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize("make", [Cache, lambda h: {1, 2}, lambda h: (h, iter([h]))])
+def test_objects_that_may_hold_tensors_are_refused(make) -> None:
+    with pytest.raises(CaptureError, match=r"returns a (Cache|set|list_iterator).*Way out"):
+        fitted(make)(Batch(torch.randn(3, 4)))

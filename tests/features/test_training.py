@@ -1,0 +1,59 @@
+"""Every way of training gives the bits of plain PyTorch, inside the budget."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from support.training import WAYS, Net, batches
+from tightfit.execution.attach import attached
+
+SHARE = 0.9
+"""Of the peak that keeping everything needs: something must be computed again."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def budget_bytes() -> int:
+    """A budget too small to keep every activation, with room for an optimizer's state."""
+    model = Net()
+    tightfit.fit(model, "1GiB", optimizer=torch.optim.Adam(model.parameters()))
+    ((x, _),) = batches(1)
+    report = tightfit.prepare(model, x)
+    kept = report.planned_peak_bytes - report.constant_bytes
+    return report.constant_bytes + round(SHARE * kept)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_same_bits_inside_the_budget(name: str, budget_bytes: int) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    plain = copy.deepcopy(model)
+    fitted: list[nn.Module] = []
+
+    def fit(each: nn.Module, optimizer) -> nn.Module:
+        fitted.append(each)
+        return tightfit.fit(each, budget_bytes, optimizer=optimizer)
+
+    reference = WAYS[name](plain, lambda each, optimizer: each)
+    result = WAYS[name](model, fit)
+    state = [*plain.state_dict().values()], [*model.state_dict().values()]
+    for a, b in zip([*reference, *state[0]], [*result, *state[1]], strict=True):
+        assert torch.equal(a, b)
+    for each in fitted:
+        # a whole step that exceeds it raises at the next call of the model
+        guard = attached(each).guard
+        assert guard.steps
+        assert all(s.peak_bytes <= budget_bytes for s in guard.steps)

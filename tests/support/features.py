@@ -1,0 +1,371 @@
+"""Features of models beyond `CASES`: what is supported, and what is refused with which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+from support.models import Case
+from tightfit.errors import BadInput, CaptureError, SecondForward, TightfitError
+
+__all__ = ["REFUSED", "SUPPORTED", "Refused"]
+
+
+class Wrapped(nn.Module):
+    """A linear layer, then a function of the module, its output and the other inputs."""
+
+    def __init__(self, function: Callable[..., Any], **modules: nn.Module) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.b = nn.Linear(8, 8)
+        self.function = function
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x, *args, **kwargs):
+        return self.function(self, self.a(x), *args, **kwargs)
+
+
+@torch.library.custom_op("tightfit_tests::scale", mutates_args=())
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """A custom operator of a library."""
+    return x * factor
+
+
+@scale.register_fake
+def _(x, factor):
+    return torch.empty_like(x)
+
+
+scale.register_autograd(
+    lambda ctx, gradient: (gradient * ctx.factor, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
+)
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() * 1.1
+
+
+class ComplexWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (torch.fft.fft(x) @ self.weight).abs()
+
+
+def hooked() -> nn.Module:
+    model = Wrapped(lambda self, h: self.b(h))
+    model.register_full_backward_hook(lambda module, inputs, outputs: None)
+    model.b.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
+    model.b.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 3,))
+    model.b.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    return model
+
+
+def checkpointed(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    def part(z):
+        return self.b(F.dropout(z.tanh(), 0.3))
+
+    return checkpoint(part, h, use_reentrant=False)
+
+
+def partly_without_gradient(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        factor = self.b(h)
+    return h * factor
+
+
+def case(name: str, function: Callable[..., Any], *inputs: Callable[[], Any], **modules) -> Case:
+    makers = inputs or (lambda: torch.randn(4, 8),)
+    return Case(
+        name,
+        lambda: Wrapped(function, **{k: m() for k, m in modules.items()}),
+        lambda: tuple(make() for make in makers),
+        lambda output: output.square().sum(),
+    )
+
+
+def image() -> torch.Tensor:
+    return torch.randn(4, 8)
+
+
+SUPPORTED = [
+    case("`torch.func.vmap`", lambda s, h: torch.func.vmap(lambda r: s.b(r).tanh())(h)),
+    case("`torch.func.grad`", lambda s, h: torch.func.grad(lambda z: s.b(z).square().sum())(h)),
+    case("`torch.func.jvp`", lambda s, h: torch.func.jvp(s.b, (h,), (h,))[1]),
+    case(
+        "`torch.func.functional_call`",
+        lambda s, h: torch.func.functional_call(s.b, {"weight": s.b.weight * 2}, (h,)),
+    ),
+    case(
+        "gradients inside forward (gradient penalty)",
+        lambda s, h: torch.autograd.grad(s.b(h).square().sum(), h, create_graph=True)[0],
+    ),
+    case("registered custom operators", lambda s, h: s.b(scale(h, 2.0))),
+    case("custom `autograd.Function`", lambda s, h: s.b(Sine.apply(h))),
+    Case(
+        "complex numbers and Fourier transforms",
+        ComplexWeights,
+        lambda: (torch.randn(4, 8),),
+        lambda output: output.sum(),
+    ),
+    case(
+        "parametrizations: spectral norm",
+        lambda s, h: s.c(h),
+        c=lambda: parametrizations.spectral_norm(nn.Linear(8, 8)),
+    ),
+    case(
+        "parametrizations: weight norm",
+        lambda s, h: s.c(h),
+        c=lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
+    ),
+    case(
+        "parametrizations: orthogonal",
+        lambda s, h: s.c(h),
+        c=lambda: parametrizations.orthogonal(nn.Linear(8, 8)),
+    ),
+    Case(
+        "forward, backward and full-backward hooks",
+        hooked,
+        lambda: (torch.randn(4, 8),),
+        lambda output: output.square().sum(),
+    ),
+    case(
+        "hooks on hidden tensors",
+        lambda s, h: (h.register_hook(lambda gradient: gradient * 2), s.b(h))[1],
+    ),
+    case(
+        "arguments that are no tensors",
+        lambda s, h, factor, mode: s.b(h) * factor if mode == "scaled" else h,
+        image,
+        lambda: 2.5,
+        lambda: "scaled",
+    ),
+    case("`torch.utils.checkpoint` inside", checkpointed),
+    case(
+        "multi-head attention",
+        lambda s, h: s.c(h, h, h)[0],
+        c=lambda: nn.MultiheadAttention(8, 2, dropout=0.1),
+    ),
+    case("autograd switched off for a part", partly_without_gradient),
+    case("inputs changed in place", lambda s, h, y: s.b(h) + y.add_(1), image, image),
+    case("unused parameters", lambda s, h: h.tanh()),
+    case("linear algebra", lambda s, h: torch.linalg.svdvals(s.b(h))),
+    case("sorting and indexing", lambda s, h: s.b(h).sort(1)[0][torch.randperm(4)]),
+]
+"""Checked with three steps each; those in `CASES` also with random plans."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Something that is refused: how, and the way out that the message names."""
+
+    name: str
+    run: Callable[[Callable[[nn.Module], nn.Module]], Any]
+    error: type[Exception]
+    message: str
+    way_out: str
+
+
+def called(make: Callable[[], nn.Module], *inputs: Callable[[], Any]):
+    """Return what fits a model and calls it."""
+    makers = inputs or (lambda: torch.randn(4, 8),)
+    return lambda fit: fit(make())(*(m() for m in makers))
+
+
+def wrapped(function: Callable[..., Any], **modules):
+    return called(lambda: Wrapped(function, **{k: m() for k, m in modules.items()}))
+
+
+def branches(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    return self.b(h) if h.sum() > 0 else h
+
+
+class SparseWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8, sparse=True)
+
+    def forward(self, tokens):
+        return self.words(tokens).sum()
+
+
+def distributed_tensor() -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor.placement_types import Replicate
+
+    class Mesh:
+        ndim, device_type = 1, "cpu"
+
+    x = torch.randn(4, 8)
+    meta = TensorMeta(x.shape, x.stride(), x.dtype)
+    return DTensor(x, DTensorSpec(Mesh(), (Replicate(),), tensor_meta=meta), requires_grad=False)
+
+
+TABLE = torch.ones(8)
+
+
+def twice_open(fit):
+    model = fit(Wrapped(lambda s, h: s.b(h)))
+    first = model(torch.randn(4, 8))
+    return first, model(torch.randn(4, 8))
+
+
+def second_backward(fit):
+    loss = fit(Wrapped(lambda s, h: s.b(h)))(torch.randn(4, 8)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def differentiated_twice(fit):
+    fit(Wrapped(lambda s, h: s.b(h)))(torch.randn(4, 8)).sum().backward(create_graph=True)
+
+
+def counting(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    self.calls = getattr(self, "calls", 0) + 1
+    return h
+
+
+REFUSED = [
+    Refused(
+        "branches on data in the outermost forward",
+        wrapped(branches),
+        CaptureError,
+        r"to decide what to run.*module of its own",
+        "`torch.where`, or a module of its own, which runs eagerly as one op",
+    ),
+    Refused(
+        "shapes that depend on data in the outermost forward",
+        wrapped(lambda s, h: s.b(h)[h.sum(1) > 0]),
+        CaptureError,
+        "nonzero.*module of its own",
+        "a module of its own around it, or padding",
+    ),
+    Refused(
+        "sparse gradients (`Embedding(sparse=True)`)",
+        called(SparseWords, lambda: torch.randint(0, 20, (3, 4))),
+        CaptureError,
+        "'words'.*sparse=False",
+        "`sparse=False`",
+    ),
+    Refused(
+        "sparse tensors",
+        called(nn.Identity, lambda: torch.randn(4, 8, requires_grad=True).to_sparse()),
+        CaptureError,
+        "sparse tensor.*dense",
+        "dense ones",
+    ),
+    Refused(
+        "nested tensors and other tensor subclasses",
+        called(
+            lambda: Wrapped(lambda s, h: h),
+            lambda: torch.nested.nested_tensor([torch.randn(2, 8)], layout=torch.jagged),
+        ),
+        CaptureError,
+        "NestedTensor.*padded",
+        "plain tensors, padded",
+    ),
+    Refused(
+        "DTensor",
+        called(lambda: Wrapped(lambda s, h: h), distributed_tensor),
+        CaptureError,
+        "DTensor.*local tensors",
+        "fit the blocks inside, on local tensors",
+    ),
+    Refused(
+        "norms by hooks (`nn.utils.spectral_norm`, `weight_norm`)",
+        wrapped(lambda s, h: s.c(h), c=lambda: nn.utils.spectral_norm(nn.Linear(8, 8))),
+        CaptureError,
+        "'c'.*parametrizations",
+        "the same from `torch.nn.utils.parametrizations`",
+    ),
+    Refused(
+        "weights changed inside forward (`Embedding(max_norm=...)`)",
+        wrapped(lambda s, h: s.c(torch.arange(4)) + h, c=lambda: nn.Embedding(4, 8, max_norm=1.0)),
+        CaptureError,
+        "c.weight in place.*outside",
+        "change them outside the fitted module",
+    ),
+    Refused(
+        "compiled and scripted modules inside",
+        wrapped(lambda s, h: s.c(h), c=lambda: torch.compile(nn.Linear(8, 8), backend="eager")),
+        CaptureError,
+        "'model.c' is compiled.*plain module",
+        "the plain module",
+    ),
+    Refused(
+        "compiled or wrapped models",
+        called(lambda: nn.DataParallel(nn.Linear(8, 8))),
+        BadInput,
+        "fit the inner module first",
+        "fit the inner module, then wrap it",
+    ),
+    Refused(
+        "reentrant checkpoints",
+        wrapped(lambda s, h: checkpoint(s.b, h, use_reentrant=True)),
+        CaptureError,
+        "use_reentrant=False",
+        "`use_reentrant=False`, or no checkpoint at all",
+    ),
+    Refused(
+        "Python state changed by forward (counters, lists)",
+        wrapped(counting),
+        CaptureError,
+        "calls.*registered buffer",
+        "a registered buffer",
+    ),
+    Refused(
+        "tensors that are neither parameter, buffer nor input",
+        wrapped(lambda s, h: h * TABLE),
+        CaptureError,
+        "register_buffer",
+        "`register_buffer`",
+    ),
+    Refused(
+        "outputs that are objects of unknown classes",
+        wrapped(lambda s, h: {h}),
+        CaptureError,
+        "returns a set.*Way out",
+        "tensors in containers or dataclasses",
+    ),
+    Refused(
+        "a second forward before the first one's backward",
+        twice_open,
+        SecondForward,
+        r"tightfit\.step.*in_flight",
+        "`tightfit.step` around both, or `in_flight=2`",
+    ),
+    Refused(
+        "a second backward (`retain_graph`)",
+        second_backward,
+        TightfitError,
+        "second time.*sum the losses",
+        "call the model again, or sum the losses",
+    ),
+    Refused(
+        "differentiating the backward (`create_graph` outside)",
+        differentiated_twice,
+        TightfitError,
+        "create_graph.*unfit",
+        "gradients inside forward; or leave that part out",
+    ),
+]

@@ -1,0 +1,397 @@
+"""Ways of training, each a function of a model, its optimizer's maker and batches."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+__all__ = ["WAYS", "Fit", "Net", "batches"]
+
+Fit = Callable[[nn.Module, "torch.optim.Optimizer | None"], nn.Module]
+"""Fits a model, or leaves it plain: a way calls it where a user would call `tightfit.fit`."""
+
+WAYS: dict[str, Callable[[nn.Module, Fit], list[torch.Tensor]]] = {}
+
+
+class Net(nn.Module):
+    """Convolutions, BatchNorm and dropout, small enough for hundreds of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.GELU(),
+            nn.Dropout(0.2),
+        )
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+
+def batches(count: int = 3, size: int = 8) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches; the global generator is set anew before each."""
+    for seed in range(count):
+        torch.manual_seed(seed)
+        yield torch.randn(size, 3, 8, 8), torch.randint(0, 4, (size,))
+
+
+def sgd(model: nn.Module, **options) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+def way(name: str):
+    """Put a way of training into the table."""
+
+    def add(function):
+        WAYS[name] = function
+        return function
+
+    return add
+
+
+def steps(model, optimizer, count: int = 3) -> list[torch.Tensor]:
+    losses = []
+    for x, y in batches(count):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@way("gradient accumulation")
+def accumulation(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for number, (x, y) in enumerate(batches(6)):
+        loss = F.cross_entropy(model(x), y) / 3
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+@way("autocast with GradScaler")
+def scaler(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    losses = []
+    for x, y in batches():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        losses.append(loss.detach().clone())
+        del loss
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return losses
+
+
+@way("clipping of gradients")
+def clipping(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    norms = []
+    for x, y in batches():
+        F.cross_entropy(model(x), y).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01))
+        nn.utils.clip_grad_value_(model.parameters(), 0.001)
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+@way("zero_grad(set_to_none=False)")
+def kept_gradients(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for x, y in batches():
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        optimizer.step()
+    return losses
+
+
+@way("optimizer in backward hooks")
+def in_backward(model, fit):
+    fit(model, None)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def descend(parameter):
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(descend)
+    losses = []
+    for x, y in batches():
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.detach().clone())
+    return losses
+
+
+@way("hooks on parameters' gradients")
+def gradient_hooks(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * 0.5)
+    return steps(model, optimizer)
+
+
+@way("channels_last")
+def channels_last(model, fit):
+    model.to(memory_format=torch.channels_last)
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for x, y in batches():
+        loss = F.cross_entropy(model(x.to(memory_format=torch.channels_last)), y)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@way("bfloat16 weights")
+def bfloat16(model, fit):
+    model.bfloat16()
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for x, y in batches():
+        loss = F.cross_entropy(model(x.bfloat16()).float(), y)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@way("fused and foreach optimizers")
+def fused(model, fit):
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    fit(model, optimizer)
+    losses = steps(model, optimizer)
+    return losses + steps(model, sgd(model, foreach=True))
+
+
+@way("a closure called several times a step (LBFGS)")
+def lbfgs(model, fit):
+    fit(model, None)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    losses = []
+    for x, y in batches(2):
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss.detach()
+
+        losses.append(torch.as_tensor(optimizer.step(closure)))
+    return losses
+
+
+@way("averaged weights (SWA, EMA)")
+def averaged(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    averages = [
+        torch.optim.swa_utils.AveragedModel(model),
+        torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        ),
+    ]
+    losses = []
+    for x, y in batches():
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+        for average in averages:
+            average.update_parameters(model)
+    return losses + [p.detach() for a in averages for p in a.parameters()]
+
+
+@way("a search for the learning rate")
+def finder(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    kept = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    losses = []
+    for rate in (1e-3, 1e-1, 10.0):
+        optimizer.param_groups[0]["lr"] = rate
+        losses += steps(model, optimizer, 1)
+    model.load_state_dict(kept[0])
+    optimizer.load_state_dict(kept[1])
+    return losses + steps(model, optimizer)
+
+
+@way("loops that skip a step")
+def skipping(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for number, (x, y) in enumerate(batches(5)):
+        loss = F.cross_entropy(model(x), y)
+        losses.append(loss.detach().clone())
+        if number == 1:
+            del loss
+            continue
+        loss.backward()
+        del loss
+        if number != 3:
+            optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@way("validation between steps")
+def validation(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for context in (torch.no_grad, torch.inference_mode):
+        losses += steps(model, optimizer, 2)
+        model.eval()
+        with context():
+            losses += [F.cross_entropy(model(x), y).clone() for x, y in batches(1, size=5)]
+        model.train()
+    return losses
+
+
+@way("training in eval mode (frozen BatchNorm)")
+def eval_mode(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    model.eval()
+    return steps(model, optimizer)
+
+
+@way("freezing and unfreezing parts")
+def freezing(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for frozen in (True, False):
+        model.body.requires_grad_(not frozen)
+        losses += steps(model, optimizer, 2)
+    return losses
+
+
+@way("a last batch of another size")
+def last_batch(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for size in (8, 8, 5, 8):
+        for x, y in batches(1, size):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            losses.append(loss.detach().clone())
+            del loss
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+class Stop(Exception):
+    """Raised by a test in the middle of a step."""
+
+
+@way("exceptions and KeyboardInterrupt in a step")
+def interrupted(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = steps(model, optimizer, 1)
+    for error in (Stop, KeyboardInterrupt):
+
+        def fail(_, error=error):
+            raise error
+
+        handle = model.head.weight.register_hook(fail)
+        for x, y in batches(1):
+            with contextlib.suppress(Stop, KeyboardInterrupt):
+                F.cross_entropy(model(x), y).backward()
+        handle.remove()
+        optimizer.zero_grad()
+        for x, _ in batches(1):
+            with contextlib.suppress(Stop, KeyboardInterrupt):
+                _ = model(x)
+                raise error
+            del _
+        losses += steps(model, optimizer, 1)
+    return losses
+
+
+@way("resuming from a checkpoint")
+def resumed(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = steps(model, optimizer, 2)
+    buffer = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer)
+    other = Net()
+    optimizer = sgd(other)
+    fit(other, optimizer)
+    other.load_state_dict(saved["model"], assign=True)
+    optimizer = sgd(other)
+    optimizer.load_state_dict(saved["optimizer"])
+    losses += steps(other, optimizer, 2)
+    return losses + [p.detach() for p in other.parameters()]
+
+
+@way("deepcopy of a fitted model")
+def copied(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = steps(model, optimizer, 2)
+    twin = copy.deepcopy(model)
+    losses += steps(twin, sgd(twin), 2)
+    return losses + steps(model, optimizer, 1) + [p.detach() for p in twin.parameters()]
+
+
+@way("training in a thread")
+def threaded(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses: list[torch.Tensor] = []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: losses.extend(steps(model, optimizer, 2)))
+        thread.start()
+        thread.join()
+    return losses

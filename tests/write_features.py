@@ -1,0 +1,79 @@
+"""Write docs/features.md and its short form in README.md from the tables that the tests run.
+
+python tests/write_features.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.features import REFUSED, SUPPORTED
+from support.models import CASES
+from support.training import WAYS
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "features.md"
+README = ROOT / "README.md"
+BEGIN = "<!-- features: written by tests/write_features.py -->"
+END = "<!-- end of features -->"
+
+
+def document() -> str:
+    """Return the whole table."""
+    lines = [
+        "# What is supported, what is refused",
+        "",
+        "Written by `python tests/write_features.py` from the tables in `tests/support` that the "
+        "tests run: each row is a test. Supported means: loss, gradients, buffers, mutated inputs "
+        "and the next random number have the bits of plain PyTorch. Refused means: an error "
+        "before anything is computed wrongly, with the name of the module and the way out; "
+        "nothing falls back to plain PyTorch in silence.",
+        "",
+        "## Models: the same bits",
+        "",
+        *(f"- {case.name}" for case in (*CASES, *SUPPORTED)),
+        "",
+        "A module that cannot be seen into runs eagerly, as one measured op of the plan: marked "
+        "by `tightfit.opaque`, recurrent (`nn.RNN`, `nn.LSTM`, `nn.GRU`), or found to decide by "
+        "data what it runs (this is announced).",
+        "",
+        "## Ways of training: the same bits, measured peaks inside the budget",
+        "",
+        *(f"- {name}" for name in WAYS),
+        "",
+        "## Refused",
+        "",
+        "| what | way out |",
+        "|---|---|",
+        *(f"| {refused.name} | {refused.way_out} |" for refused in REFUSED),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def section() -> str:
+    """Return the short form for the README."""
+    names = "; ".join(refused.name for refused in REFUSED)
+    return (
+        f"{len(CASES) + len(SUPPORTED)} features of models and {len(WAYS)} ways of training are "
+        "each tested to give the bits of plain PyTorch; a module that cannot be seen into runs "
+        "eagerly, as one measured op (`tightfit.opaque`). Refused, each with a way out: "
+        f"{names}. All of them: [docs/features.md](docs/features.md)."
+    )
+
+
+def with_section(text: str) -> str:
+    """Return the README with its section replaced."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{section()}\n{END}{after}"
+
+
+def main() -> None:
+    """Write both."""
+    DOCUMENT.write_text(document())
+    README.write_text(with_section(README.read_text()))
+
+
+if __name__ == "__main__":
+    main()
