@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture.dropout import scaled_dropout
 
 __all__ = [
     "base_of",
@@ -102,6 +103,8 @@ def is_random(node: fx.Node) -> bool:
     Attention is tagged as random even without dropout; its argument decides.
     """
     target = node.target
+    if target is scaled_dropout:
+        return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
+from tightfit.capture.dropout import correct_dropout
 from tightfit.capture.effects import base_of, classify, is_getitem, is_random, is_view
 from tightfit.capture.joint import JointGraph
 
@@ -48,6 +49,7 @@ def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
     """
     classify(joint.module.graph)
     _correct_statistics(joint)
+    correct_dropout(joint.module.graph)
     _drop_detaches(joint)
     _drop_clones(joint)
     _drop_unread_arguments(joint)
