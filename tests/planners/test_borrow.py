@@ -7,7 +7,10 @@ from hypothesis import HealthCheck, given, settings
 
 from support.papers import chain, peak_bytes, tasks
 from tightfit._core import _engine
+from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute
+from tightfit.planners import minimum
+from tightfit.planners.anytime import run
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.pipeline import plan_anytime
 from tightfit.planners.base import Limits, Task
@@ -42,3 +45,17 @@ def test_a_tight_chain_is_solved_and_proven(length: int) -> None:
     for planner in (plan_monet, *BASELINES):
         other = planner(task, limits, SILENT)
         assert other.plan is None or outcome.overhead <= other.overhead + 1e-9
+
+
+def test_methods_that_refuse_a_step_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BadInput("not this one")
+
+    monkeypatch.setattr(run, "BASELINES", (refuse,))
+    monkeypatch.setattr(run, "plan_monet", refuse)
+    monkeypatch.setattr(minimum, "plan_monet", refuse)
+    graph = chain([4 + number % 3 for number in range(12)])
+    budget_bytes = int(0.45 * peak_bytes(graph))
+    task = Task(graph=graph, budget_bytes=budget_bytes)
+    assert plan_anytime(task, Limits(seconds=20), SILENT).plan is not None
+    assert minimum.minimum_budget(graph).found_bytes <= budget_bytes

@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from tightfit._core import _engine
+from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph, OpId
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import keep_everything
@@ -155,7 +156,10 @@ class _Search:
         by_nodes = self.limits.iterations is not None
         seconds = self.limits.seconds if by_nodes else min(piece_s, self.left())
         limits = msgspec.structs.replace(self.limits, seconds=seconds, gap=1.0)
-        outcome = plan_monet(self.task(budget_bytes), limits, SILENT)
+        try:
+            outcome = plan_monet(self.task(budget_bytes), limits, SILENT)
+        except BadInput:  # a step that the program cannot take
+            return False
         if outcome.plan is None:
             return False
         self.best = outcome.peak_bytes

@@ -7,6 +7,7 @@ is up.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tightfit._core import _engine
+from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
@@ -289,7 +291,8 @@ class Run:
             limits = msgspec.structs.replace(
                 self.limits, seconds=seconds, iterations=_NODES if by_nodes else None
             )
-            self.borrow(planner(self.task, limits, SILENT))
+            with contextlib.suppress(BadInput):  # a step that the method says it cannot take
+                self.borrow(planner(self.task, limits, SILENT))
 
     def borrow(self, outcome: Outcome) -> None:
         """Repair and polish the plan of another method."""
