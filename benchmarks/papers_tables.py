@@ -200,8 +200,8 @@ def batch_parts(rows: Sequence[Row]) -> list[str]:
     return [
         f"## Largest batch in {memory:g} GiB at one extra forward pass",
         "Checkmate's figure 6 and equations 7 and 8; costs are floating-point operations. Beside "
-        "the batch, how often it is the largest without recomputation. The paper names 5.1 times as "
-        "the most; its eager baseline and its graphs are TensorFlow's, where a layer is one node, "
+        "the batch, how often it is the largest without recomputation. The paper names 5.1 times "
+        "as the most; its baseline and its graphs are TensorFlow's, where a layer is one node, "
         "and the copy of the paper at hand lost the numbers of the figure.",
         table(
             ["model", "planner", "batch", "times eager's", "overhead %", "allowed %"],
