@@ -39,7 +39,9 @@ def write_tables(results: Path, docs: Path) -> None:
         "not edit. Models of the zoo at the papers' batch sizes, costs by roofline, not measured "
         "on a GPU. Bounds of the papers' exact planners hold in their own search space. The two "
         "cores of the machine were shared, its load 5 to 11: seconds are wall time and, after a "
-        "stroke, processor time where it was noted.",
+        "stroke, processor time where it was noted. Cells of monet and checkmate that the load cut "
+        "short were run again, some with 600 s, and show the last run; rows were written over "
+        "several versions of the code.",
         *comparison_parts(rows, docs / "papers"),
         *rounding_parts(rows),
         *speed_parts(rows),
@@ -174,7 +176,9 @@ def memory_parts(rows: Sequence[Row]) -> list[str]:
         "## Least memory at 10 % overhead, as a share of what eager needs",
         "Shares of all memory, constants included, found by bisection. MONeT's table 1 was "
         "measured on a P100, workspaces of convolutions included; its MONeT column chooses among "
-        "more implementations of operators than these rows, its Checkmate column among none.",
+        "more implementations of operators than these rows, its Checkmate column among none. "
+        "MobileNet-V2 is worse than in the paper and GoogLeNet better; probably because a roofline "
+        "prices BatchNorms, depthwise convolutions and concatenations by their bytes (not tested).",
         table(["graph", "costs", "planner", "ours", "paper: Checkmate", "paper: MONeT"], body),
     ]
 
@@ -198,8 +202,9 @@ def batch_parts(rows: Sequence[Row]) -> list[str]:
     return [
         f"## Largest batch in {memory:g} GiB at one extra forward pass",
         "Checkmate's figure 6 and equations 7 and 8; costs are floating-point operations. Beside "
-        "the batch, how often it is the largest without recomputation; the paper names 5.1 times "
-        "for MobileNet as the most.",
+        "the batch, how often it is the largest without recomputation. The paper names 5.1 times "
+        "as the most; its baseline and its graphs are TensorFlow's, where a layer is one node, "
+        "and the copy of the paper at hand lost the numbers of the figure.",
         table(
             ["model", "planner", "batch", "times eager's", "overhead %", "allowed %"],
             body,

@@ -27,17 +27,18 @@ def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | Non
     """
     lines: list[str] = []
     budget = None
+    width = max((len(row.planner) for row in rows), default=0)
     for row, ratio in zip(rows, ratios, strict=True):
         if row.budget_bytes != budget:
             budget = row.budget_bytes
             share = "" if ratio is None else f" ({ratio:g} of the activation peak)"
             lines += ["", f"budget {format_bytes(row.budget_bytes)}{share}"]
             lines.append(
-                f"  {'planner':20} {'status':10} {'overhead':>9} {'bound':>9} {'gap':>9} "
+                f"  {'planner':{width}} {'status':10} {'overhead':>9} {'bound':>9} {'gap':>9} "
                 f"{'peak':>11} {'seconds':>8}  note"
             )
         lines.append(
-            f"  {row.planner:20} {row.status:10} {_percent(row.overhead):>9} "
+            f"  {row.planner:{width}} {row.status:10} {_percent(row.overhead):>9} "
             f"{_percent(row.bound):>9} {_percent(row.gap):>9} "
             f"{'-' if row.peak_bytes is None else format_bytes(row.peak_bytes):>11} "
             f"{row.seconds:8.2f}  {_short(row.note)}"
