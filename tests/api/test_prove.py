@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.api import session
+from tightfit.api import capturing
 from tightfit.api.prove import Comparison, prove
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
 from tightfit.zoo import Example
@@ -26,9 +26,9 @@ def example() -> Example:
 
 def test_one_comparison_serves_many_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     captures = []
-    original = session.capture_step
+    original = capturing.capture_step
     monkeypatch.setattr(
-        session, "capture_step", lambda *args: captures.append(args) or original(*args)
+        capturing, "capture_step", lambda *args: captures.append(args) or original(*args)
     )
     comparison = Comparison(example(), name="small", limits=(1, 0.01))
     budgets = [comparison.budget_of(ratio) for ratio in (0.9, 0.7, 1.5)]
