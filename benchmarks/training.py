@@ -77,6 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
             steps=2,
             name=arguments.model,
             limits=(arguments.time_limit, 1e-4),
+            cache=False,  # plan anew: a cached plan may be of an older planner
             progress=progress,
         )
         entrants = [Entrant({"way": "eager"}, comparison.subject.loss_of)]

@@ -162,11 +162,34 @@ class _Callee(nn.Module):
         before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
         self._recorder.start(flatten((args, kwargs))[0], dict(self.named_children()))
+        members = _members(self)
         with private.autocast_cache(self._keeps_casts), self._recorder:
             output = self._function(*args, **kwargs)
+        _refuse_replaced(members, _members(self))
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         return tuple(t.detach() if i in self._detached else t for i, t in enumerate(tensors))
+
+
+def _members(module: nn.Module) -> dict[str, Any]:
+    """Return parameters and buffers by name, those of shared modules under each name."""
+    return {
+        f"{name}.{key}".lstrip("."): tensor
+        for name, child in module.named_modules(remove_duplicate=False)
+        for kept in (child._parameters, child._buffers)
+        for key, tensor in kept.items()
+    }
+
+
+def _refuse_replaced(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Refuse a forward that puts another tensor in the place of a parameter or buffer."""
+    changed = [key for key in before if after.get(key) is not before[key]]
+    if changed:
+        raise CaptureError(
+            f"the forward pass puts another tensor in the place of {changed[0]}. A planned step "
+            "replays operators, not Python, so this would silently stop happening. Way out: write "
+            f"into it (self.{changed[0].rpartition('.')[2]}.copy_(...)). The model is unchanged"
+        )
 
 
 def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGraph:

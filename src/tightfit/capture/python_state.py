@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture._torch import FakeTensor
+from tightfit.capture._torch import FakeTensor, is_traced
 from tightfit.errors import CaptureError
 
 __all__ = ["PythonState"]
@@ -80,7 +80,8 @@ class PythonState:
         for current, before in zip(kept, self._members[name], strict=True):
             if current.keys() != before.keys() or any(current[k] is not before[k] for k in before):
                 changed = [k for k in {*current, *before} if current.get(k) is not before.get(k)]
-                self._changed.append(f"{_of(name)}.{changed[0]}")
+                own = [k for k in changed if not (k in before and _is_left_by_tracer(current, k))]
+                self._changed.extend(f"{_of(name)}.{k}" for k in own[:1])
                 current.clear()
                 current.update(before)
 
@@ -146,6 +147,16 @@ class PythonState:
 
 
 _MISSING = object()
+
+
+def _is_left_by_tracer(members: dict[str, Any], key: str) -> bool:
+    """Whether the tracer did not put a parameter or buffer back.
+
+    It does not where one module has several names. What a forward itself replaces is refused
+    while it is traced.
+    """
+    value = members.get(key)
+    return isinstance(value, torch.Tensor) and is_traced(value)
 
 
 def _of(name: str) -> str:
