@@ -53,6 +53,22 @@ def _gradient(function: Callable[..., Any]) -> tuple[Overwriter, ...]:
     return (Overwriter(function, keyword="grad_input"),)
 
 
+def add_over_second(second: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """Return first + second, written over the second where their layouts really are the same.
+
+    Kernels may choose another layout than the trace saw (of images of one pixel, say), and the
+    layout of a sum, which the kernels after it depend on, is that of its first argument.
+    """
+    same = second.stride() == first.stride()
+    return second.add_(first) if same else first + second
+
+
+def mul_over_second(second: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """Return first * second as `add_over_second` does the sum."""
+    same = second.stride() == first.stride()
+    return second.mul_(first) if same else first * second
+
+
 IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
     aten.relu.default: _first(aten.relu_.default),
     aten.hardtanh.default: _first(aten.hardtanh_.default),
@@ -61,11 +77,11 @@ IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
     aten.tanh.default: _first(aten.tanh_.default),
     aten.add.Tensor: (
         Overwriter(aten.add_.Tensor),
-        Overwriter(aten.add_.Tensor, position=1, swap=True),
+        Overwriter(add_over_second, position=1, swap=True),
     ),
     aten.mul.Tensor: (
         Overwriter(aten.mul_.Tensor),
-        Overwriter(aten.mul_.Tensor, position=1, swap=True),
+        Overwriter(mul_over_second, position=1, swap=True),
     ),
     aten.mul.Scalar: _first(aten.mul_.Scalar),
     aten.div.Scalar: _first(aten.div_.Scalar),

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture.dropout import scaled_dropout
 from tightfit.capture.opaque import draws_inside, is_opaque_operator
 
 __all__ = [
@@ -111,6 +112,8 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if is_opaque_operator(node):
         return draws_inside(node)
+    if target is scaled_dropout:
+        return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:

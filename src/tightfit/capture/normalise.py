@@ -16,6 +16,7 @@ from torch import fx
 from tightfit.capture import _torch as private
 from tightfit.capture.casts import share_casts
 from tightfit.capture.convolution import split_convolution_backward
+from tightfit.capture.dropout import correct_dropout
 from tightfit.capture.effects import base_of, classify, is_getitem, is_random, is_view
 from tightfit.capture.joint import JointGraph
 
@@ -52,6 +53,7 @@ def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
     classify(joint.module.graph)
     share_casts(joint, tied)
     _correct_statistics(joint)
+    correct_dropout(joint.module.graph)
     _drop_detaches(joint)
     _drop_clones(joint)
     _drop_unread_arguments(joint)

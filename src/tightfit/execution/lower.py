@@ -314,8 +314,9 @@ class _Lowering:
         if is_getitem(node):
             expression = f"{self._reference(node.args[0])}[{node.args[1]}]"  # type: ignore
         else:
-            # gradients may come with other strides than the trace saw: reshape as eager does
-            target = aten.reshape.default if self._needs_reshape(node) else node.target
+            # values may have other strides than the trace saw: reshape as eager does
+            viewed = node.target in (aten.view.default, aten._unsafe_view.default)
+            target = aten.reshape.default if viewed else node.target
             call = Call(target, node.args, dict(node.kwargs), (), False)  # type: ignore
             expression = self._call(call)
         name = f"w{len(self.code.lines)}"
@@ -325,10 +326,6 @@ class _Lowering:
         if base in self.captured.value_of:
             self.code.views_on.setdefault(self.captured.value_of[base], []).append(node)
         return name
-
-    def _needs_reshape(self, node: fx.Node) -> bool:
-        viewed = (aten.view.default, aten._unsafe_view.default)
-        return self.code is self.backward and node.target in viewed
 
     # -- assembly -----------------------------------------------------------------------------
 
