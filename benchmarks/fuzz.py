@@ -28,7 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.random_models import random_example
-from tightfit.api.prove import Comparison
+from tightfit.api.prove import Comparison, Proof
 from tightfit.errors import CaptureError, NothingToTrain, TightfitError
 from tightfit.planners.base import Limits
 
@@ -77,11 +77,16 @@ def case(comparison: Comparison, least: int, span: int, share: float) -> dict[st
     if not proof.bitwise:
         return {"outcome": "unequal", "message": ", ".join(proof.differing[:5])}
     if not proof.holds:
-        return {"outcome": "over budget", "message": f"{proof.measured_peak_bytes} bytes"}
+        return {"outcome": "over budget", "message": _excess(proof)}
     wrong = abs(proof.measured_program_bytes - proof.planned_peak_bytes)
     if abs(proof.prediction_error) > 0.01 and wrong > _SLACK_BYTES:
         return {"outcome": "mispredicted", "message": f"{proof.prediction_error:+.4f}"}
     return {"outcome": "equal"}
+
+
+def _excess(proof: Proof) -> str:
+    program = f"{proof.measured_program_bytes} of {proof.planned_peak_bytes} planned"
+    return f"{proof.measured_peak_bytes} bytes in {proof.budget_bytes}; program {program}"
 
 
 def main() -> None:

@@ -54,19 +54,25 @@ def _gradient(function: Callable[..., Any]) -> tuple[Overwriter, ...]:
 
 
 def add_over_second(second: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-    """Return first + second, written over the second where their layouts really are the same.
+    """Return first + second, written over the second unless the sum would be laid out otherwise.
 
     Kernels may choose another layout than the trace saw (of images of one pixel, say), and the
-    layout of a sum, which the kernels after it depend on, is that of its first argument.
+    layout of a sum, which the kernels after it depend on, is that of its first full argument.
     """
-    same = second.stride() == first.stride()
-    return second.add_(first) if same else first + second
+    return second.add_(first) if _decides_layout(second, first) else first + second
 
 
 def mul_over_second(second: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """Return first * second as `add_over_second` does the sum."""
-    same = second.stride() == first.stride()
-    return second.mul_(first) if same else first * second
+    return second.mul_(first) if _decides_layout(second, first) else first * second
+
+
+def _decides_layout(second: torch.Tensor, first: torch.Tensor) -> bool:
+    """Whether first + second is laid out as the second: the first is alike or only broadcast."""
+    if first.shape != second.shape or 0 in first.stride():
+        return True
+    strides = zip(first.stride(), second.stride(), first.shape, strict=True)
+    return all(a == b or size == 1 for a, b, size in strides)
 
 
 IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {

@@ -285,6 +285,8 @@ class _Lifter:
         for value in alternative.reads:
             if value in self.replaced:
                 return f"reads {self.values[value].name}, which the step updates"
+            if self.values[value].fate == "written_back":
+                return f"reads {self.values[value].name}, which is gone once it is written back"
         if (reason := pin_of(node)) is not None:
             return reason
         if alternative.overwrites is not None:

@@ -1,0 +1,157 @@
+"""What people complained of upstream: shown with the plain tool at our pin, then with tightfit."""
+
+from __future__ import annotations
+
+import copy
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import tightfit
+from tightfit.errors import BudgetExceeded, InfeasibleBudget
+
+
+class Checkpointed(nn.Module):
+    """Runs its body under PyTorch's checkpoint, where asked."""
+
+    def __init__(self, body: nn.Module, *, plain: bool = True, reentrant: bool = False) -> None:
+        super().__init__()
+        self.body = body
+        self.plain = plain
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        if self.plain:
+            return checkpoint(self.body, x, use_reentrant=self.reentrant)
+        return self.body(x)
+
+
+def images() -> torch.Tensor:
+    return torch.randn(4, 3, 16, 16)
+
+
+def test_batch_norm_is_updated_once():
+    """pytorch #96136: recomputation updates the running statistics a second time."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    expected, x = copy.deepcopy(body), images()
+    expected(x).square().mean().backward()
+    plain = Checkpointed(copy.deepcopy(body))
+    plain(x).square().mean().backward()
+    assert plain.body[1].num_batches_tracked == 2
+
+    step = tightfit.step(
+        lambda x: body(x).square().mean(), modules=body, budget="1GiB", costs="unit", cache=False
+    )
+    least = step._session.smallest_budget((x,), {}).found_bytes
+    step._session.change_budget(least)
+    step(x).backward()
+    assert tightfit.report(step).overhead > 0  # something was recomputed
+    assert body[1].num_batches_tracked == 1
+    assert torch.equal(body[1].running_var, expected[1].running_var)
+    assert torch.equal(body[0].weight.grad, expected[0].weight.grad)
+
+
+def test_infeasible_says_the_least_budget():
+    """checkmate #144: 'infeasible', and no word of what would be feasible."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    x = torch.randn(32, 64)
+
+    def step_within(budget):
+        return tightfit.step(
+            lambda x: model(x).sum(), modules=model, budget=budget, costs="unit", cache=False
+        )
+
+    with pytest.raises(InfeasibleBudget, match="least") as raised:
+        step_within("100KiB")(x)
+    assert raised.value.minimum_bytes is not None
+    step_within(raised.value.minimum_bytes)(x).backward()
+
+
+def test_the_budget_is_no_hint():
+    """MegEngine #482: a threshold that is exceeded without a word."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tightfit.fit(model, "1MiB", optimizer=optimizer, costs="unit", cache=False)
+    x = torch.randn(32, 64)
+    model(x).sum().backward()
+    kept = torch.zeros(1 << 20)  # user code takes 4 MiB between the steps
+    optimizer.step()
+    with pytest.raises(BudgetExceeded, match="more than the budget"):
+        model(x).sum().backward()
+    del kept
+
+
+def test_an_option_without_effect_is_seen():
+    """transformers #28022: checkpointing that does nothing, and nothing that shows it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)])
+    x = torch.randn(64, 64)  # requires no gradient: reentrant checkpoint cuts the graph
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
+        assert not checkpoint(model, x, use_reentrant=True).requires_grad
+
+    step = tightfit.step(
+        lambda x: model(x).square().mean(), modules=model, budget="1GiB", costs="unit", cache=False
+    )
+    for _ in range(2):
+        step(x).backward()
+    everything = tightfit.report(step)
+    least = step._session.smallest_budget((x,), {}).found_bytes
+    step._session.change_budget(least)
+    step(x).backward()
+    step._session.close_step()
+    tight = tightfit.report(step)
+    assert tight.planned_peak_bytes < everything.planned_peak_bytes
+    assert tight.overhead > everything.overhead
+    assert all(p.grad is not None for p in model.parameters())
+
+
+class SharedTwice(nn.Module):
+    """One layer used twice: its gradient is ready twice under reentrant checkpoints."""
+
+    def __init__(self, *, plain: bool) -> None:
+        super().__init__()
+        self.layer = Checkpointed(nn.Linear(8, 8), plain=plain, reentrant=True)
+
+    def forward(self, x):
+        return self.layer(F.gelu(self.layer(x))).square().mean()
+
+
+def ddp_step(rank: int, port: int, plain: bool) -> None:
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        model, reference = SharedTwice(plain=plain), SharedTwice(plain=False)
+        reference.load_state_dict(model.state_dict())
+        if not plain:
+            tightfit.fit(model, "1GiB", costs="unit", cache=False)
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        batches = [torch.randn(4, 8, requires_grad=True) for _ in range(2)]
+        wrapped(batches[rank]).backward()
+        expected = [
+            torch.autograd.grad(reference(x), list(reference.parameters())) for x in batches
+        ]
+        for parameter, a, b in zip(model.parameters(), *expected, strict=True):
+            torch.testing.assert_close(parameter.grad, (a + b) / 2)
+    finally:
+        dist.destroy_process_group()
+
+
+def spawn(plain: bool) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(ddp_step, (port, plain), nprocs=2)
+
+
+def test_no_parameter_is_ready_twice_with_ddp():
+    """transformers #23018: 'marked as ready twice' with checkpointing under DDP."""
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="ready only once"):
+        spawn(plain=True)
+    spawn(plain=False)
