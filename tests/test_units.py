@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tightfit.errors import BadInput
-from tightfit.units import format_bytes, format_seconds, parse_bytes
+from tightfit.units import format_bytes, format_percent, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,10 @@ def test_sizes_and_times_are_printed_with_a_fitting_unit() -> None:
         "12.3 ms",
         "4.0 us",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(0.01234, "1.23 %"), (-1e-9, "0.00 %"), (-0.02, "-2.00 %")]
+)
+def test_percent_has_no_sign_when_it_rounds_to_nothing(fraction: float, text: str) -> None:
+    assert format_percent(fraction) == text

@@ -1,4 +1,4 @@
-"""Byte sizes at the border: text such as ``"8GiB"`` to ``int`` bytes and back."""
+"""Numbers at the border: text such as ``"8GiB"`` to ``int`` bytes and back, seconds, percent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from tightfit.errors import BadInput
 
-__all__ = ["format_bytes", "format_seconds", "parse_bytes"]
+__all__ = ["format_bytes", "format_percent", "format_seconds", "parse_bytes"]
 
 _UNITS: dict[str, int] = {
     "B": 1,
@@ -85,3 +85,12 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) >= 1e-3:
         return f"{seconds * 1e3:.1f} ms"
     return f"{seconds * 1e6:.1f} us"
+
+
+def format_percent(fraction: float) -> str:
+    """Return a fraction as percent with two digits; what rounds to nothing has no sign.
+
+    >>> format_percent(0.0123)
+    '1.23 %'
+    """
+    return f"{round(100 * fraction, 2) + 0.0:.2f} %"

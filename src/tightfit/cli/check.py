@@ -14,7 +14,7 @@ from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.reporting.text import render_explanation, render_outcome
-from tightfit.units import format_bytes, format_seconds
+from tightfit.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from tightfit.api.check import Check
@@ -120,7 +120,7 @@ def _text(found: Check) -> str:
         f"  constants {format_bytes(graph.constant_bytes)}: {constants}",
         f"  eager     {format_bytes(found.eager_peak_bytes)} with nothing recomputed",
         f"  minimum   {format_bytes(least.found_bytes)} at an overhead of "
-        f"{100 * least.overhead:.2f} %; proven: none fits less than "
+        f"{format_percent(least.overhead)}; proven: none fits less than "
         f"{format_bytes(least.lower_bytes)}",
         *(f"  note      {note}" for note in _notes(graph)),
         "",

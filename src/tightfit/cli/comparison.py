@@ -10,7 +10,7 @@ import msgspec
 
 from tightfit.planners.compare import ComparisonRow
 from tightfit.reporting.plot import Curve, line_plot
-from tightfit.units import format_bytes
+from tightfit.units import format_bytes, format_percent
 
 __all__ = ["comparison_csv", "comparison_table", "overhead_plot"]
 
@@ -47,7 +47,7 @@ def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | Non
 
 
 def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{100 * fraction:.2f} %"
+    return "-" if fraction is None else format_percent(fraction)
 
 
 def _short(note: str) -> str:

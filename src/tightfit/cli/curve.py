@@ -23,7 +23,7 @@ from tightfit.plan.plan import Gradients
 from tightfit.planners.base import Limits
 from tightfit.planners.curve import CurvePoint, pareto_curve
 from tightfit.reporting.plot import Curve, line_plot
-from tightfit.units import format_bytes
+from tightfit.units import format_bytes, format_percent
 
 __all__ = ["curve"]
 
@@ -163,4 +163,4 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{100 * fraction:.2f} %"
+    return "-" if fraction is None else format_percent(fraction)

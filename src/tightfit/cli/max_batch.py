@@ -12,7 +12,7 @@ from tightfit.cli.output import print_result
 from tightfit.errors import BadInput
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
-from tightfit.units import format_bytes, format_seconds
+from tightfit.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from tightfit.api.batch import MaxBatch
@@ -112,8 +112,8 @@ def _text(found: MaxBatch) -> str:
         f"{found.graph.name}: a batch of {found.batch} fits {format_bytes(found.budget_bytes)} "
         f"with {format_bytes(found.reserve_bytes)} in reserve",
         f"  planned   peak {format_bytes(outcome.peak_bytes)}, constants "
-        f"{format_bytes(found.graph.constant_bytes)}, overhead {100 * outcome.overhead:.2f} %, "
-        f"proven lower bound {100 * outcome.bound:.2f} % ({outcome.status})",
+        f"{format_bytes(found.graph.constant_bytes)}, overhead {format_percent(outcome.overhead)}, "
+        f"proven lower bound {format_percent(outcome.bound)} ({outcome.status})",
         f"  eager     {_eager(found)}",
     ]
     if found.too_large is not None:

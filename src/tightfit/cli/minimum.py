@@ -13,7 +13,7 @@ from tightfit.cli.target import load_step
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
 from tightfit.planners.minimum import minimum_budget
-from tightfit.units import format_bytes, format_seconds
+from tightfit.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["minimum"]
 
@@ -62,7 +62,7 @@ def minimum(
     closed = found.lower_bytes >= found.found_bytes
     return print_result(
         f"a plan fits {found.found_bytes} bytes ({format_bytes(found.found_bytes)}) "
-        f"at an overhead of {100 * result.overhead:.2f} %\n"
+        f"at an overhead of {format_percent(result.overhead)}\n"
         f"none fits less than {found.lower_bytes} bytes ({format_bytes(found.lower_bytes)}): "
         f"proven; {format_seconds(found.seconds)}",
         as_json=json,

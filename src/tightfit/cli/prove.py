@@ -13,7 +13,7 @@ from tightfit.cli.output import print_result
 from tightfit.errors import BadInput
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
-from tightfit.units import format_bytes, format_seconds
+from tightfit.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["prove"]
 
@@ -104,8 +104,8 @@ def _text(proof: Any) -> str:
         f"  predicted {format_bytes(proof.planned_peak_bytes)}; the planned part took "
         f"{format_bytes(proof.measured_program_bytes)} ({100 * proof.prediction_error:+.4f} %)",
         f"  results   {_results(proof)}",
-        f"  overhead  planned {100 * proof.overhead:.2f} %, proven lower bound "
-        f"{100 * proof.bound:.2f} % ({proof.status})",
+        f"  overhead  planned {format_percent(proof.overhead)}, proven lower bound "
+        f"{format_percent(proof.bound)} ({proof.status})",
     ]
     if proof.time_ratio is not None:
         rounds = ", ".join(f"{ratio:.3f}" for ratio in proof.time_ratios)

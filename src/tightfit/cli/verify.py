@@ -13,7 +13,7 @@ from tightfit.cli.target import load_target
 from tightfit.plan.io import load_plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify as verify_plan
-from tightfit.units import format_bytes
+from tightfit.units import format_bytes, format_percent
 
 __all__ = ["verify"]
 
@@ -46,7 +46,7 @@ def verify(
     result = simulate(step, loaded)
     return print_result(
         f"the plan is valid: peak {format_bytes(result.peak_bytes)} of "
-        f"{format_bytes(loaded.budget_bytes)}, overhead {100 * result.overhead:.2f} %",
+        f"{format_bytes(loaded.budget_bytes)}, overhead {format_percent(result.overhead)}",
         as_json=json,
         status="feasible",
         budget_bytes=loaded.budget_bytes,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tightfit.graph.ir import Graph
 from tightfit.plan.explain import Explanation, ModuleShare
 from tightfit.plan.plan import Compute, Free, HandOver, Outcome, Plan
-from tightfit.units import format_bytes, format_seconds
+from tightfit.units import format_bytes, format_percent, format_seconds
 
 __all__ = [
     "group_names",
@@ -60,13 +60,13 @@ def render_outcome(outcome: Outcome, graph: Graph) -> str:
         found = "proven that none exists" if outcome.status == "infeasible" else "none found"
         note = f", {outcome.note}" if outcome.note else ""
         return f"{found}{note} ({format_seconds(outcome.seconds)})"
-    bound = f"proven lower bound {_percent(outcome.bound)} ({outcome.bound_source})"
+    bound = f"proven lower bound {format_percent(outcome.bound)} ({outcome.bound_source})"
     lines = [
         f"{graph.name or 'the step'}: {outcome.status} in {format_seconds(outcome.seconds)}",
         f"  budget    {format_bytes(outcome.plan.budget_bytes)}",
         f"  peak      {format_bytes(outcome.peak_bytes)}, "
         f"of which constants {format_bytes(graph.constant_bytes)}",
-        f"  overhead  {_percent(outcome.overhead)}, {bound}",
+        f"  overhead  {format_percent(outcome.overhead)}, {bound}",
     ]
     return "\n".join([*lines, f"  note      {outcome.note}"] if outcome.note else lines)
 
@@ -122,7 +122,7 @@ def render_explanation(explanation: Explanation) -> str:
         f"peak      {format_bytes(e.peak_bytes)} at {e.peak_at}",
         f"          {format_bytes(e.eager_peak_bytes)} with nothing recomputed; "
         f"constants {format_bytes(e.constant_bytes)}",
-        f"overhead  {_percent(e.overhead)}: {e.recomputed_ops} recomputations, "
+        f"overhead  {format_percent(e.overhead)}: {e.recomputed_ops} recomputations, "
         f"{format_seconds(e.baseline_cost_s)} -> {format_seconds(e.cost_s)}",
     ]
     if e.alternatives:
@@ -197,7 +197,3 @@ def _module_table(modules: Sequence[ModuleShare]) -> list[str]:
 def _without_number(name: str) -> str:
     """Drop the number of a traced name (not of its output), so that repeated layers share a row."""
     return re.sub(r"_\d+(\.\d+)?$", r"\1", name)
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.2f} %"

@@ -33,6 +33,7 @@ from tightfit.planners.monet.solve import MOST_MONET_OPS, plan_monet
 from tightfit.planners.problem import EngineProblem, build_problem
 from tightfit.planners.reach import lower_limit
 from tightfit.progress import SILENT, Progress
+from tightfit.units import format_percent
 
 __all__ = ["FirstPlan", "Run"]
 
@@ -211,8 +212,8 @@ class Run:
 
     def report(self) -> None:
         """Tell the progress the state; the point of interruption."""
-        best = f"{100 * self.pool.overhead:.2f} %" if self.pool.best else "no plan yet"
-        self.progress.update(self.jobs, f"best {best}, bound {100 * self.pool.bound:.2f} %")
+        best = format_percent(self.pool.overhead) if self.pool.best else "no plan yet"
+        self.progress.update(self.jobs, f"best {best}, bound {format_percent(self.pool.bound)}")
 
     # ------------------------------------------------------------------------ pieces of search
 
