@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from tightfit.allocator import measure_peak
-from tightfit.alternatives.in_place import IN_PLACE
+from tightfit.alternatives.in_place import IN_PLACE, add_over_second
 from tightfit.alternatives.registry import CONTRIBUTORS, with_alternatives
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
 from tightfit.capture.capture import capture, placeholder_tensors
@@ -217,3 +217,18 @@ def test_every_registered_operator_was_compared() -> None:
     families = {name.partition(".")[0] for name in RAN}
     assert len(others) == 4, "a new contributor: add its case to this battery"
     assert {"batch_norm", "cross_entropy", "tied_embedding"} <= families
+
+
+def test_a_sum_is_written_over_its_second_argument_only_where_it_is_laid_out_as_that() -> None:
+    whole = torch.randn(2, 8, 4, 4)
+    second = torch.randn(2, 4, 4, 4)
+    for first, in_place in (
+        (whole[:, :4], True),  # a slice is not dense, yet the sum is laid out as the second
+        (torch.randn(4, 1, 1), True),
+        (torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last), False),
+    ):
+        expected = first + second
+        mine = second.clone()
+        result = add_over_second(mine, first)
+        assert (result is mine) is in_place
+        assert torch.equal(result, expected) and result.stride() == expected.stride()

@@ -68,11 +68,18 @@ def mul_over_second(second: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
 
 
 def _decides_layout(second: torch.Tensor, first: torch.Tensor) -> bool:
-    """Whether first + second is laid out as the second: the first is alike or only broadcast."""
+    """Whether first + second is laid out as the second: the first is alike or only broadcast.
+
+    A sum is dense, its dimensions in the order of the first argument's strides.
+    """
     if first.shape != second.shape or 0 in first.stride():
         return True
-    strides = zip(first.stride(), second.stride(), first.shape, strict=True)
-    return all(a == b or size == 1 for a, b, size in strides)
+    return _stride_order(first) == _stride_order(second)
+
+
+def _stride_order(tensor: torch.Tensor) -> list[int]:
+    dimensions = [d for d, size in enumerate(tensor.shape) if size > 1]
+    return sorted(dimensions, key=tensor.stride, reverse=True)
 
 
 IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
