@@ -18,7 +18,7 @@ from tightfit.plan import Outcome, simulate, verify
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import PLANNERS, is_chain, plan_with
 
-BRIEF = Limits(seconds=5.0, iterations=20, workers=1)
+BRIEF = Limits(seconds=30.0, iterations=100, workers=1)
 EXTRAS = {"cpsat": "ortools", "gurobi": "gurobipy"}
 
 
