@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
@@ -184,11 +186,19 @@ def measure_peak(
     """Call a function and measure its peak, with or without the allocator hook.
 
     A meter of the device is used where there can be one; else the call runs under PyTorch's
-    profiler, which is slower and counts only the calling thread's memory.
+    profiler, which is slower and counts only the calling thread's memory. Python's collector of
+    cycles rests meanwhile: what it would free of earlier work is not the call's.
     """
     import torch
 
-    if torch.device(device).type == "cpu" and not hook_available():
+    with _without_collection():
+        return _measure_peak(function, torch.device(device))
+
+
+def _measure_peak(
+    function: Callable[[], Result], device: torch.device
+) -> tuple[Result, PeakMeasurement]:
+    if device.type == "cpu" and not hook_available():
         with ProfilerMeter() as profiler:
             result = function()
         return result, PeakMeasurement(profiler.peak_bytes(), profiler.live_bytes())
@@ -196,6 +206,17 @@ def measure_peak(
     before = meter.live_bytes()
     result = function()
     return result, PeakMeasurement(meter.peak_bytes() - before, meter.live_bytes() - before)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def resident_bytes() -> int:
