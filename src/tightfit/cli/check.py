@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, is_model
+from tightfit.cli.limits import chosen_limits
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, require_model
 from tightfit.cli.output import print_result
-from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
@@ -63,13 +63,8 @@ def check(
     json
         Print one JSON object.
     """
-    if not time_limit > 0:
-        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    if not is_model(model):
-        raise BadInput(
-            f"{model!r} names no model: write zoo:NAME, package.module:factory or "
-            "path/to/file.py:factory (for a graph file use tightfit plan)"
-        )
+    limits = chosen_limits(time_limit, seed=seed)
+    require_model(model, "for a graph file use tightfit plan")
     from tightfit.api.check import check as check_model
 
     with terminal_progress() as progress:
@@ -81,7 +76,7 @@ def check(
             costs=costs,
             gradients=gradients,
             planner=planner,
-            limits=Limits(seconds=time_limit, seed=seed),
+            limits=limits,
             progress=progress,
             **options.keywords(),
         )

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from tightfit.cli.comparison import comparison_csv, comparison_table, overhead_plot
 from tightfit.cli.console import terminal_progress
+from tightfit.cli.limits import chosen_limits
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, is_model
 from tightfit.cli.output import print_result
 from tightfit.cli.target import budget_named, load_model, load_step
@@ -84,10 +85,8 @@ def compare_planners(
     json
         Print one JSON object.
     """
-    if not time_limit > 0:
-        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    limits = chosen_limits(time_limit, seed=seed, workers=workers, solver=solver)
     names, ways = _names(planners, target)
-    limits = Limits(seconds=time_limit, seed=seed, workers=workers, solver=solver)
     with terminal_progress() as progress:
         load = partial(
             load_model if ways else load_step,

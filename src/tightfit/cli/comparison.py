@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tightfit.cli.output import percent_or_dash
 from tightfit.planners.compare import ComparisonRow
 from tightfit.reporting.plot import Curve, line_plot
-from tightfit.units import format_bytes, format_percent
+from tightfit.units import format_bytes
 
 __all__ = ["comparison_csv", "comparison_table", "overhead_plot"]
 
@@ -38,16 +39,12 @@ def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | Non
                 f"{'peak':>11} {'seconds':>8}  note"
             )
         lines.append(
-            f"  {row.planner:{width}} {row.status:10} {_percent(row.overhead):>9} "
-            f"{_percent(row.bound):>9} {_percent(row.gap):>9} "
+            f"  {row.planner:{width}} {row.status:10} {percent_or_dash(row.overhead):>9} "
+            f"{percent_or_dash(row.bound):>9} {percent_or_dash(row.gap):>9} "
             f"{'-' if row.peak_bytes is None else format_bytes(row.peak_bytes):>11} "
             f"{row.seconds:8.2f}  {_short(row.note)}"
         )
     return "\n".join(lines[1:])
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else format_percent(fraction)
 
 
 def _short(note: str) -> str:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
+from tightfit.cli.limits import chosen_limits
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
-from tightfit.cli.output import print_result
+from tightfit.cli.output import percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
@@ -23,7 +24,7 @@ from tightfit.plan.plan import Gradients
 from tightfit.planners.base import Limits
 from tightfit.planners.curve import CurvePoint, pareto_curve
 from tightfit.reporting.plot import Curve, line_plot
-from tightfit.units import format_bytes, format_percent
+from tightfit.units import format_bytes
 
 __all__ = ["curve"]
 
@@ -75,8 +76,7 @@ def curve(
     json
         Print one JSON object.
     """
-    if not time_limit > 0:
-        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    limits = chosen_limits(time_limit, iterations=iterations, seed=seed)
     if output is not None and output.suffix not in (".csv", ".svg"):
         raise BadInput(f"--output {str(output)!r} must end in .csv or .svg")
     with terminal_progress() as progress:
@@ -89,7 +89,6 @@ def curve(
             progress=progress,
         )
     asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
-    limits = Limits(seconds=time_limit, iterations=iterations, seed=seed)
     with terminal_progress() as progress:
         points = pareto_curve(step, asked, gradients, limits, progress)
     rows = [_row(step, point, gradients) for point in points]
@@ -156,11 +155,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
+    overhead, bound = percent_or_dash(row["overhead"]), percent_or_dash(row["bound"])
     return (
-        f"{format_bytes(row['budget_bytes']):>12} {ratio:>6} {_percent(row['overhead']):>10} "
-        f"{_percent(row['bound']):>12}  {row['status']} ({row['seconds']:.1f} s)"
+        f"{format_bytes(row['budget_bytes']):>12} {ratio:>6} {overhead:>10} "
+        f"{bound:>12}  {row['status']} ({row['seconds']:.1f} s)"
     )
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else format_percent(fraction)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, is_model
+from tightfit.cli.limits import chosen_limits
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, require_model
 from tightfit.cli.output import print_result
-from tightfit.errors import BadInput
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
@@ -64,13 +64,8 @@ def max_batch(
     json
         Print one JSON object.
     """
-    if not time_limit > 0:
-        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    if not is_model(model):
-        raise BadInput(
-            f"{model!r} names no model: write zoo:NAME, package.module:factory or "
-            "path/to/file.py:factory (a graph file has one batch size only)"
-        )
+    limits = chosen_limits(time_limit, seed=seed)
+    require_model(model, "a graph file has one batch size only")
     from tightfit.api.batch import max_batch_size
 
     with terminal_progress() as progress:
@@ -83,7 +78,7 @@ def max_batch(
             costs=costs,
             gradients=gradients,
             planner=planner,
-            limits=Limits(seconds=time_limit, seed=seed),
+            limits=limits,
             progress=progress,
             **options.keywords(),
         )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tightfit.errors import BadInput
 
-__all__ = ["DEFAULT_MODEL_OPTIONS", "ModelOptions", "OptimizerName", "is_model"]
+__all__ = ["DEFAULT_MODEL_OPTIONS", "ModelOptions", "OptimizerName", "is_model", "require_model"]
 
 OptimizerName = Literal["none", "sgd", "momentum", "adamw"]
 
@@ -58,6 +58,26 @@ DEFAULT_MODEL_OPTIONS = ModelOptions()
 def is_model(target: str) -> bool:
     """Whether a command's first argument names a model rather than a file."""
     return ":" in target and not target.endswith((".json", ".json.gz"))
+
+
+def require_model(target: str, otherwise: str) -> None:
+    """Refuse what names no model.
+
+    Parameters
+    ----------
+    otherwise : str
+        What to say of a graph file.
+
+    Raises
+    ------
+    BadInput
+        If it names none.
+    """
+    if not is_model(target):
+        raise BadInput(
+            f"{target!r} names no model: write zoo:NAME, package.module:factory or "
+            f"path/to/file.py:factory ({otherwise})"
+        )
 
 
 def _size(text: str) -> int | tuple[int, int]:

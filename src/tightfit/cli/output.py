@@ -7,7 +7,17 @@ import math
 import sys
 from typing import Any
 
-__all__ = ["BAD_INPUT", "FAILED", "FITS", "INFEASIBLE", "print_error", "print_result"]
+from tightfit.units import format_percent
+
+__all__ = [
+    "BAD_INPUT",
+    "FAILED",
+    "FITS",
+    "INFEASIBLE",
+    "percent_or_dash",
+    "print_error",
+    "print_result",
+]
 
 FITS = 0
 FAILED = 1
@@ -56,6 +66,11 @@ def print_error(
     else:
         print(f"tightfit: {message}", file=sys.stderr)
     return code
+
+
+def percent_or_dash(fraction: float | None) -> str:
+    """Return a fraction as percent, and a dash where there is none."""
+    return "-" if fraction is None else format_percent(fraction)
 
 
 def _print_json(fields: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
+from tightfit.cli.limits import chosen_limits
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
 from tightfit.cli.output import print_result
 from tightfit.cli.target import chosen_budget, load_step
-from tightfit.errors import BadInput
 from tightfit.graph.io import save_graph
 from tightfit.plan.explain import explain
 from tightfit.plan.io import save_plan
@@ -76,8 +76,7 @@ def plan(
     json
         Print one JSON object.
     """
-    if not time_limit > 0:
-        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    limits = chosen_limits(time_limit, iterations=iterations, seed=seed)
     with terminal_progress() as progress:
         step = load_step(
             target,
@@ -94,7 +93,6 @@ def plan(
         budget_bytes=chosen_budget(step, budget, budget_ratio, gradients),
         gradients=gradients,
     )
-    limits = Limits(seconds=time_limit, iterations=iterations, seed=seed)
     with terminal_progress() as progress:
         outcome = plan_with(planner, task, limits, progress)
     if outcome.plan is not None and output is not None:

@@ -8,10 +8,9 @@ import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
+from tightfit.cli.limits import chosen_limits
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
 from tightfit.cli.output import print_result
-from tightfit.errors import BadInput
-from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
@@ -66,8 +65,7 @@ def prove(
     json
         Print one JSON object.
     """
-    if not time_limit > 0:
-        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    limits = chosen_limits(time_limit, seed=seed)
     from tightfit.api.prove import prove as prove_model
 
     with terminal_progress() as progress:
@@ -82,7 +80,7 @@ def prove(
             model_options=options.keywords(),
             progress=progress,
             planner=planner,
-            limits=Limits(seconds=time_limit, seed=seed),
+            limits=limits,
             costs=costs,
         )
     numbers = msgspec.to_builtins(proof)
