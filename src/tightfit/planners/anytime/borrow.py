@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Graph, OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.eviction import plan_dtr
@@ -69,17 +69,13 @@ def borrowed_ranges(
 
 def _stages(problem: EngineProblem, computes: Sequence[Compute]) -> list[int]:
     """The stage of each compute: the position of the first computation that it precedes."""
-    stages = [0] * len(computes)
-    seen: set[int] = set()
+    first: dict[OpId, int] = {}
     for index, compute in enumerate(computes):
-        if compute.op not in seen:
-            seen.add(compute.op)
-            stages[index] = problem.engine_ops[compute.op]
-        else:
-            stages[index] = -1
+        first.setdefault(compute.op, index)
+    stages: list[int] = []
     following = problem.engine.op_count - 1
-    for index in range(len(computes) - 1, -1, -1):
-        if stages[index] < 0:
-            stages[index] = following
-        following = stages[index]
-    return stages
+    for index, compute in reversed(list(enumerate(computes))):
+        if first[compute.op] == index:
+            following = problem.engine_ops[compute.op]
+        stages.append(following)
+    return stages[::-1]
