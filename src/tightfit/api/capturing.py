@@ -14,6 +14,7 @@ from tightfit.capture.lift import Captured
 from tightfit.capture.signature import hooked_modules
 from tightfit.errors import CaptureError
 from tightfit.execution.guard import announce
+from tightfit.graph.ir import Graph
 
 __all__ = ["capture_around_data", "warn_of_hooks"]
 
@@ -21,7 +22,7 @@ _MOST_NAMED = 4
 
 
 def capture_around_data(
-    call: TracedCall, options: Options, name: str
+    call: TracedCall, options: Options, name: str, neighbour: Graph | None = None
 ) -> tuple[Captured, frozenset[str]]:
     """Capture a step; modules in which data decides what runs become one op each.
 
@@ -39,7 +40,7 @@ def capture_around_data(
     """
     while True:
         try:
-            return capture_step(call, options, name), call.opaque
+            return capture_step(call, options, name, neighbour), call.opaque
         except CaptureError as error:
             if not error.depends_on_data or not error.module or error.module in call.opaque:
                 raise

@@ -11,7 +11,7 @@ from torch import nn
 
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
-from tightfit.api.pipeline import plan_task, replace_graph, with_constants
+from tightfit.api.pipeline import plan_task, with_constants
 from tightfit.api.shapes import outputs_beside_the_loss, root_gradient_bytes
 from tightfit.api.target import Target, load_example, loss_function, on_fake_tensors
 from tightfit.capture.capture import capture
@@ -230,7 +230,7 @@ def captured_step(
     if costs == "measured":
         captured = measured_costs(captured, measure_peak, progress)
     else:
-        captured = replace_graph(captured, with_costs(captured.graph, costs))
+        captured = captured.with_graph(with_costs(captured.graph, costs))
     trainable = _trainable_bytes(example.model, captured.graph.device.granularity_bytes)
     graph = with_constants(
         captured.graph,
@@ -238,7 +238,7 @@ def captured_step(
         optimizer_state=OPTIMIZERS[optimizer] * trainable,
         gradient_of_loss=root_gradient_bytes(captured),
     )
-    return replace_graph(captured, graph)
+    return captured.with_graph(graph)
 
 
 def _captured(call: TracedCall) -> Captured:

@@ -15,7 +15,13 @@ from tightfit.api.reporting import Report
 from tightfit.api.session import Session
 from tightfit.capture.signature import flatten
 from tightfit.errors import BadInput
-from tightfit.execution.attach import attach, attached, detach, original_forward
+from tightfit.execution.attach import (
+    attach,
+    attached,
+    detach,
+    original_forward,
+    refuse_unfittable,
+)
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
@@ -50,6 +56,7 @@ def fit(
     on_exceed: str = "raise",
     in_flight: int = 1,
     cache: bool = True,
+    shapes: Iterable[Any] = (),
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -83,6 +90,11 @@ def fit(
     cache : bool
         Whether plans and costs from steps are kept on disk (in the folder that
         ``TIGHTFIT_CACHE_DIR`` names, or the platform's) and found again by the next process.
+    shapes : iterable
+        Example inputs of the shapes to come, planned now, the largest first: a tuple of positional
+        inputs, a mapping of keyword inputs, or one tensor each. Tensors may lie on the ``"meta"``
+        device. Other shapes may still come: each starts at once with the best plan at hand, and a
+        better one is searched in the background.
 
     Returns
     -------
@@ -94,6 +106,8 @@ def fit(
     BadInput
         For a malformed budget or a model that is wrapped, compiled or fitted in part. Nothing has
         changed then.
+    InfeasibleBudget
+        If one of `shapes` does not fit. Nothing has changed then either.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(
@@ -123,6 +137,9 @@ def fit(
             dataclasses.replace(options, optimizer=None) if copied else options,
             type(module).__name__,
         )
+        refuse_unfittable(module)
+        if not copied:
+            session.prepare_all(shapes)
         replaced = attached(module)
         attach(module, session, attach_to)
         if replaced is not None:
@@ -138,6 +155,7 @@ def step(
     *,
     modules: nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module],
     budget: int | str | Budget,
+    shapes: Iterable[Any] = (),
     **keywords: Any,
 ) -> PlannedStep:
     """Make a function of the inputs run as one planned step, the loss inside the plan.
@@ -150,6 +168,8 @@ def step(
         Every module whose parameters the function uses.
     budget : int or str
         As in `fit`; so are all further keywords.
+    shapes : iterable
+        As in `fit`.
 
     Returns
     -------
@@ -167,7 +187,9 @@ def step(
                 "all of it"
             )
     name = getattr(function, "__name__", type(function).__name__)
-    return PlannedStep(Session(function, named, None, options, name))
+    session = Session(function, named, None, options, name)
+    session.prepare_all(shapes)
+    return PlannedStep(session)
 
 
 def _named(modules: Any) -> dict[str, nn.Module]:

@@ -12,7 +12,7 @@ from tightfit.api.options import Options
 from tightfit.capture.capture import capture
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
-from tightfit.capture.price import measured_costs, measured_workspaces
+from tightfit.capture.price import measured_costs, measured_workspaces, scaled_costs
 from tightfit.costs import with_costs
 from tightfit.errors import InfeasibleBudget, InvalidPlan
 from tightfit.graph.ir import Graph
@@ -27,37 +27,31 @@ from tightfit.planners.registry import plan_with
 from tightfit.progress import Progress
 
 __all__ = [
+    "cached_outcome",
     "capture_step",
+    "judged",
     "plan_step",
     "plan_task",
-    "replace_graph",
     "with_constants",
     "with_outside",
 ]
 
 
-def capture_step(call: TracedCall, options: Options, name: str) -> Captured:
+def capture_step(
+    call: TracedCall, options: Options, name: str, neighbour: Graph | None = None
+) -> Captured:
     """Capture a step, add every alternative, and price each of them.
 
-    Costs come from measurements on the device or from a model, by `options.costs`; workspaces
-    are measured in any case.
+    Costs come from measurements on the device, from a neighbour (the graph of the same callable
+    at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
     """
     captured = with_alternatives(capture(call, name=name, measure_peak=measure_peak))
     if options.costs == "measured":
+        if neighbour is not None:
+            return scaled_costs(captured, neighbour, measure_peak, options.progress)
         return measured_costs(captured, measure_peak, options.progress)
-    modelled = replace_graph(captured, with_costs(captured.graph, options.costs))
+    modelled = captured.with_graph(with_costs(captured.graph, options.costs))
     return measured_workspaces(modelled, measure_peak, options.progress)
-
-
-def replace_graph(captured: Captured, graph: Graph) -> Captured:
-    """Return the captured step with another graph of the same ops and values."""
-    return Captured(
-        graph=graph,
-        joint=captured.joint,
-        calls=captured.calls,
-        nodes=captured.nodes,
-        value_of=captured.value_of,
-    )
 
 
 def with_constants(graph: Graph, **sizes_bytes: int) -> Graph:
@@ -96,31 +90,31 @@ def plan_step(
         If the user gave a plan and it does not fit this graph or budget.
     """
     task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
-    if options.plan is not None and options.plan.gradients == gradients:
-        return _judged(task, options.plan)
-    if not options.cache:
-        return _planned(task, options, known)
-    cache = PlanCache()
-    key = plan_key(
-        graph,
-        budget_bytes=budget_bytes,
-        gradients=gradients,
+    outcome = cached_outcome(task, options)
+    if outcome is None:
+        outcome = plan_task(task, options.planner, options.limits, options.progress, known=known)
+        if outcome.plan is None:
+            raise infeasible(task, outcome, options.limits, options.progress)
+        if options.cache:
+            PlanCache().store(_key(task, options), outcome)
+    return outcome
+
+
+def cached_outcome(task: Task, options: Options) -> Outcome | None:
+    """Return the user's own plan, or what an earlier search for this very task has found."""
+    if options.plan is not None and options.plan.gradients == task.gradients:
+        return judged(task, options.plan)
+    return PlanCache().load(_key(task, options), task.graph) if options.cache else None
+
+
+def _key(task: Task, options: Options) -> str:
+    return plan_key(
+        task.graph,
+        budget_bytes=task.budget_bytes,
+        gradients=task.gradients,
         planner=options.planner,
         limits=options.limits,
     )
-    outcome = cache.load(key, graph)
-    if outcome is None:
-        outcome = _planned(task, options, known)
-        cache.store(key, outcome)
-    return outcome
-
-
-def _planned(task: Task, options: Options, known: Plan | None) -> Outcome:
-    """Plan; raise if there is no plan."""
-    outcome = plan_task(task, options.planner, options.limits, options.progress, known=known)
-    if outcome.plan is None:
-        raise infeasible(task, outcome, options.limits, options.progress)
-    return outcome
 
 
 def plan_task(
@@ -137,7 +131,7 @@ def plan_task(
     if outcome.plan is None and outcome.status != "infeasible" and known is not None:
         with contextlib.suppress(InvalidPlan):
             return msgspec.structs.replace(
-                _judged(task, known), bound=outcome.bound, bound_source=outcome.bound_source
+                judged(task, known), bound=outcome.bound, bound_source=outcome.bound_source
             )
     return outcome
 
@@ -155,8 +149,14 @@ def infeasible(
     )
 
 
-def _judged(task: Task, plan: Plan) -> Outcome:
-    """Verify a plan of unknown quality against the graph at hand."""
+def judged(task: Task, plan: Plan) -> Outcome:
+    """Verify a plan of unknown quality against the graph at hand; return what it is worth.
+
+    Raises
+    ------
+    InvalidPlan, PlanMismatch
+        If it does not fit the graph or the budget.
+    """
     plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,45 +12,39 @@ from torch import nn
 
 from tightfit.api.budget import close_windows, limit_bytes
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
-from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
+from tightfit.api.constants import gradient_bytes
+from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
-from tightfit.api.pipeline import (
-    plan_step,
-    replace_graph,
-    with_constants,
-    with_outside,
-)
+from tightfit.api.pipeline import with_outside
+from tightfit.api.planning import planned_for, recall_costs, smallest_budget, state_bytes
 from tightfit.api.reporting import Report, report_of
 from tightfit.api.shapes import (
     Planned,
     Shape,
     assumed_outside_bytes,
     outputs_beside_the_loss,
-    root_gradient_bytes,
 )
-from tightfit.api.tuning import Tuner, recall, remember, with_step_costs
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.signature import (
+    differ_in_sizes_only,
     flatten,
     input_signature,
     module_signature,
 )
 from tightfit.errors import BadInput, OpaqueChanged, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
-from tightfit.execution.lower import lower
-from tightfit.execution.runtime import Run, Runner
+from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
 from tightfit.plan.simulate import simulate
-from tightfit.planners.minimum import MinimumBudget, minimum_budget
+from tightfit.planners.minimum import MinimumBudget
 from tightfit.units import format_bytes
 
 __all__ = ["Session"]
 
 _MOST_SHAPES = 16
-_SETTLED_CALLS = 4  # the optimizer's state exists by then
 
 
 class Session:
@@ -123,7 +117,7 @@ class Session:
 
     def _run(self, key: Any, shape: Shape, leaves: list[Any]) -> list[Any]:
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        planned = self.planned_for(shape, self._gradients(shape.captured, inputs))
+        planned = planned_for(self, shape, _gradients(shape.captured, inputs))
         self.last = planned
         run = Run(self._backward_started(key, shape), self._backward_finished(shape))
         self.open.add(run)
@@ -152,8 +146,15 @@ class Session:
         """Capture, price and plan for the given inputs without running anything."""
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        self.last = self.planned_for(shape, self._gradients(shape.captured, inputs))
+        self.last = planned_for(self, shape, _gradients(shape.captured, inputs))
         return self.report()
+
+    def prepare_all(self, shapes: Iterable[Any]) -> None:
+        """Plan for example inputs, the largest first: what does not fit shows at once."""
+        for args, kwargs in worst_first(shapes, self.modules):
+            leaves, spec = flatten(args, kwargs)
+            with torch.enable_grad():
+                self.prepare(leaves, spec, args, kwargs)
 
     def report(self) -> Report:
         """Return what the current plan promises and what the last step held.
@@ -230,9 +231,11 @@ class Session:
             if self.shapes:
                 announce(f"{self.name} is called with new inputs or flags: making a new plan")
             close_windows(self)  # what capture and measurements take belongs to no step
-            shape = Shape(self._capture(key, args, kwargs))
+            neighbour = self._neighbour(key)
+            captured = self._capture(key, args, kwargs, neighbour)
+            shape = Shape(captured, is_further=neighbour is not None)
             if self.options.costs == "measured" and shape.captured.graph.device.kind == "cpu":
-                self._recall_costs(shape)
+                recall_costs(self, shape)
             shape.outside_bytes = assumed_outside_bytes(shape.captured)
             self.shapes.setdefault(key, []).append(shape)
             shape.used = self.calls
@@ -247,23 +250,40 @@ class Session:
                 return shape
         return None
 
-    def _capture(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def _neighbour(self, key: Any) -> Graph | None:
+        """Return the graph of the same call on other sizes, costs of its own preferred."""
+        alike = [
+            (not shape.is_further, shape.used, known)
+            for known, shapes in self.shapes.items()
+            for shape in shapes
+            if known != key and differ_in_sizes_only(known, key)
+        ]
+        if not alike:
+            return None
+        known = max(alike, key=lambda one: one[:2])[2]
+        self.detached.setdefault(key, self.detached.get(known, frozenset()))
+        return max(self.shapes[known], key=lambda shape: shape.used).captured.graph
+
+    def _capture(
+        self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], neighbour: Graph | None
+    ) -> Captured:
         warn_of_hooks(self.modules, self.root() if self.root else None, self.warned_hooks)
         call = TracedCall(self.function, self.modules, args, kwargs, opaque=self.opaque)
         call = dataclasses.replace(call, detached_outputs=self.detached.get(key, frozenset()))
-        captured, self.opaque = capture_around_data(call, self.options, self.name)
+        captured, self.opaque = capture_around_data(call, self.options, self.name, neighbour)
         others = outputs_beside_the_loss(captured) - call.detached_outputs
         if others:
             self.detached[key] = call.detached_outputs | others
             call = dataclasses.replace(
                 call, detached_outputs=self.detached[key], opaque=self.opaque
             )
-            captured, self.opaque = capture_around_data(call, self.options, self.name)
+            captured, self.opaque = capture_around_data(call, self.options, self.name, neighbour)
         return captured
 
     def _forget_oldest(self) -> None:
         while len(shapes := self.all_shapes()) > _MOST_SHAPES:
             oldest = min(shapes, key=lambda shape: shape.used)
+            oldest.forget_plans()
             for key, alike in list(self.shapes.items()):
                 self.shapes[key] = [shape for shape in alike if shape is not oldest]
                 if not self.shapes[key]:
@@ -281,100 +301,12 @@ class Session:
             )
         return budget - self.options.reserve_bytes
 
-    def planned_for(self, shape: Shape, gradients: Gradients) -> Planned:
-        """Return a plan for the constants of now, lowered; make it if needed."""
-        graph = shape.captured.graph
-        if shape.tuner is not None and shape.tuner.is_ready:
-            self._tune(shape)
-            graph = shape.captured.graph
-        granularity = graph.device.granularity_bytes
-        existing = gradient_bytes(self.modules, granularity)
-        state = self._state_bytes(graph)
-        constant_bytes = graph.constant_bytes + existing + state
-        budget = self._share(graph, constant_bytes)
-        key = (gradients, existing, state, shape.outside_bytes, budget)
-        if key not in shape.plans:
-            graph = self._with_surroundings(shape, existing, state)
-            known = shape.known_plans.get(gradients)
-            outcome = plan_step(graph, budget, gradients, self.options, known)
-            assert outcome.plan is not None
-            shape.known_plans[gradients] = outcome.plan
-            clock = shape.tuner.clock if shape.tuner is not None else None
-            program = lower(shape.captured, outcome.plan, clock=clock)
-            shape.plans[key] = Planned(graph, outcome, Runner(shape.captured, program))
-        return shape.plans[key]
-
     def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         leaves, spec = flatten(args, kwargs)
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        gradients = self._gradients(shape.captured, inputs)
-        graph = shape.captured.graph
-        existing = gradient_bytes(self.modules, graph.device.granularity_bytes)
-        graph = self._with_surroundings(shape, existing, self._state_bytes(graph))
-        least = minimum_budget(graph, gradients, self.options.limits, self.options.progress)
-        shape.known_plans[gradients] = least.plan
-        return least
-
-    @staticmethod
-    def _with_surroundings(shape: Shape, existing_bytes: int, state_bytes: int) -> Graph:
-        """Return the step's graph with what lies around it: constants, and what user code holds."""
-        graph = with_constants(
-            shape.captured.graph,
-            gradients=existing_bytes,
-            optimizer_state=state_bytes,
-            gradient_of_loss=root_gradient_bytes(shape.captured),
-        )
-        return with_outside(graph, shape.outside_bytes)
-
-    def _share(self, graph: Graph, constant_bytes: int) -> int:
-        """Return the budget of one of the calls that may be open at once."""
-        budget_bytes = self.budget_bytes(graph)
-        if self.options.shared is not None:
-            new = new_gradient_bytes(self.modules, graph.device.granularity_bytes)
-            share = self.options.shared.share_bytes() // self.options.in_flight
-            return min(budget_bytes, constant_bytes + new + share)
-        if budget_bytes <= constant_bytes:
-            return budget_bytes
-        return constant_bytes + (budget_bytes - constant_bytes) // self.options.in_flight
-
-    def _state_bytes(self, graph: Graph) -> int:
-        """Return the optimizer state that exists, is predicted, or was seen to appear."""
-        if self.options.optimizer is None and self.seen_state_bytes is not None:
-            return self.seen_state_bytes
-        if self.state_bytes is None or self.calls < _SETTLED_CALLS:
-            self.state_bytes = optimizer_state_bytes(
-                self.options.optimizer,
-                self.modules,
-                graph.device.granularity_bytes,
-                graph.device.kind,
-            )
-        return self.state_bytes
-
-    def _tune(self, shape: Shape) -> None:
-        """Put costs from real steps in place of isolated ones, once; plans are made anew."""
-        assert shape.tuner is not None
-        graph, costs = shape.captured.graph, shape.tuner.costs()
-        if self.options.cache:
-            remember(graph, costs)
-        shape.captured = replace_graph(shape.captured, with_step_costs(graph, costs))
-        shape.tuner = None
-        shape.plans.clear()
-
-    def _recall_costs(self, shape: Shape) -> None:
-        """Use costs from steps of an earlier process, else time the first steps of this one."""
-        graph = shape.captured.graph
-        costs = recall(graph) if self.options.cache else None
-        if costs is None:
-            shape.tuner = Tuner()
-        else:
-            shape.captured = replace_graph(shape.captured, with_step_costs(graph, costs))
-
-    def _gradients(self, captured: Captured, inputs: list[Any]) -> Gradients:
-        owners = [inputs[position] for _, position in captured.joint.gradients]
-        present = all(o.is_leaf and o.grad is not None for o in owners)
-        return "accumulated" if present else "fresh"
+        return smallest_budget(self, shape, _gradients(shape.captured, inputs))
 
     # -- watching -----------------------------------------------------------------------------
 
@@ -401,7 +333,7 @@ class Session:
         elif optimizer is None:
             state = self.seen_state_bytes or 0
         else:
-            state = self._state_bytes(graph)
+            state = state_bytes(self, graph)
         return graph.constant_bytes + gradient_bytes(self.modules, granularity) + state
 
     def _learn(self, shape: Shape) -> None:
@@ -483,3 +415,10 @@ class Session:
             self.guard.after_backward()
 
         return finished
+
+
+def _gradients(captured: Captured, inputs: list[Any]) -> Gradients:
+    """Return whether gradients exist before the step and are added to."""
+    owners = [inputs[position] for _, position in captured.joint.gradients]
+    present = all(o.is_leaf and o.grad is not None for o in owners)
+    return "accumulated" if present else "fresh"

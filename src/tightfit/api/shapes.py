@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tightfit.api.background import Search
 from tightfit.api.tuning import Tuner
 from tightfit.capture.lift import Captured
 from tightfit.execution.runtime import Runner
@@ -37,6 +38,10 @@ class Shape:
         better one after costs or assumptions changed.
     tuner : Tuner or None
         Times the first steps; None when costs are final.
+    is_further : bool
+        Whether another shape of the same call was there before: its first plan must not wait.
+    searches : dict
+        Searches for better plans that go on, by the keys of `plans`.
     generator : bytes or None
         The state of the random generator before the last step, where it may start again.
     """
@@ -49,6 +54,15 @@ class Shape:
     used: int = 0
     tuner: Tuner | None = None
     generator: bytes | None = None
+    is_further: bool = False
+    searches: dict[Any, Search] = field(default_factory=dict)
+
+    def forget_plans(self) -> None:
+        """Drop the lowered plans and end the searches for better ones."""
+        self.plans.clear()
+        for search in self.searches.values():
+            search.cancel()
+        self.searches.clear()
 
 
 @dataclass(frozen=True)

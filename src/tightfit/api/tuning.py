@@ -13,6 +13,7 @@ import time
 import msgspec
 import torch
 
+from tightfit.api.background import searching
 from tightfit.costs import Cache
 from tightfit.costs.measured import environment_of
 from tightfit.graph.fingerprint import fingerprint
@@ -46,20 +47,23 @@ class Tuner:
         self._last = 0.0
         self._now = time.thread_time if torch.get_num_threads() == 1 else time.process_time
         self.steps = 0
+        self._counts = True
 
     def begin(self) -> None:
         """Start the clock: a program begins or goes on."""
         self._last = self._now()
 
     def begin_step(self) -> None:
-        """Start a new timed step."""
-        self.steps += 1
+        """Start a new timed step; none while a planner takes part of the processor time."""
+        self._counts = self._now is time.thread_time or not searching()
+        if self._counts:
+            self.steps += 1
         self.begin()
 
     def clock(self, op: int, alternative: int) -> None:
         """Attribute the time since the last call to a compute; op -1 only restarts the clock."""
         now = self._now()
-        if op >= 0:
+        if op >= 0 and self._counts:
             step = self._times.setdefault((op, alternative), [])
             while len(step) < self.steps:
                 step.append([])

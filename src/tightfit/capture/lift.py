@@ -7,6 +7,7 @@ copied back into buffers, what may not run twice) is said in fates and pins.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,10 @@ class Captured:
     calls: tuple[tuple[Call, ...], ...]
     nodes: tuple[fx.Node, ...]
     value_of: dict[fx.Node, ValueId]
+
+    def with_graph(self, graph: Graph) -> Captured:
+        """Return the step with another graph of the same ops and values, such as a priced one."""
+        return dataclasses.replace(self, graph=graph)
 
 
 def lift(joint: JointGraph, device: Device, name: str, tied: list[list[int]]) -> Captured:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -23,10 +23,15 @@ from tightfit.costs.measured import (
     measure_call,
     measure_workspace,
 )
-from tightfit.graph.ir import Variant
+from tightfit.costs.neighbour import matched, scaled_from
+from tightfit.costs.pricing import operator_name
+from tightfit.graph.ir import Graph, Op, Variant
 from tightfit.progress import Progress
 
-__all__ = ["measured_costs", "measured_workspaces"]
+__all__ = ["measured_costs", "measured_workspaces", "scaled_costs"]
+
+_CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chosen by shape
+_NOTHING = Workspace(workspace_bytes=0)
 
 
 def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Progress) -> Captured:
@@ -44,7 +49,8 @@ def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Pro
     progress : Progress
         Told of each call that is measured.
     """
-    known = _measured(captured, Measurement, measure_call, measure_peak, progress)
+    calls = [call for calls in captured.calls for call in calls]
+    known = _measured(captured, calls, Measurement, measure_call, measure_peak, progress)
     return _priced(captured, known, "measured")
 
 
@@ -56,12 +62,54 @@ def measured_workspaces(
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
     Parameters are those of `measured_costs`; each distinct call runs twice.
     """
-    known = _measured(captured, Workspace, measure_workspace, measure_peak, progress)
+    calls = [call for calls in captured.calls for call in calls]
+    known = _measured(captured, calls, Workspace, measure_workspace, measure_peak, progress)
     return _priced(captured, known, captured.graph.cost_source)
+
+
+def scaled_costs(
+    captured: Captured, neighbour: Graph, measure_peak: PeakFunction, progress: Progress
+) -> Captured:
+    """Return the captured step with costs scaled from those of another shape of its inputs.
+
+    Workspaces are measured, except where the neighbour's is nothing and the kernel is not chosen
+    by shape; ops that the neighbour lacks are measured as `measured_costs` does.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    neighbour : Graph
+        Priced, of the same callable on inputs of another shape.
+    measure_peak, progress
+        As for `measured_costs`.
+    """
+    likes = matched(captured.graph, neighbour)
+    strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
+    known = _measured(captured, strange, Measurement, measure_call, measure_peak, progress)
+    hungry = [
+        call
+        for op in captured.graph.ops
+        if op.id in likes
+        for call in captured.calls[op.id]
+        if _may_need_workspace(likes[op.id]) or _is_block(call)
+    ]
+    taken = _measured(captured, hungry, Workspace, measure_workspace, measure_peak, progress)
+    priced = _priced(captured, {**taken, **known}, captured.graph.cost_source)
+    return priced.with_graph(scaled_from(priced.graph, neighbour))
+
+
+def _may_need_workspace(like: Op) -> bool:
+    """Whether an op whose neighbour is known may need a workspace at another shape."""
+    taken = max(v.workspace_bytes for a in like.alternatives for v in a.variants)
+    return taken > like.random_state_bytes or any(
+        part in operator_name(like.target) for part in _CHOOSING
+    )
 
 
 def _measured(
     captured: Captured,
+    calls: Iterable[Call],
     kind: Any,
     measure: Callable[..., Any],
     measure_peak: PeakFunction,
@@ -70,7 +118,7 @@ def _measured(
     """Return a record of a kind for the key of every call, from the disk cache or measured."""
     device = _device(captured)
     cache = Cache(environment_of(device))
-    wanted = {_key(captured, call): call for calls in captured.calls for call in calls}
+    wanted = {_key(captured, call): call for call in calls}
     known = {key: cache.get(f"{kind.__name__}\n{key}", kind) for key in wanted}
     missing = [(key, call) for key, call in wanted.items() if known[key] is None]
     if not missing:
@@ -79,7 +127,7 @@ def _measured(
     try:
         for done, (key, call) in enumerate(missing):
             progress.update(done, _name(call.function))
-            if isinstance(call.function, BlockForward | BlockBackward):
+            if _is_block(call):
                 known[key] = _of_block(call.function, kind, measure_peak)
                 continue
             args, kwargs = _synthetic(captured, call)
@@ -92,6 +140,10 @@ def _measured(
         cache.save()
         progress.stop()
     return known
+
+
+def _is_block(call: Call) -> bool:
+    return isinstance(call.function, BlockForward | BlockBackward)
 
 
 def _of_block(
@@ -115,7 +167,7 @@ def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Captur
     for op in captured.graph.ops:
         alternatives = []
         for alternative, call in zip(op.alternatives, captured.calls[op.id], strict=True):
-            record = known[_key(captured, call)]
+            record = known.get(_key(captured, call), _NOTHING)
             cost_s = getattr(record, "cost_s", None)
             variant = Variant(
                 cost_s=alternative.variants[0].cost_s if cost_s is None else cost_s,
@@ -124,7 +176,7 @@ def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Captur
             alternatives.append(msgspec.structs.replace(alternative, variants=(variant,)))
         ops.append(msgspec.structs.replace(op, alternatives=tuple(alternatives)))
     graph = msgspec.structs.replace(captured.graph, ops=tuple(ops), cost_source=source)
-    return Captured(graph, captured.joint, captured.calls, captured.nodes, captured.value_of)
+    return captured.with_graph(graph)
 
 
 def _synthetic(captured: Captured, call: Call) -> Any:
@@ -152,7 +204,7 @@ def _name(function: Any) -> str:
 
 
 def _key(captured: Captured, call: Call) -> str:
-    if isinstance(call.function, BlockForward | BlockBackward):
+    if _is_block(call):
         return f"this process: {call.function!r}"
 
     def fake(node: fx.Node) -> Any:

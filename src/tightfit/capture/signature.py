@@ -16,7 +16,14 @@ from tightfit.capture.structure import PLAIN
 from tightfit.capture.structure import flatten as flatten_tree
 from tightfit.errors import BadInput, CaptureError
 
-__all__ = ["flatten", "hooked_modules", "input_signature", "module_signature", "refuse_subclass"]
+__all__ = [
+    "differ_in_sizes_only",
+    "flatten",
+    "hooked_modules",
+    "input_signature",
+    "module_signature",
+    "refuse_subclass",
+]
 
 _PLAIN = (bool, int, float, str, type(None))
 _SKIPPED = frozenset(
@@ -60,6 +67,25 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
                 "tuples and dataclasses"
             )
     return tuple(parts)
+
+
+def differ_in_sizes_only(one: Any, other: Any) -> bool:
+    """Whether two signatures, of inputs and modules, are of one call on inputs of two sizes."""
+    (inputs, modules), (other_inputs, other_modules) = one, other
+    return (
+        modules == other_modules
+        and len(inputs) == len(other_inputs)
+        and inputs[0] == other_inputs[0]
+        and all(map(_alike, inputs[1:], other_inputs[1:]))
+    )
+
+
+def _alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two inputs are tensors that differ in sizes, or plain values of one type."""
+    sizes = 2
+    if len(one) > sizes and len(other) > sizes:
+        return len(one[0]) == len(other[0]) and one[sizes:] == other[sizes:]
+    return len(one) == len(other) and (one[0] is other[0] is int or one == other)
 
 
 def refuse_subclass(tensor: torch.Tensor, where: str) -> None:

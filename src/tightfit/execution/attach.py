@@ -18,7 +18,7 @@ from torch import nn
 
 from tightfit.errors import BadInput
 
-__all__ = ["attach", "attached", "detach", "original_forward"]
+__all__ = ["attach", "attached", "detach", "original_forward", "refuse_unfittable"]
 
 _FITTED: WeakSet[nn.Module] = WeakSet()
 _SESSION = "_tightfit_session"
@@ -59,6 +59,20 @@ def attach(module: nn.Module, session: Any, refit: Callable[[nn.Module], Any]) -
     Raises
     ------
     BadInput
+        If the module cannot be fitted; see `refuse_unfittable`.
+    """
+    refuse_unfittable(module)
+    function = _make_function(session, refit, type(module).forward)
+    module.__dict__["forward"] = types.MethodType(function, module)
+    _FITTED.add(module)
+
+
+def refuse_unfittable(module: nn.Module) -> None:
+    """Refuse a module whose forward cannot be replaced.
+
+    Raises
+    ------
+    BadInput
         If an ancestor or a child of the module is fitted, if the module is compiled or wrapped,
         or if its forward was replaced by somebody else.
     """
@@ -71,9 +85,6 @@ def attach(module: nn.Module, session: Any, refit: Callable[[nn.Module], Any]) -
             "the forward of this instance was replaced by another tool "
             f"({getattr(own, '__module__', '?')}): fit the model before that tool wraps it"
         )
-    function = _make_function(session, refit, type(module).forward)
-    module.__dict__["forward"] = types.MethodType(function, module)
-    _FITTED.add(module)
 
 
 def _make_function(session: Any, refit: Callable[[nn.Module], Any], replaced: Any) -> Any:

@@ -1,0 +1,118 @@
+"""Searching a better plan in a thread while training goes on with the one at hand."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from weakref import WeakSet
+
+from tightfit.plan.plan import Outcome
+from tightfit.progress import Progress
+
+__all__ = ["Search", "searching"]
+
+_LOWEST_PRIORITY = 19
+_FAREWELL_S = 2.0
+
+_ONE_AT_A_TIME = threading.Lock()
+_UNFINISHED: WeakSet[Search] = WeakSet()
+
+
+class Search:
+    """A planner that runs in a thread of low priority; searches run one after the other.
+
+    Parameters
+    ----------
+    plan : callable
+        Given a progress, returns an outcome; touches nothing else.
+    """
+
+    def __init__(self, plan: Callable[[Progress], Outcome]) -> None:
+        self._plan = plan
+        self._stopped = threading.Event()
+        self._outcome: Outcome | None = None
+        self._error: Exception | None = None
+        _UNFINISHED.add(self)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="tightfit planner")
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def result(self) -> Outcome | None:
+        """Return what a search that is done has found; None if it was cancelled before.
+
+        Raises
+        ------
+        Exception
+            What the planner raised.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until it has ended."""
+        self._thread.join(seconds)
+
+    def cancel(self) -> None:
+        """Ask it to end soon."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        _give_way()
+        try:
+            with _ONE_AT_A_TIME:
+                if not self._stopped.is_set():
+                    self._outcome = self._plan(_Until(self._stopped))
+        except KeyboardInterrupt:  # raised by the progress of a cancelled search
+            pass
+        except Exception as error:  # the training loop's thread raises it
+            self._error = error
+        finally:
+            _UNFINISHED.discard(self)
+
+
+class _Until:
+    """A progress that interrupts its task once an event is set."""
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+
+    def start(self, title: str, total: int | None = None) -> None:
+        """Do nothing."""
+
+    def update(self, done: int, note: str = "") -> None:
+        """Interrupt the task if it was cancelled."""
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+
+def searching() -> bool:
+    """Whether any search goes on in this process: it takes processor time."""
+    return bool(_UNFINISHED)
+
+
+def _give_way() -> None:
+    """Let the thread run only when nobody else wants the processor, where the system can."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+
+
+@atexit.register
+def _end() -> None:
+    """Let no solver run on while the interpreter is torn down."""
+    for search in list(_UNFINISHED):
+        search.cancel()
+    for search in list(_UNFINISHED):
+        search.wait(_FAREWELL_S)

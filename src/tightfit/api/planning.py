@@ -1,0 +1,172 @@
+"""The plan of a step for the constants of now: at once for a further shape, better ones later."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from tightfit.api.background import Search
+from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
+from tightfit.api.pipeline import plan_step, with_constants, with_outside
+from tightfit.api.quick import quick_outcome
+from tightfit.api.shapes import Planned, Shape, root_gradient_bytes
+from tightfit.api.tuning import Tuner, recall, remember, with_step_costs
+from tightfit.errors import TightfitError
+from tightfit.execution.guard import announce
+from tightfit.execution.lower import lower
+from tightfit.execution.runtime import Runner
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Gradients, Outcome
+from tightfit.planners.base import Task
+from tightfit.planners.minimum import MinimumBudget, minimum_budget
+from tightfit.progress import Progress
+
+if TYPE_CHECKING:
+    from tightfit.api.session import Session
+
+__all__ = ["planned_for", "recall_costs", "smallest_budget", "state_bytes"]
+
+_SETTLED_CALLS = 4  # the optimizer's state exists by then
+_WORTH_A_WORD = 0.001  # of overhead that a plan saves
+
+
+def planned_for(session: Session, shape: Shape, gradients: Gradients) -> Planned:
+    """Return a plan for the constants of now, lowered; make it if needed.
+
+    The first shape of inputs waits for the planner. A further one runs the best plan at hand,
+    and takes a better one between two steps, once a search in the background has found it.
+    """
+    if shape.tuner is not None and shape.tuner.is_ready:
+        _tune(session, shape)
+    graph = shape.captured.graph
+    existing = gradient_bytes(session.modules, graph.device.granularity_bytes)
+    state = state_bytes(session, graph)
+    budget_bytes = _share(session, graph, graph.constant_bytes + existing + state)
+    key = (gradients, existing, state, shape.outside_bytes, budget_bytes)
+    if key not in shape.plans:
+        graph = _with_surroundings(shape, existing, state)
+        task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
+        outcome = _first_outcome(session, shape, key, task)
+        shape.plans[key] = _lowered(shape, graph, outcome)
+    search = shape.searches.get(key)
+    if search is not None and search.is_done:
+        del shape.searches[key]
+        _take(session, shape, key, search)
+    return shape.plans[key]
+
+
+def _first_outcome(session: Session, shape: Shape, key: Any, task: Task) -> Outcome:
+    """Return a plan to start with: searched, or the best at hand while the search goes on."""
+    options = session.options
+    known = shape.known_plans.get(task.gradients)
+
+    def search(progress: Progress) -> Outcome:
+        own = dataclasses.replace(options, progress=progress)
+        return plan_step(task.graph, task.budget_bytes, task.gradients, own, known)
+
+    if not shape.is_further:
+        return search(options.progress)
+    others = [plan for other in session.all_shapes() for plan in other.known_plans.values()]
+    outcome, is_final = quick_outcome(task, options, others)
+    if outcome is None:
+        announce(f"{session.name}: no plan at hand fits the new inputs; searching one")
+        return search(options.progress)
+    if not is_final:
+        shape.searches[key] = Search(search)
+    return outcome
+
+
+def _take(session: Session, shape: Shape, key: Any, search: Search) -> None:
+    """Put the plan a search has found in place of the one at hand, unless that costs less."""
+    try:
+        outcome = search.result()
+    except TightfitError as error:
+        announce(f"{session.name}: the search for a better plan ended without one: {error}")
+        return
+    before = shape.plans[key]
+    if outcome is None or outcome.overhead > before.outcome.overhead:
+        return
+    if before.outcome.overhead - outcome.overhead > _WORTH_A_WORD:
+        announce(
+            f"{session.name}: a better plan was found, overhead {outcome.overhead:+.1%} instead "
+            f"of {before.outcome.overhead:+.1%}"
+        )
+    shape.plans[key] = _lowered(shape, before.graph, outcome)
+
+
+def _lowered(shape: Shape, graph: Graph, outcome: Outcome) -> Planned:
+    assert outcome.plan is not None
+    shape.known_plans[outcome.plan.gradients] = outcome.plan
+    clock = shape.tuner.clock if shape.tuner is not None else None
+    program = lower(shape.captured, outcome.plan, clock=clock)
+    return Planned(graph, outcome, Runner(shape.captured, program))
+
+
+def smallest_budget(session: Session, shape: Shape, gradients: Gradients) -> MinimumBudget:
+    """Find the smallest budget with a plan; the plan is kept in mind."""
+    graph = shape.captured.graph
+    existing = gradient_bytes(session.modules, graph.device.granularity_bytes)
+    graph = _with_surroundings(shape, existing, state_bytes(session, graph))
+    options = session.options
+    least = minimum_budget(graph, gradients, options.limits, options.progress)
+    shape.known_plans[gradients] = least.plan
+    return least
+
+
+def _with_surroundings(shape: Shape, existing_bytes: int, state_bytes: int) -> Graph:
+    """Return the step's graph with what lies around it: constants, and what user code holds."""
+    graph = with_constants(
+        shape.captured.graph,
+        gradients=existing_bytes,
+        optimizer_state=state_bytes,
+        gradient_of_loss=root_gradient_bytes(shape.captured),
+    )
+    return with_outside(graph, shape.outside_bytes)
+
+
+def _share(session: Session, graph: Graph, constant_bytes: int) -> int:
+    """Return the budget of one of the calls that may be open at once."""
+    options = session.options
+    budget_bytes = session.budget_bytes(graph)
+    if options.shared is not None:
+        new = new_gradient_bytes(session.modules, graph.device.granularity_bytes)
+        share = options.shared.share_bytes() // options.in_flight
+        return min(budget_bytes, constant_bytes + new + share)
+    if budget_bytes <= constant_bytes:
+        return budget_bytes
+    return constant_bytes + (budget_bytes - constant_bytes) // options.in_flight
+
+
+def state_bytes(session: Session, graph: Graph) -> int:
+    """Return the optimizer state that exists, is predicted, or was seen to appear."""
+    if session.options.optimizer is None and session.seen_state_bytes is not None:
+        return session.seen_state_bytes
+    if session.state_bytes is None or session.calls < _SETTLED_CALLS:
+        session.state_bytes = optimizer_state_bytes(
+            session.options.optimizer,
+            session.modules,
+            graph.device.granularity_bytes,
+            graph.device.kind,
+        )
+    return session.state_bytes
+
+
+def _tune(session: Session, shape: Shape) -> None:
+    """Put costs from real steps in place of isolated ones, once; plans are made anew."""
+    assert shape.tuner is not None
+    graph, costs = shape.captured.graph, shape.tuner.costs()
+    if session.options.cache:
+        remember(graph, costs)
+    shape.captured = shape.captured.with_graph(with_step_costs(graph, costs))
+    shape.tuner = None
+    shape.forget_plans()
+
+
+def recall_costs(session: Session, shape: Shape) -> None:
+    """Use costs from steps of an earlier process, else time the first steps of this one."""
+    graph = shape.captured.graph
+    costs = recall(graph) if session.options.cache else None
+    if costs is None:
+        shape.tuner = Tuner()
+    else:
+        shape.captured = shape.captured.with_graph(with_step_costs(graph, costs))
