@@ -24,6 +24,7 @@ __all__ = ["settle_equations", "solve_by_rows", "violated_groups"]
 
 _TOLERANCE = 1e-3  # of rows that are scaled to about 1,000
 _ADDED = 2  # groups added at a time
+_COARSE = 10.0  # gaps to which programs are solved until one's solution violates nothing
 
 
 def solve_by_rows(
@@ -57,31 +58,50 @@ def solve_by_rows(
     """
     started = time.perf_counter()
     watched = set(violated_groups(program, settle(np.array(program.lower)))[:1])
-    bound = -math.inf
+    gap = _COARSE * options.gap
+    best = Answer("unknown", None, math.inf, -math.inf)
     while True:
-        target = max(options.target, bound + options.gap)
+        target = max(options.target, best.bound + gap)
         left = options.seconds - (time.perf_counter() - started)
         answer = solve(
             program.only(watched),
-            msgspec.structs.replace(options, seconds=left, target=target),
+            msgspec.structs.replace(options, seconds=left, target=target, gap=gap),
             solver=solver,
-            start=start,
+            start=start if best.values is None else best.values,
             progress=progress,
             describe=describe,
         )
-        bound = max(bound, answer.bound)
+        best = replace(best, bound=max(best.bound, answer.bound))
         if answer.values is None:
-            return replace(answer, bound=bound)
+            return _ended(answer, best, options.gap)
         values = settle(answer.values)
         violated = set(violated_groups(program, values)[:_ADDED]) - watched
+        ended = answer.status == "feasible" and answer.objective > target
         if not violated:
+            status = answer.status if gap <= options.gap else "feasible"
             objective = float(program.costs @ values)
-            bound = min(bound, objective)
-            status = "optimal" if objective <= bound + options.gap else answer.status
-            return Answer(status, values, objective, bound, answer.started_from)
-        if answer.status == "feasible" and answer.objective > target:
-            return Answer("unknown", None, math.inf, bound, answer.started_from)
+            best = _better(best, replace(answer, values=values, objective=objective, status=status))
+            if ended or gap <= options.gap or best.objective <= best.bound + options.gap:
+                return _ended(answer, best, options.gap)
+            gap = options.gap
+        elif ended:
+            return _ended(answer, best, options.gap)
         watched |= violated
+
+
+def _better(best: Answer, found: Answer) -> Answer:
+    """Return the better of two solutions, with what the later one proves and the best bound."""
+    kept = found if found.objective < best.objective else best
+    return replace(kept, bound=best.bound, status=found.status)
+
+
+def _ended(last: Answer, best: Answer, gap: float) -> Answer:
+    """Return the best solution of the whole program, with the bound and what both prove."""
+    if best.values is None:
+        return replace(best, status="infeasible" if last.status == "infeasible" else "unknown")
+    bound = min(best.bound, best.objective)
+    status = "optimal" if best.objective <= bound + gap else best.status
+    return replace(best, bound=bound, status=status)
 
 
 def violated_groups(program: Program, values: Floats) -> list[int]:
