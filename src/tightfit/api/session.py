@@ -157,7 +157,7 @@ class Session:
         """Capture, price and plan for the given inputs without running anything."""
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        self.last = planned_for(self, shape, _gradients(shape.captured, inputs))
+        self.last = planned_for(self, shape, self._gradients(shape.captured, inputs))
         return self.report()
 
     def prepare_all(self, shapes: Iterable[Any]) -> None:
@@ -452,4 +452,3 @@ class Session:
             self.guard.after_backward()
 
         return finished
-
