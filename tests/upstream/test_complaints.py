@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import socket
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import support.ddp
 import tightfit
 from support.ddp import Checkpointed
+from support.processes import run_ranks
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
 
 
@@ -98,21 +96,7 @@ def test_an_option_without_effect_is_seen():
     assert all(p.grad is not None for p in model.parameters())
 
 
-def two_ranks(way: str) -> list[str]:
-    """Run a step on two ranks; return what the ranks that failed said."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, support.ddp.__file__]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(port), way], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    return [text for rank, text in zip(ranks, said, strict=True) if rank.returncode]
-
-
 def test_no_parameter_is_ready_twice_with_ddp():
     """transformers #23018: 'marked as ready twice' with checkpointing under DDP."""
-    assert any("ready only once" in text for text in two_ranks("plain"))
-    assert two_ranks("fitted") == []
+    assert any("ready only once" in text for text in run_ranks(support.ddp.__file__, "plain"))
+    assert run_ranks(support.ddp.__file__, "fitted") == []

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from typing import TYPE_CHECKING
 
 import torch
 
-from tightfit.api.constants import lasting_bytes
+from tightfit.api.constants import lasting_bytes, new_gradient_bytes
 from tightfit.errors import BadInput
+from tightfit.execution.guard import announce
 from tightfit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from tightfit.api.options import Options
+    from tightfit.api.ranks import Ranks
     from tightfit.api.session import Session
     from tightfit.graph.ir import Graph
 
-__all__ = ["Budget", "close_windows", "limit_bytes"]
+__all__ = ["Budget", "close_windows", "device_bytes", "limit_bytes", "share_bytes", "with_ranks"]
 
 
 class Budget:
@@ -87,10 +90,56 @@ def limit_bytes(options: Options, session: Session, graph: Graph) -> int:
         return options.shared.limit_bytes(session)
     if options.budget_bytes is not None:
         return options.budget_bytes
-    if graph.device.kind == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_allocated()
-    raise BadInput(
-        "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, such "
-        "as budget='8GiB'"
+    session.options = dataclasses.replace(
+        options, budget_bytes=device_bytes(graph.device.kind, options.ranks)
     )
+    return session.options.budget_bytes
+
+
+def share_bytes(session: Session, graph: Graph, constant_bytes: int) -> int:
+    """Return the budget of one of the calls that may be open at once."""
+    budget_bytes, options = session.budget_bytes(graph), session.options
+    if options.shared is not None:
+        new = new_gradient_bytes(session.modules, graph.device.granularity_bytes)
+        share = options.shared.share_bytes() // options.in_flight
+        return min(budget_bytes, constant_bytes + new + share)
+    if budget_bytes <= constant_bytes:
+        return budget_bytes
+    return constant_bytes + (budget_bytes - constant_bytes) // options.in_flight
+
+
+def device_bytes(kind: str, ranks: Ranks | None = None) -> int:
+    """Return what a device has free now, for this process: on the rank that has the least."""
+    if kind != "cuda":
+        raise BadInput(
+            "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, "
+            "such as budget='8GiB'"
+        )
+    free, _ = torch.cuda.mem_get_info()
+    own = free + torch.cuda.memory_reserved()
+    return own if ranks is None else min(ranks.gather("free", own))
+
+
+def with_ranks(options: Options, ranks: Ranks) -> Options:
+    """Return the options for several ranks, which all keep to the least budget among them.
+
+    Raises
+    ------
+    BadInput
+        If the ranks were given different shared budgets or reserves.
+    """
+    sizes = ranks.gather("budget", options.budget_bytes or 0)
+    reserves = ranks.gather("reserve", options.reserve_bytes)
+    if len(set(reserves)) > 1 or (options.shared is not None and len(set(sizes)) > 1):
+        raise BadInput(
+            f"the ranks ask for different things: budgets of {_listed(sizes)}, reserves of "
+            f"{_listed(reserves)}. Give every rank the same"
+        )
+    least = min(sizes)
+    if options.budget_bytes != least and least:
+        announce(f"the least budget of {ranks.size} ranks counts: {format_bytes(least)}")
+    return dataclasses.replace(options, budget_bytes=least or None, ranks=ranks)
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(format_bytes, sizes))

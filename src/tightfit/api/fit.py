@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.api.budget import Budget
 from tightfit.api.options import make_options
@@ -181,6 +182,12 @@ def step(
     options = make_options(budget, **keywords)
     named = _named(modules)
     for name, module in named.items():
+        if isinstance(module, DistributedDataParallel):
+            raise BadInput(
+                f"module {name!r} is wrapped (DistributedDataParallel), whose forward talks to "
+                "other processes: a step cannot hold that. Make a module whose forward returns "
+                "the loss, tightfit.fit it, then wrap it"
+            )
         if attached(module) is not None:
             raise BadInput(
                 f"module {name!r} is fitted already: tightfit.unfit it first; the step then plans "
@@ -211,7 +218,8 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
     Parameters
     ----------
     target : nn.Module or PlannedStep
-        A fitted model or a step.
+        A fitted model, also inside DistributedDataParallel (all ranks must call this then), or a
+        step.
     *args, **kwargs
         Inputs as in a call of it.
 
@@ -221,6 +229,7 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
         What the plan promises.
     """
     session = _session_of(target)
+    session.join_replicas(target if isinstance(target, DistributedDataParallel) else None)
     leaves, spec = flatten(args, kwargs)
     return session.prepare(leaves, spec, args, kwargs)
 
@@ -254,7 +263,8 @@ def unfit(model: nn.Module) -> nn.Module:
 def _session_of(target: nn.Module | PlannedStep) -> Session:
     if isinstance(target, PlannedStep):
         return target._session
-    session = attached(target) if isinstance(target, nn.Module) else None
+    module = target.module if isinstance(target, DistributedDataParallel) else target
+    session = attached(module) if isinstance(module, nn.Module) else None
     if session is None:
         raise BadInput("this is neither a fitted model nor a step: call tightfit.fit first")
     return session

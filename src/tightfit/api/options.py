@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tightfit.api.budget import Budget
+from tightfit.api.ranks import Ranks
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
@@ -47,6 +48,8 @@ class Options:
         Whether plans and costs from steps are kept on disk for the next process.
     shared : Budget or None
         The budget that several fitted callables share, if this one does.
+    ranks : Ranks or None
+        The processes that train the same model, once they are known.
     """
 
     budget_bytes: int | None
@@ -61,6 +64,7 @@ class Options:
     cache: bool = True
     progress: Progress = field(default=SILENT)
     shared: Budget | None = None
+    ranks: Ranks | None = None
 
 
 def make_options(

@@ -9,12 +9,15 @@ import msgspec
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.api.options import Options
+from tightfit.api.ranks import agreed
 from tightfit.capture.capture import capture
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.price import measured_costs, measured_workspaces, scaled_costs
 from tightfit.costs import with_costs
+from tightfit.costs.pricing import Variants, variants_of, with_variants
 from tightfit.errors import InfeasibleBudget, InvalidPlan
+from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.cache import PlanCache, plan_key
 from tightfit.plan.plan import Gradients, Outcome, Plan
@@ -44,8 +47,20 @@ def capture_step(
 
     Costs come from measurements on the device, from a neighbour (the graph of the same callable
     at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
+    Of several ranks that train the same model one measures.
     """
     captured = with_alternatives(capture(call, name=name, measure_peak=measure_peak))
+    if options.ranks is None:
+        return _priced(captured, options, neighbour)
+    variants = options.ranks.once(
+        f"costs {options.costs} of {fingerprint(captured.graph)} on {captured.graph.device.name}",
+        Variants,
+        lambda: variants_of(_priced(captured, options, neighbour).graph),
+    )
+    return captured.with_graph(with_variants(captured.graph, variants))
+
+
+def _priced(captured: Captured, options: Options, neighbour: Graph | None) -> Captured:
     if options.costs == "measured":
         if neighbour is not None:
             return scaled_costs(captured, neighbour, measure_peak, options.progress)
@@ -90,6 +105,11 @@ def plan_step(
         If the user gave a plan and it does not fit this graph or budget.
     """
     task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
+    key = f"plan {_key(task, options)}"
+    return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known))
+
+
+def _found(task: Task, options: Options, known: Plan | None) -> Outcome:
     outcome = cached_outcome(task, options)
     if outcome is None:
         outcome = plan_task(task, options.planner, options.limits, options.progress, known=known)

@@ -5,18 +5,25 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tightfit.api.background import Search
-from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
+from tightfit.api.budget import share_bytes
+from tightfit.api.constants import gradient_bytes, optimizer_state_bytes
 from tightfit.api.pipeline import plan_step, with_constants, with_outside
 from tightfit.api.quick import quick_outcome
+from tightfit.api.ranks import agreed
 from tightfit.api.shapes import Planned, Shape, root_gradient_bytes
-from tightfit.api.tuning import Tuner, recall, remember, with_step_costs
+from tightfit.api.tuning import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.errors import TightfitError
 from tightfit.execution.guard import announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
+from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
+from tightfit.plan.assemble import handing_over_singly
 from tightfit.plan.plan import Gradients, Outcome
+from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
 from tightfit.planners.minimum import MinimumBudget, minimum_budget
 from tightfit.progress import Progress
@@ -24,7 +31,7 @@ from tightfit.progress import Progress
 if TYPE_CHECKING:
     from tightfit.api.session import Session
 
-__all__ = ["planned_for", "recall_costs", "smallest_budget", "state_bytes"]
+__all__ = ["held_gradient_bytes", "planned_for", "recall_costs", "smallest_budget", "state_bytes"]
 
 _SETTLED_CALLS = 4  # the optimizer's state exists by then
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
@@ -39,15 +46,15 @@ def planned_for(session: Session, shape: Shape, gradients: Gradients) -> Planned
     if shape.tuner is not None and shape.tuner.is_ready:
         _tune(session, shape)
     graph = shape.captured.graph
-    existing = gradient_bytes(session.modules, graph.device.granularity_bytes)
+    existing = held_gradient_bytes(session, graph)
     state = state_bytes(session, graph)
-    budget_bytes = _share(session, graph, graph.constant_bytes + existing + state)
+    budget_bytes = share_bytes(session, graph, graph.constant_bytes + existing + state)
     key = (gradients, existing, state, shape.outside_bytes, budget_bytes)
     if key not in shape.plans:
         graph = _with_surroundings(shape, existing, state)
         task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
         outcome = _first_outcome(session, shape, key, task)
-        shape.plans[key] = _lowered(shape, graph, outcome)
+        shape.plans[key] = _lowered(session, shape, graph, outcome)
     search = shape.searches.get(key)
     if search is not None and search.is_done:
         del shape.searches[key]
@@ -67,7 +74,12 @@ def _first_outcome(session: Session, shape: Shape, key: Any, task: Task) -> Outc
     if not shape.is_further:
         return search(options.progress)
     others = [plan for other in session.all_shapes() for plan in other.known_plans.values()]
-    outcome, is_final = quick_outcome(task, options, others)
+    outcome, is_final = agreed(
+        options.ranks,
+        f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
+        tuple[Outcome | None, bool],
+        lambda: quick_outcome(task, options, others),
+    )
     if outcome is None:
         announce(f"{session.name}: no plan at hand fits the new inputs; searching one")
         return search(options.progress)
@@ -91,11 +103,15 @@ def _take(session: Session, shape: Shape, key: Any, search: Search) -> None:
             f"{session.name}: a better plan was found, overhead {outcome.overhead:+.1%} instead "
             f"of {before.outcome.overhead:+.1%}"
         )
-    shape.plans[key] = _lowered(shape, before.graph, outcome)
+    shape.plans[key] = _lowered(session, shape, before.graph, outcome)
 
 
-def _lowered(shape: Shape, graph: Graph, outcome: Outcome) -> Planned:
+def _lowered(session: Session, shape: Shape, graph: Graph, outcome: Outcome) -> Planned:
     assert outcome.plan is not None
+    if session.options.ranks is not None:  # another rank has made it; all send gradients early
+        plan = handing_over_singly(graph, outcome.plan)
+        verify(plan, graph)
+        outcome = msgspec.structs.replace(outcome, plan=plan)
     shape.known_plans[outcome.plan.gradients] = outcome.plan
     clock = shape.tuner.clock if shape.tuner is not None else None
     program = lower(shape.captured, outcome.plan, clock=clock)
@@ -105,7 +121,7 @@ def _lowered(shape: Shape, graph: Graph, outcome: Outcome) -> Planned:
 def smallest_budget(session: Session, shape: Shape, gradients: Gradients) -> MinimumBudget:
     """Find the smallest budget with a plan; the plan is kept in mind."""
     graph = shape.captured.graph
-    existing = gradient_bytes(session.modules, graph.device.granularity_bytes)
+    existing = held_gradient_bytes(session, graph)
     graph = _with_surroundings(shape, existing, state_bytes(session, graph))
     options = session.options
     least = minimum_budget(graph, gradients, options.limits, options.progress)
@@ -124,17 +140,11 @@ def _with_surroundings(shape: Shape, existing_bytes: int, state_bytes: int) -> G
     return with_outside(graph, shape.outside_bytes)
 
 
-def _share(session: Session, graph: Graph, constant_bytes: int) -> int:
-    """Return the budget of one of the calls that may be open at once."""
-    options = session.options
-    budget_bytes = session.budget_bytes(graph)
-    if options.shared is not None:
-        new = new_gradient_bytes(session.modules, graph.device.granularity_bytes)
-        share = options.shared.share_bytes() // options.in_flight
-        return min(budget_bytes, constant_bytes + new + share)
-    if budget_bytes <= constant_bytes:
-        return budget_bytes
-    return constant_bytes + (budget_bytes - constant_bytes) // options.in_flight
+def held_gradient_bytes(session: Session, graph: Graph) -> int:
+    """Return the bytes of the gradients that exist and of the buckets they go into."""
+    granularity = graph.device.granularity_bytes
+    buckets = session.replicas.bucket_bytes(granularity) if session.replicas is not None else 0
+    return gradient_bytes(session.modules, granularity) + buckets
 
 
 def state_bytes(session: Session, graph: Graph) -> int:
@@ -154,7 +164,8 @@ def state_bytes(session: Session, graph: Graph) -> int:
 def _tune(session: Session, shape: Shape) -> None:
     """Put costs from real steps in place of isolated ones, once; plans are made anew."""
     assert shape.tuner is not None
-    graph, costs = shape.captured.graph, shape.tuner.costs()
+    graph, ranks = shape.captured.graph, session.options.ranks
+    costs = agreed(ranks, f"step costs {fingerprint(graph)}", StepCosts, shape.tuner.costs)
     if session.options.cache:
         remember(graph, costs)
     shape.captured = shape.captured.with_graph(with_step_costs(graph, costs))
@@ -164,8 +175,9 @@ def _tune(session: Session, shape: Shape) -> None:
 
 def recall_costs(session: Session, shape: Shape) -> None:
     """Use costs from steps of an earlier process, else time the first steps of this one."""
-    graph = shape.captured.graph
-    costs = recall(graph) if session.options.cache else None
+    graph, ranks = shape.captured.graph, session.options.ranks
+    own = recall(graph) if session.options.cache else None
+    costs = agreed(ranks, f"kept costs {fingerprint(graph)}", StepCosts | None, lambda: own)
     if costs is None:
         shape.tuner = Tuner()
     else:

@@ -10,13 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.budget import close_windows, limit_bytes
+from tightfit.api.budget import close_windows, limit_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.constants import gradient_bytes
 from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
 from tightfit.api.pipeline import with_outside
-from tightfit.api.planning import planned_for, recall_costs, smallest_budget, state_bytes
+from tightfit.api.planning import (
+    held_gradient_bytes,
+    planned_for,
+    recall_costs,
+    smallest_budget,
+    state_bytes,
+)
+from tightfit.api.ranks import agreed
+from tightfit.api.replicas import Replicas, running_wrapper
 from tightfit.api.reporting import Report, report_of
 from tightfit.api.shapes import (
     Planned,
@@ -36,6 +44,7 @@ from tightfit.capture.signature import (
 from tightfit.errors import BadInput, OpaqueChanged, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.runtime import Run
+from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
 from tightfit.plan.simulate import simulate
@@ -90,6 +99,7 @@ class Session:
         self.seen_state_bytes: int | None = None
         self.reported = False
         self.warned_hooks: set[str] = set()
+        self.replicas: Replicas | None = None
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -103,6 +113,7 @@ class Session:
         if not torch.is_grad_enabled() or not self._needs_gradient(leaves):
             return self.function(*args, **kwargs)
         self._refuse_second_forward()
+        self.join_replicas(running_wrapper())
         key = self._signature(leaves, spec)
         shape = self.shape_for(key, args, kwargs)
         self._watch(shape)
@@ -117,7 +128,7 @@ class Session:
 
     def _run(self, key: Any, shape: Shape, leaves: list[Any]) -> list[Any]:
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        planned = planned_for(self, shape, _gradients(shape.captured, inputs))
+        planned = planned_for(self, shape, self._gradients(shape.captured, inputs))
         self.last = planned
         run = Run(self._backward_started(key, shape), self._backward_finished(shape))
         self.open.add(run)
@@ -146,7 +157,7 @@ class Session:
         """Capture, price and plan for the given inputs without running anything."""
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        self.last = planned_for(self, shape, _gradients(shape.captured, inputs))
+        self.last = planned_for(self, shape, self._gradients(shape.captured, inputs))
         return self.report()
 
     def prepare_all(self, shapes: Iterable[Any]) -> None:
@@ -177,6 +188,18 @@ class Session:
             graph.cost_source,
             steps[-1] if steps else None,
         )
+
+    def join_replicas(self, wrapper: Any) -> None:
+        """Plan together with the ranks of the DistributedDataParallel around, if there is one."""
+        if wrapper is None or (self.replicas is not None and self.replicas.is_of(wrapper)):
+            return
+        self.close_step()
+        self.replicas = Replicas(wrapper)
+        self.options = with_ranks(self.options, self.replicas.ranks)
+        for shape in self.all_shapes():
+            shape.forget_plans()
+        self.shapes.clear()  # what was found out alone is found out together
+        self.guard = None
 
     def _needs_gradient(self, leaves: list[Any]) -> bool:
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves):
@@ -306,7 +329,14 @@ class Session:
         leaves, spec = flatten(args, kwargs)
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        return smallest_budget(self, shape, _gradients(shape.captured, inputs))
+        return smallest_budget(self, shape, self._gradients(shape.captured, inputs))
+
+    def _gradients(self, captured: Captured, inputs: list[Any]) -> Gradients:
+        """Return whether gradients outlive their hand-over, or go into what exists before."""
+        owners = [inputs[position] for _, position in captured.joint.gradients]
+        missing = [o for o in owners if not o.is_leaf or o.grad is None]
+        taken = self.replicas is not None and self.replicas.takes(missing)
+        return "fresh" if missing and not taken else "accumulated"
 
     # -- watching -----------------------------------------------------------------------------
 
@@ -326,7 +356,6 @@ class Session:
 
     def _constant_bytes(self, graph: Graph) -> int:
         """Return what is resident now: the graph's constants, gradients, optimizer state."""
-        granularity = graph.device.granularity_bytes
         optimizer = self.options.optimizer
         if optimizer is not None and not any(optimizer.state.values()):
             state = 0
@@ -334,7 +363,7 @@ class Session:
             state = self.seen_state_bytes or 0
         else:
             state = state_bytes(self, graph)
-        return graph.constant_bytes + gradient_bytes(self.modules, granularity) + state
+        return graph.constant_bytes + held_gradient_bytes(self, graph) + state
 
     def _learn(self, shape: Shape) -> None:
         """Replace assumptions by what the first step showed; plan again if that matters."""
@@ -349,10 +378,11 @@ class Session:
                 self._learn_state(shape, guard)
         if not shape.outside_known and shape.plans:
             shape.outside_known = True
-            if not self._still_fits(shape, step.outside_bytes):
-                shape.outside_bytes = step.outside_bytes
+            outside_bytes = self._agreed(shape, "outside", step.outside_bytes)
+            if not self._still_fits(shape, outside_bytes):
+                shape.outside_bytes = outside_bytes
                 announce(
-                    f"user code holds {format_bytes(step.outside_bytes)} between forward and "
+                    f"user code holds {format_bytes(outside_bytes)} between forward and "
                     "backward: planning with that"
                 )
 
@@ -369,11 +399,18 @@ class Session:
         """See what the first step left behind: the optimizer's state, if nobody told its size."""
         granularity = shape.captured.graph.device.granularity_bytes
         grown = guard.growth_bytes - gradient_bytes(self.modules, granularity)
-        self.seen_state_bytes = max(0, grown)
+        if self.replicas is not None:
+            grown += self.replicas.viewed_bytes(granularity)  # were there before the step
+        self.seen_state_bytes = self._agreed(shape, "state", max(0, grown))
         announce(
             f"{format_bytes(self.seen_state_bytes)} of optimizer state and other lasting memory "
             "appeared in the first step: planning with that"
         )
+
+    def _agreed(self, shape: Shape, what: str, own_bytes: int) -> int:
+        """Return what the first rank measured, but at least the own: all then plan alike."""
+        key = f"{what} bytes {fingerprint(shape.captured.graph)}"
+        return max(own_bytes, agreed(self.options.ranks, key, int, lambda: own_bytes))
 
     def _report(self, program_bytes: int, peak_bytes: int) -> None:
         assert self.guard is not None and self.last is not None
@@ -415,10 +452,3 @@ class Session:
             self.guard.after_backward()
 
         return finished
-
-
-def _gradients(captured: Captured, inputs: list[Any]) -> Gradients:
-    """Return whether gradients exist before the step and are added to."""
-    owners = [inputs[position] for _, position in captured.joint.gradients]
-    present = all(o.is_leaf and o.grad is not None for o in owners)
-    return "accumulated" if present else "fresh"

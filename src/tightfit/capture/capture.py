@@ -134,6 +134,7 @@ def _require_plain_state(call: TracedCall) -> None:
         for name, module in top.named_modules():
             where = ".".join(p for p in (prefix, name) if p)
             _refuse_compiled(where, module)
+            _refuse_synchronising(where, module)
             for key, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
                     refuse_subclass(tensor, f"{where}.{key}")
@@ -150,6 +151,22 @@ def _refuse_compiled(where: str, module: nn.Module) -> None:
         raise CaptureError(
             f"module {where!r} is compiled ({type(module).__name__}): what it runs cannot be "
             "planned. Way out: use the plain module (torch.compile keeps it as _orig_mod)"
+        )
+
+
+def _refuse_synchronising(where: str, module: nn.Module) -> None:
+    processes = torch.distributed
+    if not isinstance(module, nn.SyncBatchNorm) or not module.training:
+        return
+    if not (processes.is_available() and processes.is_initialized()):
+        return
+    if processes.get_world_size(module.process_group) > 1:
+        raise CaptureError(
+            f"module {where!r} is a SyncBatchNorm, whose forward and backward wait for other "
+            "processes: a plan cannot hold that. Way out: a norm that needs no other process "
+            "(BatchNorm over the rank's own batch, GroupNorm), or leave this module out of the "
+            "fitted part",
+            module=where,
         )
 
 

@@ -27,6 +27,8 @@ from tightfit.errors import CaptureError
 
 __all__ = ["JointGraph", "OutputInfo", "Source", "TracedCall", "trace"]
 
+_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+
 
 @dataclass(frozen=True)
 class Source:
@@ -239,6 +241,7 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
 
 def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
+    _refuse_communication(module, kept["trail"])
     metadata = joint._aot_state.fw_metadata
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     output_node = next(iter(reversed(module.graph.nodes)))
@@ -277,6 +280,18 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
         gradients=gradients,
         **kept,
     )
+
+
+def _refuse_communication(module: fx.GraphModule, trail: ModuleTrail) -> None:
+    """Refuse collectives: called in place, they are wrapped so that their order is kept."""
+    for node in module.graph.nodes:
+        for called in (node.target, *node.args):
+            if getattr(called, "namespace", "") in _COMMUNICATION:
+                raise CaptureError(
+                    f"module {trail.module_at(node.meta.get('seq_nr'))!r} communicates with other "
+                    f"processes ({called}): a plan cannot hold that. Way out: communicate outside "
+                    "the fitted part"
+                )
 
 
 def _sources(placeholders: Sequence[fx.Node], output_descriptors: Sequence[Any]) -> list[Source]:

@@ -13,7 +13,7 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, Gradients, HandOver, Instruction, Plan
 
-__all__ = ["assemble", "keep_everything"]
+__all__ = ["assemble", "handing_over_singly", "keep_everything"]
 
 
 def keep_everything(graph: Graph) -> list[Compute]:
@@ -78,6 +78,18 @@ def assemble(
         budget_bytes=budget_bytes,
         gradients=gradients,
         instructions=tuple(instructions),
+    )
+
+
+def handing_over_singly(graph: Graph, plan: Plan) -> Plan:
+    """Return a plan with the same computes that hands over every gradient as soon as it is done.
+
+    Whoever sends gradients to other processes during backward wants them early, in the order in
+    which they are made.
+    """
+    computes = [step for step in plan.instructions if isinstance(step, Compute)]
+    return assemble(
+        graph, computes, budget_bytes=plan.budget_bytes, gradients=plan.gradients, group_bytes=1
     )
 
 
