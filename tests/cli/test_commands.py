@@ -72,6 +72,7 @@ def test_the_command_line_is_frozen() -> None:
             "--planner",
             "--time-limit",
             "--seed",
+            "--iterations",
             "--json",
         },
         "prove": {
@@ -128,6 +129,7 @@ def test_the_command_line_is_frozen() -> None:
             "--planner",
             "--time-limit",
             "--seed",
+            "--iterations",
             "--json",
         },
         "curve": {
@@ -160,6 +162,7 @@ def test_the_command_line_is_frozen() -> None:
             "--costs",
             "--output",
             "-o",
+            "--iterations",
             "--json",
         },
     }

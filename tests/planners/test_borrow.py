@@ -10,7 +10,7 @@ from tightfit._core import _engine
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute
 from tightfit.planners import minimum
-from tightfit.planners.anytime import run
+from tightfit.planners.anytime import seeds
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.pipeline import plan_anytime
 from tightfit.planners.base import Limits, Task
@@ -51,8 +51,8 @@ def test_methods_that_refuse_a_step_are_passed_over(monkeypatch: pytest.MonkeyPa
     def refuse(*_: object) -> None:
         raise BadInput("not this one")
 
-    monkeypatch.setattr(run, "BASELINES", (refuse,))
-    monkeypatch.setattr(run, "plan_monet", refuse)
+    monkeypatch.setattr(seeds, "BASELINES", (refuse,))
+    monkeypatch.setattr(seeds, "plan_monet", refuse)
     monkeypatch.setattr(minimum, "plan_monet", refuse)
     graph = chain([4 + number % 3 for number in range(12)])
     budget_bytes = int(0.45 * peak_bytes(graph))

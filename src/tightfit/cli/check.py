@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.limits import chosen_limits
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, require_model
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, require_model
 from tightfit.cli.output import print_result
+from tightfit.cli.planning import (
+    DEFAULT_SEARCH_OPTIONS,
+    DEFAULT_STEP_OPTIONS,
+    SearchOptions,
+    StepOptions,
+)
 from tightfit.graph.ir import Graph
-from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.reporting.text import render_explanation, render_outcome
 from tightfit.units import format_bytes, format_percent, format_seconds
@@ -27,14 +31,11 @@ def check(
     /,
     *,
     options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
+    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
     budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     budget_ratio: float | None = None,
-    optimizer: OptimizerName = "adamw",
-    costs: str = "cpu",
-    gradients: Literal["fresh", "accumulated"] = "fresh",
     planner: str = DEFAULT,
-    time_limit: float = Limits().seconds,
-    seed: int = 0,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Say what a model needs and what a budget costs: nothing runs, no memory is taken for it.
@@ -47,23 +48,12 @@ def check(
         The budget with a unit, such as 8GiB, constants included; or minimum.
     budget_ratio
         The budget as a share of the activation peak with nothing recomputed, such as 0.5.
-    optimizer
-        Whose state is assumed: adamw keeps two copies of the parameters.
-    costs
-        cpu, p100, v100, a100, h100 (rooflines; a GPU also rounds sizes as its allocator does),
-        unit, flops, or measured: each distinct operator is timed once, by itself.
-    gradients
-        Whether gradients of parameters are made anew or added to existing ones.
     planner
         Which planner.
-    time_limit
-        Seconds to plan at most.
-    seed
-        Seed of every random choice.
     json
         Print one JSON object.
     """
-    limits = chosen_limits(time_limit, seed=seed)
+    limits = search_options.limits()
     require_model(model, "for a graph file use tightfit plan")
     from tightfit.api.check import check as check_model
 
@@ -72,9 +62,9 @@ def check(
             model,
             budget=budget,
             budget_ratio=budget_ratio,
-            optimizer=optimizer,
-            costs=costs,
-            gradients=gradients,
+            optimizer=step_options.optimizer,
+            costs=step_options.costs or "cpu",
+            gradients=step_options.gradients,
             planner=planner,
             limits=limits,
             progress=progress,

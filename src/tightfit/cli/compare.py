@@ -13,9 +13,9 @@ from cyclopts import Parameter
 
 from tightfit.cli.comparison import comparison_csv, comparison_table, overhead_plot
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.limits import chosen_limits
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, is_model
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, is_model
 from tightfit.cli.output import print_result
+from tightfit.cli.planning import DEFAULT_SEARCH_OPTIONS, SearchOptions, StepOptions
 from tightfit.cli.target import budget_named, load_model, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_planners"]
 
+_PLAIN_STEP = StepOptions(optimizer="none")
+
 
 def compare_planners(
     target: str,
@@ -36,14 +38,11 @@ def compare_planners(
     *,
     budgets: str,
     options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    step_options: Annotated[StepOptions, Parameter(name="*")] = _PLAIN_STEP,
+    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
     planners: str = "all",
-    time_limit: float = Limits().seconds,
     workers: int = Limits().workers,
     solver: Literal["highs", "gurobi"] = "highs",
-    seed: int = 0,
-    gradients: Literal["fresh", "accumulated"] = "fresh",
-    costs: str | None = None,
-    optimizer: OptimizerName = "none",
     results: Path | None = None,
     scheduler: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
@@ -61,21 +60,10 @@ def compare_planners(
     planners
         Names separated by commas, or all. For a model also pytorch.min_cut,
         pytorch.activation_memory_budget and pytorch.checkpoint.
-    time_limit
-        Seconds for each planner at each budget.
     workers
         How many planners run at a time.
     solver
         What solves integer programs.
-    seed
-        Seed of every random choice.
-    gradients
-        Whether gradients of parameters are made anew or added to existing ones.
-    costs
-        Modelled costs, such as unit, flops, p100, v100, a100; of a file its own by default, of a
-        model this CPU's.
-    optimizer
-        Whose state counts as constant; models only.
     results
         A folder that keeps every row: what is there is not computed again.
     scheduler
@@ -85,20 +73,19 @@ def compare_planners(
     json
         Print one JSON object.
     """
-    limits = chosen_limits(time_limit, seed=seed, workers=workers, solver=solver)
+    limits = search_options.limits(workers=workers, solver=solver)
     names, ways = _names(planners, target)
     with terminal_progress() as progress:
         load = partial(
             load_model if ways else load_step,
             target,
             options,
-            costs=costs,
-            optimizer=optimizer,
-            gradients=gradients,
+            step_options,
             progress=progress,
         )
         loaded = load()
     step = loaded if isinstance(loaded, Graph) else loaded.graph
+    gradients = step_options.gradients
     asked = [budget_named(step, text, gradients) for text in budgets.split(",")]
     tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
     with terminal_progress() as progress:

@@ -7,21 +7,25 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.limits import chosen_limits
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
 from tightfit.cli.output import percent_or_dash, print_result
+from tightfit.cli.planning import (
+    DEFAULT_SEARCH_OPTIONS,
+    DEFAULT_STEP_OPTIONS,
+    SearchOptions,
+    StepOptions,
+)
 from tightfit.cli.target import budget_named, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Gradients
-from tightfit.planners.base import Limits
 from tightfit.planners.curve import CurvePoint, pareto_curve
 from tightfit.reporting.plot import Curve, line_plot
 from tightfit.units import format_bytes
@@ -37,13 +41,9 @@ def curve(
     /,
     *,
     options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    optimizer: OptimizerName = "adamw",
+    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
+    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
     budgets: str = _BUDGETS,
-    time_limit: float = Limits().seconds,
-    iterations: int | None = None,
-    seed: int = 0,
-    gradients: Literal["fresh", "accumulated"] = "fresh",
-    costs: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -56,38 +56,24 @@ def curve(
     target
         A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
         path/to/file.py:factory.
-    optimizer
-        Whose state is assumed for a model: adamw keeps two copies of the parameters.
     budgets
         Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
-    time_limit
-        Seconds to plan at most, for each budget.
-    iterations
-        Search iterations at most; with it the result depends on the seed only.
-    seed
-        Seed of every random choice.
-    gradients
-        Whether gradients of parameters are made anew or added to existing ones.
-    costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100; of a model
-        also measured. By default a model has those of this CPU's roofline.
     output
         Write the curve to this file: .csv, or .svg for a plot.
     json
         Print one JSON object.
     """
-    limits = chosen_limits(time_limit, iterations=iterations, seed=seed)
+    limits = search_options.limits()
     if output is not None and output.suffix not in (".csv", ".svg"):
         raise BadInput(f"--output {str(output)!r} must end in .csv or .svg")
     with terminal_progress() as progress:
         step = load_step(
             target,
             options,
-            costs=costs,
-            optimizer=optimizer,
-            gradients=gradients,
+            step_options,
             progress=progress,
         )
+    gradients = step_options.gradients
     asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
     with terminal_progress() as progress:
         points = pareto_curve(step, asked, gradients, limits, progress)

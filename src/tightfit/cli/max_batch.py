@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.limits import chosen_limits
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName, require_model
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, require_model
 from tightfit.cli.output import print_result
-from tightfit.planners.base import Limits
+from tightfit.cli.planning import (
+    DEFAULT_SEARCH_OPTIONS,
+    DEFAULT_STEP_OPTIONS,
+    SearchOptions,
+    StepOptions,
+)
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
@@ -26,14 +30,11 @@ def max_batch(
     *,
     budget: Annotated[str, Parameter(allow_leading_hyphen=True)],
     options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
+    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
     max_overhead: Annotated[float, Parameter(allow_leading_hyphen=True)] = float("inf"),
     reserve: str | None = None,
-    optimizer: OptimizerName = "adamw",
-    costs: str = "cpu",
-    gradients: Literal["fresh", "accumulated"] = "fresh",
     planner: str = DEFAULT,
-    time_limit: float = Limits().seconds,
-    seed: int = 0,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Find the largest batch within a budget: nothing runs, no memory is taken for it.
@@ -48,23 +49,12 @@ def max_batch(
         The largest acceptable extra compute, such as 0.2 for 20 %.
     reserve
         How much of the budget to leave unused, such as 200MiB; by default 2 % of it.
-    optimizer
-        Whose state is assumed: adamw keeps two copies of the parameters.
-    costs
-        cpu, p100, v100, a100, h100 (rooflines; a GPU also rounds sizes as its allocator does),
-        unit, flops, or measured: each distinct operator is timed once, by itself.
-    gradients
-        Whether gradients of parameters are made anew or added to existing ones.
     planner
         Which planner.
-    time_limit
-        Seconds to plan the answer at most.
-    seed
-        Seed of every random choice.
     json
         Print one JSON object.
     """
-    limits = chosen_limits(time_limit, seed=seed)
+    limits = search_options.limits()
     require_model(model, "a graph file has one batch size only")
     from tightfit.api.batch import max_batch_size
 
@@ -74,9 +64,9 @@ def max_batch(
             budget=budget,
             max_overhead=max_overhead,
             reserve=reserve,
-            optimizer=optimizer,
-            costs=costs,
-            gradients=gradients,
+            optimizer=step_options.optimizer,
+            costs=step_options.costs or "cpu",
+            gradients=step_options.gradients,
             planner=planner,
             limits=limits,
             progress=progress,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
 from tightfit.cli.output import print_result
+from tightfit.cli.planning import DEFAULT_STEP_OPTIONS, StepOptions, chosen_limits
 from tightfit.cli.target import load_step
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
@@ -23,10 +24,8 @@ def minimum(
     /,
     *,
     options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    optimizer: OptimizerName = "adamw",
+    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
     time_limit: float = Limits().seconds,
-    gradients: Literal["fresh", "accumulated"] = "fresh",
-    costs: str | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Find the least budget: the proven lower limit, and the smallest with a plan found.
@@ -36,28 +35,20 @@ def minimum(
     target
         A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
         path/to/file.py:factory.
-    optimizer
-        Whose state is assumed for a model: adamw keeps two copies of the parameters.
     time_limit
         Seconds to search at most.
-    gradients
-        Whether gradients of parameters are made anew or added to existing ones.
-    costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100; of a model
-        also measured. By default a model has those of this CPU's roofline.
     json
         Print one JSON object.
     """
+    limits = chosen_limits(time_limit)
     with terminal_progress() as progress:
         step = load_step(
             target,
             options,
-            costs=costs,
-            optimizer=optimizer,
-            gradients=gradients,
+            step_options,
             progress=progress,
         )
-        found = minimum_budget(step, gradients, Limits(seconds=time_limit), progress)
+        found = minimum_budget(step, step_options.gradients, limits, progress)
     result = simulate(step, found.plan)
     closed = found.lower_bytes >= found.found_bytes
     return print_result(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tightfit.errors import BadInput
 
-__all__ = ["DEFAULT_MODEL_OPTIONS", "ModelOptions", "OptimizerName", "is_model", "require_model"]
-
-OptimizerName = Literal["none", "sgd", "momentum", "adamw"]
+__all__ = ["DEFAULT_MODEL_OPTIONS", "ModelOptions", "is_model", "require_model"]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.limits import chosen_limits
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, OptimizerName
+from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
 from tightfit.cli.output import print_result
+from tightfit.cli.planning import (
+    DEFAULT_SEARCH_OPTIONS,
+    DEFAULT_STEP_OPTIONS,
+    SearchOptions,
+    StepOptions,
+)
 from tightfit.cli.target import chosen_budget, load_step
 from tightfit.graph.io import save_graph
 from tightfit.plan.explain import explain
@@ -30,15 +35,11 @@ def plan(
     /,
     *,
     options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    optimizer: OptimizerName = "adamw",
+    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
+    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
     budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     budget_ratio: float | None = None,
     planner: str = DEFAULT,
-    time_limit: float = Limits().seconds,
-    iterations: int | None = None,
-    seed: int = 0,
-    gradients: Literal["fresh", "accumulated"] = "fresh",
-    costs: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     graph_output: Path | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
@@ -50,25 +51,12 @@ def plan(
     target
         A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
         path/to/file.py:factory.
-    optimizer
-        Whose state is assumed for a model: adamw keeps two copies of the parameters.
     budget
         The budget with a unit, such as 8GiB; constants count.
     budget_ratio
         The budget as a share of the activation peak with nothing recomputed, such as 0.5.
     planner
         Which planner.
-    time_limit
-        Seconds to plan at most.
-    iterations
-        Search iterations at most; with it the result depends on the seed only.
-    seed
-        Seed of every random choice.
-    gradients
-        Whether gradients of parameters are made anew or added to existing ones.
-    costs
-        Modelled costs instead of those in the file, such as unit, flops, v100, a100; of a model
-        also measured. By default a model has those of this CPU's roofline.
     output
         Write the plan to this file (.json or .json.gz).
     graph_output
@@ -76,22 +64,20 @@ def plan(
     json
         Print one JSON object.
     """
-    limits = chosen_limits(time_limit, iterations=iterations, seed=seed)
+    limits = search_options.limits()
     with terminal_progress() as progress:
         step = load_step(
             target,
             options,
-            costs=costs,
-            optimizer=optimizer,
-            gradients=gradients,
+            step_options,
             progress=progress,
         )
     if graph_output is not None:
         save_graph(step, graph_output)
     task = Task(
         graph=step,
-        budget_bytes=chosen_budget(step, budget, budget_ratio, gradients),
-        gradients=gradients,
+        budget_bytes=chosen_budget(step, budget, budget_ratio, step_options.gradients),
+        gradients=step_options.gradients,
     )
     with terminal_progress() as progress:
         outcome = plan_with(planner, task, limits, progress)

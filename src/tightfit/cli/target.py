@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tightfit.cli.model import ModelOptions, OptimizerName, is_model
+from tightfit.cli.model import ModelOptions, is_model
+from tightfit.cli.planning import StepOptions
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.io import load_graph
@@ -23,20 +24,18 @@ __all__ = ["budget_named", "chosen_budget", "load_model", "load_step", "load_tar
 def load_step(
     target: str,
     options: ModelOptions,
+    step_options: StepOptions,
     *,
-    costs: str | None,
-    optimizer: OptimizerName,
-    gradients: Gradients,
     progress: Progress,
 ) -> Graph:
     """Return the graph of a graph file, or of a model captured on fake tensors.
 
     Parameters
     ----------
-    costs : str or None
-        None: those in the file; for a model, this CPU's roofline.
-    optimizer, gradients
-        Whose state and which gradients a model's constants have; a file has its own.
+    target : str
+        What the user names.
+    options, step_options
+        Those of a model; of a file only the costs count.
 
     Raises
     ------
@@ -44,28 +43,19 @@ def load_step(
         If it names neither, or for options that do not belong to it.
     """
     if is_model(target):
-        return load_model(
-            target,
-            options,
-            costs=costs,
-            optimizer=optimizer,
-            gradients=gradients,
-            progress=progress,
-        ).graph
+        return load_model(target, options, step_options, progress=progress).graph
     if options.given:
         raise BadInput(
             f"--{', --'.join(options.given)} can be set for models only; {target} is a file"
         )
-    return load_target(target, costs)
+    return load_target(target, step_options.costs)
 
 
 def load_model(
     target: str,
     options: ModelOptions,
+    step_options: StepOptions,
     *,
-    costs: str | None,
-    optimizer: OptimizerName,
-    gradients: Gradients,
     progress: Progress,
 ) -> Captured:
     """Return the captured step of a model; parameters are those of `load_step`."""
@@ -73,9 +63,9 @@ def load_model(
 
     return captured_step(
         target,
-        optimizer=optimizer,
-        costs=costs or "cpu",
-        gradients=gradients,
+        optimizer=step_options.optimizer,
+        costs=step_options.costs or "cpu",
+        gradients=step_options.gradients,
         progress=progress,
         **options.keywords(),
     )

@@ -136,6 +136,7 @@ class _Search:
             if number > 0 and waiting[0].pool.done and run.pool.best is None:
                 self.runs = [(order, kept) for order, kept in self.runs if kept is not run]
                 continue  # one order is solved and this one has not even a plan: not tried
+            run.pool.known = min(known.pool.overhead for known in waiting[: number + 1])
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
             run.restart_clock(max(0.05, share * seconds))

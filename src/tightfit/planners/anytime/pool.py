@@ -64,6 +64,7 @@ class Pool:
         self.plans: list[Candidate] = []
         self.bound = -1.0
         self.bound_source = "trivial"
+        self.known = math.inf  # the least overhead of plans found elsewhere, in another order
         self.infeasible = False
         self.seeds: list[Candidate] = []  # schedules of programs that may exceed the budget
         self._lock = threading.Lock()
@@ -82,8 +83,8 @@ class Pool:
 
     @property
     def done(self) -> bool:
-        """Whether the gap is closed or infeasibility proven."""
-        return self.infeasible or self.overhead - self.bound <= self.gap
+        """Whether infeasibility is proven, or that nothing here beats what is known by the gap."""
+        return self.infeasible or min(self.overhead, self.known) - self.bound <= self.gap
 
     @property
     def target(self) -> int:

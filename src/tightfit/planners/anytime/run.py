@@ -7,7 +7,6 @@ is up.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 import time
@@ -18,43 +17,38 @@ from dataclasses import dataclass
 import msgspec
 
 from tightfit._core import _engine
-from tightfit.errors import BadInput
-from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
-from tightfit.planners.anytime.chain import SWEEP, ChainSplitter, Split
 from tightfit.planners.anytime.outline import outline
 from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, Rates, polish
 from tightfit.planners.anytime.pool import Candidate, Pool, cross
 from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
+from tightfit.planners.anytime.seeds import (
+    NODES,
+    UNLIMITED_S,
+    seed_with_chains,
+    seed_with_margins,
+    seed_with_others,
+)
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.greedy import descend
-from tightfit.planners.monet.solve import MOST_MONET_OPS, plan_monet
 from tightfit.planners.problem import EngineProblem, build_problem
 from tightfit.planners.reach import lower_limit
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import Progress
 from tightfit.units import format_percent
 
 __all__ = ["FirstPlan", "Run"]
 
 _LARGE = 1000  # ops from which on long searches beat many short ones
 _FIRST_SOLVE_S = 1.0
+_SHORT_SEARCH_S = 1.0
+_CHEAP_CUTS_S = 4.0  # for programs before anything else, if each takes less than the first may
 _DESCENT_S = 2.0
 _DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
-_MARGINS = (0.02, 0.05, 0.1)
 _LIMIT_S = 1.0
-_LEAST_CHAIN_OPS = 600
-_CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
-_CHAIN_TRIES = 5  # after which they have to be near the best plan
-_MOST_BORROWED_OPS = 1500
-_MONET_SHARE = 0.2
-_CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
 _FASTEST_SHARE = 0.5  # of the pieces of search that see only the fastest variants
-_UNLIMITED_S = 1e4  # where nodes or iterations are the limit
 _JOB_ITERATIONS = 50  # at least, per piece of search under an iteration limit
 _JOBS = 40  # pieces of search that the limit is divided into
-_NODES = 2000  # branch-and-bound nodes per program under an iteration limit
 _ROUNDS = 4  # programs after the first one under an iteration limit
 
 
@@ -113,26 +107,47 @@ class Run:
         if self.pool.best is None:
             self.first_plan()
         self.report()
+        loop = CutLoop(self.outline, self.pool, self.limits.solver)
+        if self.limits.iterations is None:
+            self.cut_while_cheap(loop)
         self.plan_with_defaults()
         self.prove_infeasible()
         if self.pool.done:
             return
-        loop = CutLoop(self.outline, self.pool, self.limits.solver)
         if self.limits.iterations is not None:
             self.search_by_iterations(loop)
             return
-        loop.round(min(_FIRST_SOLVE_S, max(0.05, 0.15 * self.left())))
-        self.repair_seeds()
-        self.seed_with_others()
-        self.seed_with_margins(loop)
+        self.search_shortly()
+        seed_with_others(self)
+        seed_with_margins(self, loop)
         if self.pool.done or self.left() < 0.1:
             return
         with BoundWorker(self.cut_loops(loop)) as worker, ThreadPoolExecutor() as threads:
-            self.seed_with_chains()
+            seed_with_chains(self)
             while not self.pool.done and self.left() > 0.02:
                 self.report()
                 free = max(1, len(self.schedules) - int(worker.alive))
                 self.run([self.next_job() for _ in range(free)], threads)
+
+    def cut_while_cheap(self, loop: CutLoop) -> None:
+        """Solve programs with more and more cuts while each is quick: many gaps close so."""
+        until = time.perf_counter() + min(_CHEAP_CUTS_S, 0.15 * self.left())
+        seconds = min(_FIRST_SOLVE_S, max(0.05, 0.15 * self.left()))
+        while not (self.pool.done or loop.finished):
+            self.report()
+            begun = time.perf_counter()
+            loop.round(seconds)
+            self.repair_seeds()
+            if time.perf_counter() > min(until, begun + seconds):
+                return
+
+    def search_shortly(self) -> None:
+        """Search as long as other methods would take at least; often nothing else is needed."""
+        until = time.perf_counter() + min(_SHORT_SEARCH_S, 0.1 * self.left())
+        with ThreadPoolExecutor() as threads:
+            while not self.pool.done and time.perf_counter() < until:
+                self.report()
+                self.run([self.next_job() for _ in self.schedules], threads)
 
     def cut_loops(self, loop: CutLoop) -> list[tuple[CutLoop, float]]:
         """The cut loop for the bound; before it, on large graphs, one that only gives seeds."""
@@ -147,7 +162,7 @@ class Run:
         schedule = self.schedules[0]
         limits = msgspec.structs.replace(self.limits, seconds=min(_DESCENT_S, self.limits.seconds))
         if self.limits.iterations is not None:
-            limits = msgspec.structs.replace(limits, seconds=_UNLIMITED_S)
+            limits = msgspec.structs.replace(limits, seconds=UNLIMITED_S)
         if descend(schedule, limits, self.progress, time.perf_counter()):
             self.add([Candidate.of(schedule)])
 
@@ -162,6 +177,7 @@ class Run:
         share = 1.0 if self.limits.iterations is not None else _DEFAULTS_SHARE
         limits = msgspec.structs.replace(self.limits, seconds=share * self.left())
         run = Run(self.task, problem, limits, self.progress, time.perf_counter())
+        run.pool.known = min(self.pool.known, self.pool.overhead)
         try:
             run.search()
         finally:
@@ -175,7 +191,7 @@ class Run:
         """Look for an op that cannot be computed within the budget, if no plan came at once."""
         if self.pool.best is not None:
             return
-        seconds = _LIMIT_S if self.limits.iterations is None else _UNLIMITED_S
+        seconds = _LIMIT_S if self.limits.iterations is None else UNLIMITED_S
         asked = self.task.budget_bytes
         limit, _, _ = lower_limit(self.task, self.problem, seconds=seconds, enough_bytes=asked)
         if limit > asked:
@@ -188,12 +204,12 @@ class Run:
             for number in range(_ROUNDS + 1):
                 if not (self.pool.done or loop.finished):
                     self.report()
-                    loop.round(_UNLIMITED_S, _NODES)
+                    loop.round(UNLIMITED_S, NODES)
                     self.repair_seeds()
                 if number == 0:
-                    self.seed_with_others()
-                    self.seed_with_margins(loop, _NODES)
-                    self.seed_with_chains()
+                    seed_with_others(self)
+                    seed_with_margins(self, loop, NODES)
+                    seed_with_chains(self)
                 rest = total * (_ROUNDS - number) // (_ROUNDS + 1)
                 while not self.pool.done and (self.iterations_left or 0) > rest:
                     self.report()
@@ -269,76 +285,6 @@ class Run:
         """Bring completed programs below the budget."""
         while not self.pool.done and (seed := self.pool.take_seed()) is not None:
             self.run([self.job(seed, 1e-4, COARSE, 0.0)])
-
-    def seed_with_margins(self, loop: CutLoop, nodes: int | None = None) -> None:
-        """With alternatives, programs that leave room repair better (planning.md, section 4)."""
-        for margin in _MARGINS if self.choices else ():
-            if not self.pool.done and self.left() > 1.0:
-                seconds = min(_FIRST_SOLVE_S, 0.1 * self.left())
-                loop.seed(margin, seconds if nodes is None else _UNLIMITED_S, nodes)
-                self.repair_seeds()
-
-    def seed_with_others(self) -> None:
-        """Start also from the plans of MONeT's program, if it is small, and of cheap baselines."""
-        if self.choices or self.ops > _MOST_BORROWED_OPS:
-            return
-        by_nodes = self.limits.iterations is not None
-        planners = BASELINES if self.ops > MOST_MONET_OPS else (plan_monet, *BASELINES)
-        for planner in planners:
-            if self.pool.done or not (by_nodes or self.left() > 0.2):
-                return
-            self.report()
-            seconds = _UNLIMITED_S if by_nodes else _MONET_SHARE * self.left()
-            limits = msgspec.structs.replace(
-                self.limits, seconds=seconds, iterations=_NODES if by_nodes else None
-            )
-            with contextlib.suppress(BadInput):  # a step that the method says it cannot take
-                self.borrow(planner(self.task, limits, SILENT))
-
-    def borrow(self, outcome: Outcome) -> None:
-        """Repair and polish the plan of another method."""
-        if outcome.plan is None:
-            return
-        computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
-        schedule = self.schedules[0]
-        schedule.keep_everything()
-        schedule.load_ranges(borrowed_ranges(self.problem, self.task.graph, computes))
-        self.run([self.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
-
-    def seed_with_chains(self) -> None:
-        """On large graphs, schedules of recursive checkpointing, repaired; unless they are bad."""
-        forward = self.forward_ops()
-        if self.ops < _LEAST_CHAIN_OPS or not 1 < forward < self.ops:
-            return
-        until = (1.0 - _CHAIN_SHARE) * self.left()
-        splitter = ChainSplitter(self.outline, forward)
-        splits: dict[int, Split] = {}
-        best = math.inf
-        for tried, (most, optimism) in enumerate(SWEEP):
-            limited = self.limits.iterations is not None
-            if self.pool.done or (tried >= _CHAIN_TRIES if limited else self.left() < until):
-                return
-            if tried >= _CHAIN_TRIES and best > self.pool.overhead + _CHAIN_BEHIND:
-                return
-            self.report()
-            if most not in splits:
-                splits[most] = Split(splitter, most)
-            ranges = splits[most].ranges(optimism * self.problem.budget_bytes)
-            if ranges is None:
-                continue
-            schedule = self.schedules[0]
-            schedule.keep_everything()
-            schedule.load_ranges(ranges)
-            self.run([self.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
-            best = min(best, self.last_overhead)
-
-    def forward_ops(self) -> int:
-        """How many of the engine's ops come before the first one of a backward segment."""
-        graph = self.task.graph
-        for position, op in enumerate(self.problem.graph_ops):
-            if op >= 0 and graph.segments[graph.ops[op].segment].phase == "backward":
-                return position
-        return self.ops
 
     def next_job(self) -> Job:
         """Choose what to search next."""

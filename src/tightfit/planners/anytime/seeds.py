@@ -1,0 +1,111 @@
+"""Schedules to start from: programs that leave room, other methods, recursive checkpointing."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tightfit.errors import BadInput
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
+from tightfit.planners.anytime.chain import SWEEP, ChainSplitter, Split
+from tightfit.planners.anytime.polish import COARSE
+from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.monet.solve import MOST_MONET_OPS, plan_monet
+from tightfit.progress import SILENT
+
+if TYPE_CHECKING:
+    from tightfit.planners.anytime.bound import CutLoop
+    from tightfit.planners.anytime.run import Run
+
+__all__ = ["NODES", "UNLIMITED_S", "seed_with_chains", "seed_with_margins", "seed_with_others"]
+
+UNLIMITED_S = 1e4  # where nodes or iterations are the limit
+NODES = 2000  # branch-and-bound nodes per program under an iteration limit
+
+_MARGIN_S = 1.0
+_MARGINS = (0.02, 0.05, 0.1)
+_LEAST_CHAIN_OPS = 600
+_CHAIN_SHARE = 0.25  # of the time for seeds from recursive checkpointing
+_CHAIN_TRIES = 5  # after which they have to be near the best plan
+_MOST_BORROWED_OPS = 1500
+_MONET_SHARE = 0.2
+_CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
+
+
+def seed_with_margins(run: Run, loop: CutLoop, nodes: int | None = None) -> None:
+    """With alternatives, programs that leave room repair better (planning.md, section 4)."""
+    for margin in _MARGINS if run.choices else ():
+        if not run.pool.done and run.left() > 1.0:
+            seconds = min(_MARGIN_S, 0.1 * run.left())
+            loop.seed(margin, seconds if nodes is None else UNLIMITED_S, nodes)
+            run.repair_seeds()
+
+
+def seed_with_others(run: Run) -> None:
+    """Start also from the plans of MONeT's program, if it is small, and of cheap baselines."""
+    if run.choices or run.ops > _MOST_BORROWED_OPS:
+        return
+    by_nodes = run.limits.iterations is not None
+    planners = BASELINES if run.ops > MOST_MONET_OPS else (plan_monet, *BASELINES)
+    for planner in planners:
+        if run.pool.done or not (by_nodes or run.left() > 0.2):
+            return
+        run.report()
+        seconds = UNLIMITED_S if by_nodes else _MONET_SHARE * run.left()
+        limits = msgspec.structs.replace(
+            run.limits, seconds=seconds, iterations=NODES if by_nodes else None
+        )
+        with contextlib.suppress(BadInput):  # a step that the method says it cannot take
+            _borrow(run, planner(run.task, limits, SILENT))
+
+
+def _borrow(run: Run, outcome: Outcome) -> None:
+    """Repair and polish the plan of another method."""
+    if outcome.plan is None:
+        return
+    computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+    schedule = run.schedules[0]
+    schedule.keep_everything()
+    schedule.load_ranges(borrowed_ranges(run.problem, run.task.graph, computes))
+    run.run([run.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
+
+
+def seed_with_chains(run: Run) -> None:
+    """On large graphs, schedules of recursive checkpointing, repaired; unless they are bad."""
+    forward = _forward_ops(run)
+    if run.ops < _LEAST_CHAIN_OPS or not 1 < forward < run.ops:
+        return
+    until = (1.0 - _CHAIN_SHARE) * run.left()
+    splitter = ChainSplitter(run.outline, forward)
+    splits: dict[int, Split] = {}
+    best = math.inf
+    for tried, (most, optimism) in enumerate(SWEEP):
+        limited = run.limits.iterations is not None
+        if run.pool.done or (tried >= _CHAIN_TRIES if limited else run.left() < until):
+            return
+        if tried >= _CHAIN_TRIES and best > run.pool.overhead + _CHAIN_BEHIND:
+            return
+        run.report()
+        if most not in splits:
+            splits[most] = Split(splitter, most)
+        ranges = splits[most].ranges(optimism * run.problem.budget_bytes)
+        if ranges is None:
+            continue
+        schedule = run.schedules[0]
+        schedule.keep_everything()
+        schedule.load_ranges(ranges)
+        run.run([run.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
+        best = min(best, run.last_overhead)
+
+
+def _forward_ops(run: Run) -> int:
+    """How many of the engine's ops come before the first one of a backward segment."""
+    graph = run.task.graph
+    for position, op in enumerate(run.problem.graph_ops):
+        if op >= 0 and graph.segments[graph.ops[op].segment].phase == "backward":
+            return position
+    return run.ops
