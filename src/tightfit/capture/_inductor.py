@@ -8,7 +8,9 @@ visible to the user.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +28,14 @@ _SETTINGS = {
     "layout_optimization": False,
     "triton.cudagraphs": False,
 }
+
+
+@contextlib.contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Hide what PyTorch deprecates of itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def new_fake_mode() -> FakeTensorMode:
@@ -57,9 +67,11 @@ def trace_functional(
     mode : FakeTensorMode
         See `new_fake_mode`.
     """
-    from torch._inductor.decomposition import select_decomp_table
+    with _without_deprecations():
+        import torch._inductor.lowering  # some decompositions ask it
+        from torch._inductor.decomposition import select_decomp_table
 
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), _without_deprecations():
         return make_fx(
             functionalize(function, remove="mutations"),
             decomposition_table=select_decomp_table(),
@@ -83,12 +95,13 @@ def compile_graph(
     callable
         Takes a list of tensors, which it empties; returns the outputs.
     """
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
+    with _without_deprecations():
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx_inner
 
     graph = module.graph
     output = next(iter(reversed(graph.nodes)))
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     inputs = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
-    with config.patch(_SETTINGS), torch.no_grad():
+    with config.patch(_SETTINGS), torch.no_grad(), _without_deprecations():
         return compile_fx_inner(module, inputs, is_backward=backward)  # type: ignore[return-value]
