@@ -86,12 +86,18 @@ def main(words: Sequence[str] | None = None) -> None:
         entrants += _planned(comparison, arguments)
         for entrant in entrants:
             _check(entrant, comparison.subject)
-        _race([e for e in entrants if "error" not in e.row], comparison, arguments, progress)
-    common = _circumstances(arguments, settings)
+        race(
+            [e for e in entrants if "error" not in e.row],
+            comparison.subject,
+            arguments.rounds,
+            progress,
+        )
+    common = {"model": arguments.model, "settings": settings}
+    common |= circumstances(arguments.threads, arguments.rounds)
     eager = entrants[0]
     with arguments.output.open("a") as file:
         for entrant in entrants:
-            row = {**common, **entrant.row, **_measured(entrant, eager)}
+            row = {**common, **entrant.row, **measured(entrant, eager)}
             print(_line(row))
             file.write(json.dumps(row) + "\n")
 
@@ -200,23 +206,19 @@ def _check(entrant: Entrant, subject: Subject) -> None:
     entrant.row["bitwise"] = digests == expected
 
 
-def _race(
-    entrants: list[Entrant],
-    comparison: Comparison,
-    arguments: argparse.Namespace,
-    progress: Progress,
-) -> None:
+def race(entrants: list[Entrant], subject: Subject, rounds: int, progress: Progress) -> None:
     """Time all entrants in rounds, the order alternating."""
-    progress.start("rounds", arguments.rounds)
-    for index in range(arguments.rounds):
+    progress.start("rounds", rounds)
+    for index in range(rounds):
         for entrant in entrants if index % 2 == 0 else entrants[::-1]:
-            seconds = entrant.run(lambda function: step_time(comparison.subject, function))
+            seconds = entrant.run(lambda function: step_time(subject, function))
             entrant.times.append(seconds)
         progress.update(index + 1)
     progress.stop()
 
 
-def _measured(entrant: Entrant, eager: Entrant) -> dict[str, Any]:
+def measured(entrant: Entrant, eager: Entrant) -> dict[str, Any]:
+    """Return an entrant's peak and time as shares of plain PyTorch's."""
     if "error" in entrant.row:
         return {}
     ratios = sorted(own / plain for own, plain in zip(entrant.times, eager.times, strict=True))
@@ -228,7 +230,8 @@ def _measured(entrant: Entrant, eager: Entrant) -> dict[str, Any]:
     }
 
 
-def _circumstances(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+def circumstances(threads: int, rounds: int) -> dict[str, Any]:
+    """Return when and on what a benchmark runs."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         check=True,
@@ -237,13 +240,11 @@ def _circumstances(arguments: argparse.Namespace, settings: dict[str, Any]) -> d
         cwd=Path(__file__).parent,
     ).stdout.strip()
     return {
-        "model": arguments.model,
-        "settings": settings,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit,
         "device": f"cpu, {_processor()}, {os.cpu_count()} cores",
-        "threads": arguments.threads,
-        "rounds": arguments.rounds,
+        "threads": threads,
+        "rounds": rounds,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 1),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.features import REFUSED, SUPPORTED
+from support.features import REFUSED, SUPPORTED, UNCOMPILED
 from support.models import CASES
 from support.training import WAYS
 
@@ -40,6 +40,13 @@ def document() -> str:
         "## Ways of training: the same bits, measured peaks inside the budget",
         "",
         *(f"- {name}" for name in WAYS),
+        "",
+        "## Compiled (`compile=True`): close to plain PyTorch",
+        "",
+        "All models and ways of training above, but for these models, which are refused by name "
+        "(the way out is `compile=False`):",
+        "",
+        *(f"- {name}" for name in UNCOMPILED),
         "",
         "## Refused",
         "",

@@ -6,6 +6,7 @@ __all__ = [
     "BadInput",
     "BudgetExceeded",
     "CaptureError",
+    "CompileError",
     "HookUnavailable",
     "InfeasibleBudget",
     "InvalidGraph",
@@ -70,6 +71,10 @@ class CaptureError(TightfitError):
         super().__init__(message)
         self.module = module
         self.depends_on_data = depends_on_data
+
+
+class CompileError(TightfitError):
+    """A step that cannot be compiled; names the module, the reason, a way out."""
 
 
 class NothingToTrain(CaptureError):

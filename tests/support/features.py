@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from support.models import Case
 from tightfit.errors import BadInput, CaptureError, SecondForward, TightfitError
 
-__all__ = ["REFUSED", "SUPPORTED", "Refused"]
+__all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused"]
 
 
 class Wrapped(nn.Module):
@@ -369,3 +369,13 @@ REFUSED = [
         "gradients inside forward; or leave that part out",
     ),
 ]
+
+UNCOMPILED = {
+    "opaque modules": "'marked'.*eagerly",
+    "opaque modules under autocast": "'marked'.*eagerly",
+    "a branch on data inside a module": "eagerly",
+    "recurrent modules": "eagerly",
+    "packed sequences": "eagerly",
+    "generators of its own": "torch.Generator of its own",
+}
+"""What is supported but not with ``compile=True``: the name of the case, the message."""

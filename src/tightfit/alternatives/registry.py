@@ -35,13 +35,27 @@ for _target in IN_PLACE:
     CONTRIBUTORS[_target] = (*CONTRIBUTORS.get(_target, ()), in_place)
 
 
-def with_alternatives(captured: Captured) -> Captured:
-    """Return the captured step with every alternative the registry knows for its ops."""
+_DATA_DEPENDENT: tuple[Contributor, ...] = (folded_embedding_gradient,)
+"""What these offer runs operators whose shapes depend on data: no compiler can trace it."""
+
+
+def with_alternatives(captured: Captured, *, compiled: bool = False) -> Captured:
+    """Return the captured step with every alternative the registry knows for its ops.
+
+    Parameters
+    ----------
+    captured : Captured
+        A captured step.
+    compiled : bool
+        Whether only what a compiler can trace is wanted.
+    """
     ops = list(captured.graph.ops)
     calls = list(captured.calls)
     number = {node: op for op, node in enumerate(captured.nodes)}
     for op in captured.graph.ops:
         for contributor in CONTRIBUTORS.get(captured.nodes[op.id].target, ()):
+            if compiled and contributor in _DATA_DEPENDENT:
+                continue
             extension = contributor(OpView(captured, op))
             if extension is None:
                 continue

@@ -49,7 +49,7 @@ def fit(
     *,
     optimizer: Any = None,
     reserve: int | str = 0,
-    exactness: str = "bitwise",
+    exactness: str | None = None,
     planner: str = DEFAULT,
     limits: tuple[float, float] | Limits | None = None,
     plan: Plan | str | Path | None = None,
@@ -58,6 +58,7 @@ def fit(
     in_flight: int = 1,
     cache: bool = True,
     shapes: Iterable[Any] = (),
+    compile: bool = False,
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -76,8 +77,8 @@ def fit(
         the first step has shown the truth.
     reserve : int or str
         Part of the budget that plans leave unused.
-    exactness : str
-        ``"bitwise"``.
+    exactness : str, optional
+        ``"bitwise"``, what every step is, or ``"rounding"`` with `compile`, what it is then.
     planner, limits : str, (seconds, gap)
         Which planner, and when it may stop.
     plan : Plan or path, optional
@@ -96,6 +97,10 @@ def fit(
         inputs, a mapping of keyword inputs, or one tensor each. Tensors may lie on the ``"meta"``
         device. Other shapes may still come: each starts at once with the best plan at hand, and a
         better one is searched in the background.
+    compile : bool
+        Whether Inductor compiles the planned programs. The budget then holds by measurement:
+        plans are compiled and tried, at most three times, until one does; else the step runs
+        operator by operator, which is said. Results differ from eager by rounding.
 
     Returns
     -------
@@ -127,6 +132,7 @@ def fit(
         on_exceed=on_exceed,
         in_flight=in_flight,
         cache=cache,
+        compile=compile,
     )
 
     def attach_to(module: nn.Module) -> Session:

@@ -50,6 +50,8 @@ class Options:
         The budget that several fitted callables share, if this one does.
     ranks : Ranks or None
         The processes that train the same model, once they are known.
+    compile : bool
+        Whether planned programs are compiled by Inductor.
     """
 
     budget_bytes: int | None
@@ -65,6 +67,7 @@ class Options:
     progress: Progress = field(default=SILENT)
     shared: Budget | None = None
     ranks: Ranks | None = None
+    compile: bool = False
 
 
 def make_options(
@@ -72,7 +75,7 @@ def make_options(
     *,
     optimizer: Any = None,
     reserve: int | str = 0,
-    exactness: str = "bitwise",
+    exactness: str | None = None,
     planner: str = DEFAULT,
     limits: tuple[float, float] | Limits | None = None,
     plan: Plan | str | Path | None = None,
@@ -80,6 +83,7 @@ def make_options(
     on_exceed: str = "raise",
     in_flight: int = 1,
     cache: bool = True,
+    compile: bool = False,
     progress: Progress = SILENT,
 ) -> Options:
     """Check the keywords of `fit` and `step` and return them as options.
@@ -89,11 +93,7 @@ def make_options(
     BadInput
         For a malformed budget, an unknown planner or keyword value.
     """
-    if exactness != "bitwise":
-        raise BadInput(
-            f"exactness {exactness!r} is not available: every operator here computes the same "
-            "bits as eager ('bitwise')"
-        )
+    _check_exactness(exactness, bool(compile))
     if on_exceed not in ("raise", "warn"):
         raise BadInput(f"on_exceed must be 'raise' or 'warn', got {on_exceed!r}")
     if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
@@ -114,6 +114,23 @@ def make_options(
         cache=bool(cache),
         progress=progress,
         shared=budget if isinstance(budget, Budget) else None,
+        compile=bool(compile),
+    )
+
+
+def _check_exactness(exactness: str | None, compiled: bool) -> None:
+    """Refuse an exactness that the way of running does not have."""
+    available = "rounding" if compiled else "bitwise"
+    if exactness in (None, available):
+        return
+    if compiled:
+        raise BadInput(
+            f"exactness {exactness!r} is not available with compile=True: fused kernels round "
+            "otherwise than single operators do ('rounding'). Leave one of the two out"
+        )
+    raise BadInput(
+        f"exactness {exactness!r} is not available: every operator here computes the same bits "
+        "as eager ('bitwise'); only compile=True rounds otherwise"
     )
 
 

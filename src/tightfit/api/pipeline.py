@@ -49,7 +49,8 @@ def capture_step(
     at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
     Of several ranks that train the same model one measures.
     """
-    captured = with_alternatives(capture(call, name=name, measure_peak=measure_peak))
+    captured = capture(call, name=name, measure_peak=measure_peak)
+    captured = with_alternatives(captured, compiled=options.compile)
     if options.ranks is None:
         return _priced(captured, options, neighbour)
     variants = options.ranks.once(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tightfit.api.background import Search
 from tightfit.api.budget import share_bytes
+from tightfit.api.compiling import compiled_plan
 from tightfit.api.constants import gradient_bytes, optimizer_state_bytes
 from tightfit.api.pipeline import plan_step, with_constants, with_outside
 from tightfit.api.quick import quick_outcome
 from tightfit.api.ranks import agreed
 from tightfit.api.shapes import Planned, Shape, root_gradient_bytes
 from tightfit.api.tuning import StepCosts, Tuner, recall, remember, with_step_costs
-from tightfit.errors import TightfitError
+from tightfit.errors import CompileError, TightfitError
 from tightfit.execution.guard import announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
@@ -37,11 +39,14 @@ _SETTLED_CALLS = 4  # the optimizer's state exists by then
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 
 
-def planned_for(session: Session, shape: Shape, gradients: Gradients) -> Planned:
-    """Return a plan for the constants of now, lowered; make it if needed.
+def planned_for(
+    session: Session, shape: Shape, gradients: Gradients, inputs: Sequence[Any]
+) -> Planned:
+    """Return a plan for the constants of now, ready to run; make it if needed.
 
     The first shape of inputs waits for the planner. A further one runs the best plan at hand,
-    and takes a better one between two steps, once a search in the background has found it.
+    and takes a better one between two steps, once a search in the background has found it. A
+    compiled plan is tried on the inputs and waited for.
     """
     if shape.tuner is not None and shape.tuner.is_ready:
         _tune(session, shape)
@@ -53,13 +58,29 @@ def planned_for(session: Session, shape: Shape, gradients: Gradients) -> Planned
     if key not in shape.plans:
         graph = _with_surroundings(shape, existing, state)
         task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
-        outcome = _first_outcome(session, shape, key, task)
-        shape.plans[key] = _lowered(session, shape, graph, outcome)
+        shape.plans[key] = _compiled(session, shape, task, inputs) or _lowered(
+            session, shape, graph, _first_outcome(session, shape, key, task)
+        )
     search = shape.searches.get(key)
     if search is not None and search.is_done:
         del shape.searches[key]
         _take(session, shape, key, search)
     return shape.plans[key]
+
+
+def _compiled(session: Session, shape: Shape, task: Task, inputs: Sequence[Any]) -> Planned | None:
+    """Return a compiled plan where one was asked for and holds the budget."""
+    if not session.options.compile:
+        return None
+    if session.options.ranks is not None:
+        raise CompileError(
+            f"{session.name} runs under DistributedDataParallel, where every process must run the "
+            "same plan, but each compiles and measures its own. Way out: compile=False"
+        )
+    planned = compiled_plan(shape, task, session.options, inputs, session.name)
+    if session.guard is not None:
+        session.guard.restart()  # what compiling and trying took belongs to no step
+    return planned
 
 
 def _first_outcome(session: Session, shape: Shape, key: Any, task: Task) -> Outcome:

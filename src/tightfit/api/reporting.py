@@ -17,7 +17,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     budget_bytes, constant_bytes, planned_peak_bytes : int
-        The limit, what is resident the whole step, and the peak of the plan.
+        The limit, what is resident the whole step, and the peak of the plan; of a compiled plan
+        the peak that was measured before it was used.
     overhead, bound, gap : float
         Fractions of the step's cost with nothing recomputed.
     status : str
@@ -28,6 +29,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         What the last complete step held.
     plan : Plan
         The current plan.
+    compiled : bool
+        Whether the plan runs compiled, not operator by operator.
     """
 
     budget_bytes: int
@@ -40,6 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cost_source: str
     measured: StepPeaks | None
     plan: Plan
+    compiled: bool = False
 
     @property
     def measured_peak_bytes(self) -> int | None:
@@ -51,7 +55,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         measured = self.measured_peak_bytes
         held = f", measured {format_bytes(measured)}" if measured is not None else ""
         return (
-            f"budget {format_bytes(self.budget_bytes)}: planned peak "
+            f"budget {format_bytes(self.budget_bytes)}: "
+            f"{'peak of the compiled plan' if self.compiled else 'planned peak'} "
             f"{format_bytes(self.planned_peak_bytes)} (constants "
             f"{format_bytes(self.constant_bytes)}){held}\n"
             f"extra compute {self.overhead:.1%}, proven least {self.bound:.1%} ({self.status}, "
@@ -65,13 +70,16 @@ def report_of(
     budget_bytes: int,
     cost_source: str,
     measured: StepPeaks | None,
+    compiled_peak_bytes: int | None = None,
 ) -> Report:
     """Return the report of a plan and a measured step."""
     assert outcome.plan is not None
     return Report(
         budget_bytes=budget_bytes,
         constant_bytes=constant_bytes,
-        planned_peak_bytes=outcome.peak_bytes,
+        planned_peak_bytes=(
+            outcome.peak_bytes if compiled_peak_bytes is None else compiled_peak_bytes
+        ),
         overhead=outcome.overhead,
         bound=outcome.bound,
         gap=outcome.gap,
@@ -79,4 +87,5 @@ def report_of(
         cost_source=cost_source,
         measured=measured,
         plan=outcome.plan,
+        compiled=compiled_peak_bytes is not None,
     )

@@ -12,10 +12,10 @@ from torch import nn
 
 from tightfit.api.budget import close_windows, limit_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
+from tightfit.api.compiling import still_fits
 from tightfit.api.constants import gradient_bytes
 from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
-from tightfit.api.pipeline import with_outside
 from tightfit.api.planning import (
     held_gradient_bytes,
     planned_for,
@@ -47,7 +47,6 @@ from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
-from tightfit.plan.simulate import simulate
 from tightfit.planners.minimum import MinimumBudget
 from tightfit.units import format_bytes
 
@@ -128,7 +127,7 @@ class Session:
 
     def _run(self, key: Any, shape: Shape, leaves: list[Any]) -> list[Any]:
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        planned = planned_for(self, shape, self._gradients(shape.captured, inputs))
+        planned = planned_for(self, shape, self._gradients(shape.captured, inputs), inputs)
         self.last = planned
         run = Run(self._backward_started(key, shape), self._backward_finished(shape))
         self.open.add(run)
@@ -157,7 +156,7 @@ class Session:
         """Capture, price and plan for the given inputs without running anything."""
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        self.last = planned_for(self, shape, self._gradients(shape.captured, inputs))
+        self.last = planned_for(self, shape, self._gradients(shape.captured, inputs), inputs)
         return self.report()
 
     def prepare_all(self, shapes: Iterable[Any]) -> None:
@@ -187,6 +186,7 @@ class Session:
             self.budget_bytes(graph),
             graph.cost_source,
             steps[-1] if steps else None,
+            self.last.compiled_peak_bytes,
         )
 
     def join_replicas(self, wrapper: Any) -> None:
@@ -257,7 +257,8 @@ class Session:
             neighbour = self._neighbour(key)
             captured = self._capture(key, args, kwargs, neighbour)
             shape = Shape(captured, is_further=neighbour is not None)
-            if self.options.costs == "measured" and shape.captured.graph.device.kind == "cpu":
+            timed = self.options.costs == "measured" and not self.options.compile
+            if timed and shape.captured.graph.device.kind == "cpu":
                 recall_costs(self, shape)
             shape.outside_bytes = assumed_outside_bytes(shape.captured)
             self.shapes.setdefault(key, []).append(shape)
@@ -379,21 +380,17 @@ class Session:
         if not shape.outside_known and shape.plans:
             shape.outside_known = True
             outside_bytes = self._agreed(shape, "outside", step.outside_bytes)
-            if not self._still_fits(shape, outside_bytes):
+            if not still_fits(
+                self.last,
+                self.budget_bytes(self.last.graph),
+                assumed_bytes=shape.outside_bytes,
+                outside_bytes=outside_bytes,
+            ):
                 shape.outside_bytes = outside_bytes
                 announce(
                     f"user code holds {format_bytes(outside_bytes)} between forward and "
                     "backward: planning with that"
                 )
-
-    def _still_fits(self, shape: Shape, outside_bytes: int) -> bool:
-        """Whether the plans at hand hold what was measured and waste little on assumptions."""
-        assert self.last is not None and self.last.outcome.plan is not None
-        graph = with_outside(self.last.graph, outside_bytes)
-        peak = simulate(graph, self.last.outcome.plan).peak_bytes
-        wasted = shape.outside_bytes - outside_bytes
-        little = 0.01 * (self.last.outcome.peak_bytes - graph.constant_bytes)
-        return peak <= self.budget_bytes(graph) and wasted <= little
 
     def _learn_state(self, shape: Shape, guard: Guard) -> None:
         """See what the first step left behind: the optimizer's state, if nobody told its size."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tightfit.api.background import Search
 from tightfit.api.tuning import Tuner
@@ -11,6 +11,9 @@ from tightfit.capture.lift import Captured
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
+
+if TYPE_CHECKING:
+    from tightfit.api.compiling import CompiledPlan
 
 __all__ = [
     "Planned",
@@ -67,11 +70,29 @@ class Shape:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan ready to run."""
+    """A plan ready to run.
+
+    Parameters
+    ----------
+    graph : Graph
+        What was planned, with what lies around the step.
+    outcome : Outcome
+        The plan.
+    runner : Runner
+        Runs it.
+    compiled : CompiledPlan or None
+        What was measured of the compiled plan; None: it runs operator by operator.
+    """
 
     graph: Graph
     outcome: Outcome
     runner: Runner
+    compiled: CompiledPlan | None = None
+
+    @property
+    def compiled_peak_bytes(self) -> int | None:
+        """The measured peak of the compiled plan; None: it runs operator by operator."""
+        return self.compiled.peak_bytes(self.graph) if self.compiled is not None else None
 
 
 def assumed_outside_bytes(captured: Captured) -> int:

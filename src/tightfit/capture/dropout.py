@@ -21,7 +21,7 @@ def scaled_dropout(
     x: torch.Tensor, probability: float, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `x` with elements dropped and the others scaled, and the mask of those kept."""
-    mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - probability)
+    mask = aten.bernoulli_.float(torch.empty_like(x, dtype=torch.bool), 1 - probability)
     return x.mul(mask).mul_(scale), mask
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tightfit.capture.opaque import draws_inside, is_opaque_operator
 __all__ = [
     "base_of",
     "classify",
+    "draws",
     "flat_outputs",
     "is_getitem",
     "is_op",
@@ -109,19 +111,23 @@ def is_random(node: fx.Node) -> bool:
 
     Attention is tagged as random even without dropout; its argument decides.
     """
-    target = node.target
     if is_opaque_operator(node):
         return draws_inside(node)
-    if target is scaled_dropout:
+    if node.target is scaled_dropout:
         return True
-    if not isinstance(target, torch._ops.OpOverload):
+    return draws(node.target, node.args, node.kwargs)
+
+
+def draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator of PyTorch draws random numbers with these arguments."""
+    if not isinstance(operator, torch._ops.OpOverload):
         return False
-    if torch.Tag.nondeterministic_seeded not in target.tags:
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
-    if "scaled_dot_product" in target.name():
-        names = [argument.name for argument in target._schema.arguments]
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if "scaled_dot_product" in operator.name():
+        names = [argument.name for argument in operator._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         return bool(given.get("dropout_p", 0.0))
-    if target.overloadpacket is aten.native_dropout:
-        return bool(node.args[2]) and bool(node.args[1])
+    if operator.overloadpacket is aten.native_dropout:
+        return bool(args[2]) and bool(args[1])
     return True

@@ -114,6 +114,12 @@ class Guard:
         self._open = StepPeaks(self.constants())
         self.meter.reset_peak()
 
+    def restart(self) -> None:
+        """Begin the open window anew: what happened in it so far belongs to no step."""
+        if self.meter is not None and self._open is not None:
+            self._start = self.meter.live_bytes()
+            self.meter.reset_peak()
+
     def after_forward(self) -> None:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,9 @@ class Program:
         group before which they are read.
     source : str
         The generated code.
+    names : mapping of str to object
+        What the code takes from outside: operators, constants, access to generators. A compiler
+        runs the code with others in their place.
     """
 
     forward: Callable[[list[Any]], tuple[list[Any], list[Any]]]
@@ -51,6 +54,7 @@ class Program:
     groups: tuple[tuple[int, ...], ...]
     late_reads: dict[int, int]
     source: str
+    names: Mapping[str, Any]
 
 
 def lower(
@@ -115,7 +119,7 @@ class _Lowering:
         self.forward = _Code()
         self.backward = _Code()
         self.code = self.forward
-        self.names: dict[str, Any] = {"clock": clock}
+        self.names: dict[str, Any] = {"clock": clock, "write_back": torch.Tensor.copy_}
         self.known: dict[int, str] = {}
         self.home: dict[ValueId, _Code] = {}  # where the live instance of a value was made
         self.imported: set[ValueId] = set()
@@ -241,7 +245,7 @@ class _Lowering:
         for node, position in joint.write_backs:
             source = self._reference(node)
             self.forward.constants_used[position] = 0
-            self.code.emit(f"p{position}.copy_({source})")
+            self.code.emit(f"write_back(p{position}, {source})")
             self._drop(self.captured.value_of[base_of(node)])
         outputs = [
             self._reference(n) if isinstance(n, fx.Node) else self._literal(n)
@@ -347,13 +351,15 @@ class _Lowering:
         source = "\n".join(lines)
         filename = f"<tightfit {self.graph.name} {self.plan.graph} {id(self.plan)}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        exec(compile(source, filename, "exec"), self.names)
+        functions = dict(self.names)
+        exec(compile(source, filename, "exec"), functions)
         return Program(
-            self.names["forward"],
-            self.names["backward"],
+            functions["forward"],
+            functions["backward"],
             tuple(self.groups),
             self._late_reads(),
             source,
+            self.names,
         )
 
     def _late_reads(self) -> dict[int, int]:

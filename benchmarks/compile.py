@@ -1,0 +1,182 @@
+"""Compiled plans beside torch.compile with its activation memory budget: time at equal peak.
+
+    python benchmarks/compile.py mlp
+    python benchmarks/compile.py gpt --shares 1,0.75,0.5,0.25,0
+
+One process, one thread, rounds interleaved, processor time, as in ``benchmarks/training.py``. For
+every share of ``torch._functorch.config.activation_memory_budget`` the step is compiled by
+torch.compile and its peak measured; tightfit then gets exactly that peak as its budget, compiled
+and operator by operator. Rows are appended to ``benchmarks/results/compile.jsonl``, from which
+``benchmarks/compile_table.py`` writes the table in ``docs/compile.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch._functorch.config
+from torch import Tensor, nn
+
+import tightfit
+from benchmarks.training import Entrant, circumstances, measured, race
+from benchmarks.ways import Way
+from tightfit.allocator import measure_peak
+from tightfit.api.subject import Subject
+from tightfit.cli.console import terminal_progress
+from tightfit.errors import InfeasibleBudget
+from tightfit.zoo.example import Example
+from tightfit.zoo.gpt2 import GPT2
+
+RESULTS = Path(__file__).parent / "results" / "compile.jsonl"
+SEED = 0
+
+
+class Block(nn.Module):
+    """A feed-forward block with a LayerNorm and a shortcut: [N, D] -> [N, D]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        return x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
+
+
+def mlp(width: int = 256, rows: int = 1024) -> Example:
+    """Return six feed-forward blocks on a batch of vectors."""
+    model = nn.Sequential(*(Block(width) for _ in range(6)))
+    x, target = torch.randn(rows, width), torch.randn(rows, width)
+    return Example(model, nn.functional.mse_loss, (x,), target)
+
+
+def gpt(batch: int = 8, sequence: int = 128) -> Example:
+    """Return a GPT of four layers that returns its loss, without dropout."""
+    model = GPT2(layers=4, width=192, heads=6, vocabulary=2048, context=sequence, dropout=0.0)
+    tokens, targets = (torch.randint(0, 2048, (batch, sequence)) for _ in range(2))
+    return Example(model, None, (tokens, targets), None)
+
+
+MODELS: dict[str, Callable[[], Example]] = {"mlp": mlp, "gpt": gpt}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one benchmark and append its rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=sorted(MODELS))
+    parser.add_argument("--shares", default="1,0.75,0.5,0.25,0")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args(words)
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(SEED)
+    subject = Subject(MODELS[arguments.model](), SEED)
+    eager = Entrant({"way": "eager"}, subject.loss_of)
+    entrants = [eager]
+    note_peak(eager, subject)
+    reference = gradients_of(eager, subject)
+    for share in map(float, arguments.shares.split(",")):
+        entrants += _at(share, subject)
+    for entrant in entrants:
+        if "error" not in entrant.row:
+            entrant.row["difference"] = difference(gradients_of(entrant, subject), reference)
+    running = [e for e in entrants if "error" not in e.row]
+    with terminal_progress() as progress:
+        race(running, subject, arguments.rounds, progress)
+    common = {"model": arguments.model, **circumstances(arguments.threads, arguments.rounds)}
+    with arguments.output.open("a") as file:
+        for entrant in entrants:
+            row = {**common, **entrant.row, **measured(entrant, eager)}
+            print({k: row.get(k) for k in ("way", "share", "peak_bytes", "time_ratio", "error")})
+            file.write(json.dumps(row) + "\n")
+
+
+def _at(share: float, subject: Subject) -> list[Entrant]:
+    """Return torch.compile with a share, and tightfit with the peak that it has."""
+    theirs = Entrant({"way": "torch.compile", "share": share}, _compiled(subject, share))
+    note_peak(theirs, subject)
+    subject.model.zero_grad(set_to_none=True)
+    budget_bytes = subject.constant_bytes() + theirs.row["peak_bytes"]
+    entrants = [theirs]
+    for compiled in (True, False):
+        name = "tightfit compiled" if compiled else "tightfit"
+        row = {"way": name, "share": share, "budget_bytes": budget_bytes}
+        entrants.append(_planned(subject, row, compiled))
+    return entrants
+
+
+def _compiled(subject: Subject, share: float) -> Way:
+    """Return the loss compiled by torch.compile, planned with a share of saved activations."""
+    torch._dynamo.reset()
+    compiled = torch.compile(subject.loss_of)
+    with torch._functorch.config.patch(activation_memory_budget=share):
+        compiled(*subject.args, **subject.kwargs).backward()
+    return compiled
+
+
+def _planned(subject: Subject, row: dict[str, Any], compiled: bool) -> Entrant:
+    step = tightfit.step(
+        subject.loss_of,
+        modules=subject.model,
+        budget=row["budget_bytes"],
+        optimizer=torch.optim.SGD(subject.model.parameters(), lr=1e-3),  # has no state
+        on_exceed="warn",
+        cache=False,
+        compile=compiled,
+    )
+    session = step._session
+    entrant = Entrant(row, step, leave=lambda: session.close_step() and None)
+    try:
+        note_peak(entrant, subject)
+        while session.is_tuning:
+            note_peak(entrant, subject)
+        note_peak(entrant, subject)
+    except InfeasibleBudget as error:
+        row["error"] = str(error)
+        return entrant
+    report = session.report()
+    row |= {"overhead": report.overhead, "compiled": report.compiled}
+    return entrant
+
+
+def note_peak(entrant: Entrant, subject: Subject) -> None:
+    """Note the peak of a second step above its start, new gradients included."""
+    for _ in range(2):
+        subject.model.zero_grad(set_to_none=True)
+        gc.collect()
+        peak = entrant.run(
+            lambda function: measure_peak(
+                lambda: function(*subject.args, **subject.kwargs).backward()
+            )[1]
+        )
+    entrant.row["peak_bytes"] = peak.peak_bytes
+
+
+def gradients_of(entrant: Entrant, subject: Subject) -> list[Tensor]:
+    """Return the gradients of a step from the first state."""
+    subject.reset()
+    entrant.run(lambda function: function(*subject.args, **subject.kwargs).backward())
+    return [p.grad.clone() for p in subject.model.parameters() if p.grad is not None]
+
+
+def difference(ours: list[Tensor], reference: list[Tensor]) -> float:
+    """Return the largest difference of a gradient, as a share of its largest element."""
+    return max(
+        float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, reference, strict=True)
+    )
+
+
+if __name__ == "__main__":
+    main()

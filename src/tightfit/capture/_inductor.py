@@ -1,0 +1,107 @@
+"""Every private torch name that compiling needs, in one place: functional tracing and Inductor.
+
+Written for PyTorch 2.10 to 2.13. `compile_fx_inner` takes a functional graph of decomposed
+operators with fake inputs, and returns a callable that takes a list of tensors and empties it. In
+these releases it merges no equal operators and keeps the strides of outputs that are marked as
+visible to the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+__all__ = ["compile_graph", "fake_like", "new_fake_mode", "trace_functional"]
+
+# What the plan decided stays so: the order of operators, the layout of what is kept.
+_SETTINGS = {
+    "reorder_for_peak_memory": False,
+    "reorder_for_locality": False,
+    "layout_optimization": False,
+    "triton.cudagraphs": False,
+}
+
+
+@contextlib.contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Hide what PyTorch deprecates of itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """Return a mode in which tensors have geometry and no values."""
+    return FakeTensorMode()
+
+
+def fake_like(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """Return a fake tensor of a mode with the geometry of a real or fake one."""
+    with mode:
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+
+
+def trace_functional(
+    function: Callable[..., list[Any]], inputs: Sequence[torch.Tensor], mode: FakeTensorMode
+) -> fx.GraphModule:
+    """Trace a function into a graph without in-place operators, decomposed as Inductor wants it.
+
+    Operators that appear twice stay twice.
+
+    Parameters
+    ----------
+    function : callable
+        Takes the tensors one by one; returns a list of tensors.
+    inputs : sequence of tensor
+        Fake tensors of `mode`.
+    mode : FakeTensorMode
+        See `new_fake_mode`.
+    """
+    with _without_deprecations():
+        import torch._inductor.lowering  # some decompositions ask it
+        from torch._inductor.decomposition import select_decomp_table
+
+    with mode, torch.no_grad(), _without_deprecations():
+        return make_fx(
+            functionalize(function, remove="mutations"),
+            decomposition_table=select_decomp_table(),
+        )(*inputs)
+
+
+def compile_graph(
+    module: fx.GraphModule, *, backward: bool
+) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """Compile a functional graph of tensors with Inductor.
+
+    Parameters
+    ----------
+    module : fx.GraphModule
+        Placeholders and outputs are tensors; nodes carry their fake results.
+    backward : bool
+        Whether it belongs to the backward pass.
+
+    Returns
+    -------
+    callable
+        Takes a list of tensors, which it empties; returns the outputs.
+    """
+    with _without_deprecations():
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx_inner
+
+    graph = module.graph
+    output = next(iter(reversed(graph.nodes)))
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    inputs = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
+    with config.patch(_SETTINGS), torch.no_grad(), _without_deprecations():
+        return compile_fx_inner(module, inputs, is_backward=backward)  # type: ignore[return-value]

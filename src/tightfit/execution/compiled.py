@@ -1,0 +1,194 @@
+"""A lowered plan compiled by Inductor: the same program as fused kernels.
+
+Inductor decides order and fusion inside a graph, never what is kept between forward and backward
+or what is computed again. Bytes therefore follow the plan roughly, not exactly: measure them.
+Results differ from eager by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture import _inductor as private
+from tightfit.capture.eager_calls import BlockBackward, BlockForward
+from tightfit.capture.lift import Captured
+from tightfit.errors import CompileError
+from tightfit.execution.functional_random import get_state, set_state
+from tightfit.execution.lower import Program
+from tightfit.execution.pieces import cut
+from tightfit.execution.tracing import Constant, TracedProgram, explained, trace_program
+
+__all__ = ["compile_program", "refuse_uncompilable"]
+
+
+def refuse_uncompilable(captured: Captured) -> None:
+    """Refuse by name what a compiled step cannot hold.
+
+    Raises
+    ------
+    CompileError
+        For opaque modules and operators that draw from a generator of their own.
+    """
+    for op, calls in zip(captured.graph.ops, captured.calls, strict=True):
+        where = f"module {op.module!r}" if op.module else "the outermost forward"
+        if any(isinstance(call.function, BlockForward | BlockBackward) for call in calls):
+            raise CompileError(
+                f"{where} runs eagerly, as one opaque op, and cannot be compiled. Way out: "
+                "compile=False, or leave this module out of the fitted part"
+            )
+        if any(call.kwargs.get("generator") is not None for call in calls):
+            raise CompileError(
+                f"{where} draws from a torch.Generator of its own ({op.target}), which a compiled "
+                "step cannot hold. Way out: compile=False, or draw from the default generator"
+            )
+
+
+def compile_program(captured: Captured, program: Program, pieces: int = 1) -> Program:
+    """Return the program of a lowered plan, compiled.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    program : Program
+        Its lowered plan.
+    pieces : int
+        Into how many graphs the backward pass is cut, at most; between them finished gradients
+        are handed over.
+
+    Raises
+    ------
+    CompileError
+        If the step holds what cannot be compiled, or Inductor fails.
+    """
+    refuse_uncompilable(captured)
+    traced = trace_program(captured, program)
+    ends = _ends(traced, pieces)
+    with explained("compiled"):
+        forward = _Forward(traced)
+        backward = _Backward(traced, ends)
+    groups = tuple(
+        tuple(p for group in program.groups[first:last] for p in group)
+        for first, last in zip((0, *ends), ends, strict=False)
+    )
+    return Program(
+        forward=forward,
+        backward=backward,
+        groups=groups,
+        late_reads=_late_reads(program, ends, groups),
+        source=program.source,
+        names=program.names,
+    )
+
+
+def _ends(traced: TracedProgram, pieces: int) -> list[int]:
+    """Return behind which groups the backward graph is cut: gradients of about equal bytes."""
+    sizes = [
+        sum(node.meta["val"].untyped_storage().nbytes() for node in nodes)
+        for nodes in traced.gradients
+    ]
+    total, done, ends = sum(sizes), 0, []
+    for index, size in enumerate(sizes):
+        done += size
+        if done * pieces >= total * (len(ends) + 1) and index + 1 < len(sizes):
+            ends.append(index + 1)
+    return [*ends[: pieces - 1], len(sizes)]
+
+
+def _late_reads(
+    program: Program, ends: Sequence[int], groups: Sequence[Sequence[int]]
+) -> dict[int, int]:
+    """Return the last piece before which a placeholder is read after its gradient is handed over.
+
+    The last group before which the program reads it lies in some piece, which reads it as a whole.
+    """
+    handed = {position: number for number, group in enumerate(groups) for position in group}
+    late = {}
+    for position, last in program.late_reads.items():
+        piece = next(n for n, end in enumerate(ends) if last < end or n + 1 == len(ends))
+        if piece > handed[position]:
+            late[position] = piece
+    return late
+
+
+class _Forward:
+    """The compiled forward pass, in the shape of a lowered one."""
+
+    def __init__(self, traced: TracedProgram) -> None:
+        forward = traced.forward
+        self.run = private.compile_graph(forward.module, backward=False)
+        self.inputs = traced.inputs
+        self.constants = traced.constants
+        self.device = traced.device
+        self.returned, self.kept, self.written = forward.returned, forward.kept, forward.written
+        self.twice = {x for x in self.returned if isinstance(x, int)}
+
+    def __call__(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Run on the placeholder tensors, a list that is emptied; return (outputs, kept)."""
+        given = list(inputs)
+        inputs.clear()
+        arguments = [given[i] for i in self.inputs]
+        *outputs, state = self.run([*arguments, *self.constants, get_state(self.device)])
+        set_state(self.device, state)
+        for place, source in self.written:
+            given[place].copy_(outputs[source])
+        kept = [given[k.index] if k.is_input else outputs[k.index] for k in self.kept]
+        returned = [x.value if isinstance(x, Constant) else outputs[x] for x in self.returned]
+        mine = {id(x) for x in returned}
+        return returned, [x.detach() if id(x) in mine else x for x in kept]
+
+
+class _Backward:
+    """The compiled pieces of the backward pass, in the shape of a lowered one."""
+
+    def __init__(self, traced: TracedProgram, ends: Sequence[int]) -> None:
+        groups = [
+            [node for nodes in traced.gradients[first:last] for node in nodes]
+            for first, last in zip((0, *ends), ends, strict=False)
+        ]
+        self.gradients = [tuple(node.name for node in group) for group in groups]
+        self.pieces = cut(traced.backward, groups)
+        self.runs = [private.compile_graph(p.module, backward=True) for p in self.pieces]
+        self.placeholders = [n.name for n in _placeholders(traced.backward)]
+        self.constants = traced.constants
+        self.layouts = [(t.shape, t.stride()) for t in traced.tangents]
+        self.last_use: list[set[str]] = []  # names each piece is the last to read
+        later: set[str] = set()
+        for piece, names in zip(reversed(self.pieces), reversed(self.gradients), strict=True):
+            self.last_use.insert(0, set(piece.inputs) - later)
+            later |= {*piece.inputs, *names}
+
+    def __call__(
+        self, saved: list[torch.Tensor], tangents: list[torch.Tensor]
+    ) -> Iterator[list[torch.Tensor]]:
+        """Run on what was kept and on the outputs' gradients, both emptied; yield gradients."""
+        laid_out = [_laid_out(t, *to) for t, to in zip(tangents, self.layouts, strict=True)]
+        tangents.clear()
+        values = dict(zip(self.placeholders, [*saved, *laid_out, *self.constants], strict=True))
+        saved.clear()
+        laid_out.clear()
+        for piece, run, names, last in zip(
+            self.pieces, self.runs, self.gradients, self.last_use, strict=True
+        ):
+            arguments = [values.pop(n) if n in last else values[n] for n in piece.inputs]
+            values.update(zip(piece.outputs, run(arguments), strict=True))
+            gradients = [values.pop(name) for name in names]
+            yield gradients
+            del gradients
+
+
+def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _laid_out(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """Return the tensor with the strides the kernels were compiled for."""
+    if tensor.stride() == tuple(stride):
+        return tensor
+    return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor
+    )

@@ -1,0 +1,97 @@
+"""Cut a graph into pieces that run one after the other and hand on what is still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from tightfit.capture.effects import is_getitem
+
+__all__ = ["Piece", "cut"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a graph.
+
+    Parameters
+    ----------
+    module : fx.GraphModule
+        Its operators; placeholders and outputs by the names below.
+    inputs : tuple of str
+        Names of what it reads: nodes of the whole graph.
+    outputs : tuple of str
+        Names of what it makes that is read later or returned.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def cut(module: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> list[Piece]:
+    """Cut a graph behind the last result of each group.
+
+    Parameters
+    ----------
+    module : fx.GraphModule
+        The graph; it stays as it is.
+    groups : sequence of sequence of node
+        Results in the order in which they are to be finished; operators behind the last one are
+        left out.
+
+    Returns
+    -------
+    list of Piece
+        One for each group, in order.
+    """
+    nodes = list(module.graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    ends: list[int] = []
+    for group in groups:
+        last = max((place[node] for node in group), default=-1)
+        ends.append(max(last, ends[-1] if ends else -1))
+    wanted = {node for group in groups for node in group}
+    piece_of: dict[fx.Node, int] = {}
+    for node, index in place.items():  # what picks an output of a tuple stays with what made it
+        picked = piece_of[node.all_input_nodes[0]] if is_getitem(node) else None
+        piece_of[node] = _piece_of(index, ends) if picked is None else picked
+    return [
+        _piece(module, [n for n in nodes if _is_computed(n) and piece_of[n] == number], wanted)
+        for number in range(len(groups))
+    ]
+
+
+def _piece_of(index: int, ends: Sequence[int]) -> int:
+    return next((number for number, end in enumerate(ends) if index <= end), len(ends))
+
+
+def _is_computed(node: fx.Node) -> bool:
+    return node.op == "call_function"
+
+
+def _piece(module: fx.GraphModule, inside: list[fx.Node], wanted: set[fx.Node]) -> Piece:
+    members = set(inside)
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    constants = {n for node in inside for n in node.all_input_nodes if n.op == "get_attr"}
+    read = dict.fromkeys(n for node in inside for n in node.all_input_nodes)
+    inputs = [n for n in read if n not in members and n not in constants]
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in (*constants, *inside):
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    outputs = [n for n in inside if n in wanted or any(u not in members for u in _users(n))]
+    graph.output([copies[node] for node in outputs])
+    return Piece(
+        fx.GraphModule(module, graph),
+        tuple(node.name for node in inputs),
+        tuple(node.name for node in outputs),
+    )
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if user.op != "output"]
