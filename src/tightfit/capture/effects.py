@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture.answers import question_of
 from tightfit.capture.dropout import scaled_dropout
 from tightfit.capture.opaque import draws_inside, is_opaque_operator
 
@@ -112,6 +113,8 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if is_opaque_operator(node):
         return draws_inside(node)
+    if question_of(node) is not None:
+        return False
     if target is scaled_dropout:
         return True
     if not isinstance(target, torch._ops.OpOverload):
