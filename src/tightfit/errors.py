@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 __all__ = [
     "BadInput",
     "BudgetExceeded",
     "CaptureError",
     "CompileError",
+    "Diverged",
     "HookUnavailable",
     "InfeasibleBudget",
     "InvalidGraph",
@@ -44,6 +47,10 @@ class OpaqueChanged(PlanMismatch):
     """An opaque module kept more for backward than was measured; a new plan makes room."""
 
 
+class Diverged(PlanMismatch):
+    """A step asked for a value that decides what it runs, and it is another than planned for."""
+
+
 class MissingExtra(TightfitError, ImportError):
     """An optional dependency that is not installed; the message has the pip command."""
 
@@ -61,16 +68,21 @@ class CaptureError(TightfitError):
         What it is.
     module : str or None
         The module whose code is the cause, where it is known; "": the outermost.
-    depends_on_data : bool
-        Whether the reason is that what runs depends on the values of a tensor.
+    cause : str
+        ``"data"``: what runs depends on the values of a tensor. ``"outside"``: a tensor is
+        neither parameter, buffer nor input. ``"state"``: the forward changes Python state.
     """
 
     def __init__(
-        self, message: str, *, module: str | None = None, depends_on_data: bool = False
+        self,
+        message: str,
+        *,
+        module: str | None = None,
+        cause: Literal["", "data", "outside", "state"] = "",
     ) -> None:
         super().__init__(message)
         self.module = module
-        self.depends_on_data = depends_on_data
+        self.cause = cause
 
 
 class CompileError(TightfitError):

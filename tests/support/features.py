@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,32 @@ def partly_without_gradient(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     return h * factor
 
 
+def branches(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    return self.b(h) if h.sum() > 0 else h
+
+
+def packs(self: Wrapped, h: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    packed = nn.utils.rnn.pack_padded_sequence(h, lengths, enforce_sorted=False)
+    return nn.utils.rnn.pad_packed_sequence(self.c(packed)[0])[0]
+
+
+TABLE = torch.ones(8)
+
+
+@functools.cache
+def cached_table(size: int) -> torch.Tensor:
+    return torch.arange(size).float()
+
+
+def uses_table(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    return self.b(h * TABLE) + cached_table(8)
+
+
+def sets_up(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    self.last_dtype = h.dtype
+    return self.b(h)
+
+
 def case(name: str, function: Callable[..., Any], *inputs: Callable[[], Any], **modules) -> Case:
     makers = inputs or (lambda: torch.randn(4, 8),)
     return Case(
@@ -169,6 +196,19 @@ SUPPORTED = [
     case("inputs changed in place", lambda s, h, y: s.b(h) + y.add_(1), image, image),
     case("unused parameters", lambda s, h: h.tanh()),
     case("linear algebra", lambda s, h: torch.linalg.svdvals(s.b(h))),
+    case("a branch on computed values in the outermost forward", branches),
+    case(
+        "selections by computed masks",
+        lambda s, h: s.b(h[h.sum(1) > 0]) + h.masked_select(h > 0).sum(),
+    ),
+    Case(
+        "packing and unpacking in the outermost forward",
+        lambda: Wrapped(packs, c=nn.LSTM(8, 8)),
+        lambda: (torch.randn(4, 3, 8), torch.tensor([2, 4, 1])),
+        lambda output: output.square().sum(),
+    ),
+    case("tensors that are neither parameter, buffer nor input", uses_table),
+    case("attributes that a forward gives its module when it first runs", sets_up),
     case("sorting and indexing", lambda s, h: s.b(h).sort(1)[0][torch.randperm(4)]),
 ]
 """Checked with three steps each; those in `CASES` also with random plans."""
@@ -195,10 +235,6 @@ def wrapped(function: Callable[..., Any], **modules):
     return called(lambda: Wrapped(function, **{k: m() for k, m in modules.items()}))
 
 
-def branches(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
-    return self.b(h) if h.sum() > 0 else h
-
-
 class SparseWords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +257,7 @@ def distributed_tensor() -> torch.Tensor:
     return DTensor(x, DTensorSpec(Mesh(), (Replicate(),), tensor_meta=meta), requires_grad=False)
 
 
-TABLE = torch.ones(8)
+TRAINED = torch.ones(8, requires_grad=True)
 
 
 def twice_open(fit):
@@ -247,18 +283,11 @@ def counting(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
 
 REFUSED = [
     Refused(
-        "branches on data in the outermost forward",
-        wrapped(branches),
+        "computed numbers that the outermost forward reads (`loss.item()`)",
+        wrapped(lambda s, h: h / h.max().item()),
         CaptureError,
-        r"to decide what to run.*module of its own",
-        "`torch.where`, or a module of its own, which runs eagerly as one op",
-    ),
-    Refused(
-        "shapes that depend on data in the outermost forward",
-        wrapped(lambda s, h: s.b(h)[h.sum(1) > 0]),
-        CaptureError,
-        "nonzero.*module of its own",
-        "a module of its own around it, or padding",
+        "reads a computed number.*leave it a tensor",
+        "leave it a tensor, compare before reading, or a module of its own around it",
     ),
     Refused(
         "sparse gradients (`Embedding(sparse=True)`)",
@@ -334,11 +363,11 @@ REFUSED = [
         "a registered buffer",
     ),
     Refused(
-        "tensors that are neither parameter, buffer nor input",
-        wrapped(lambda s, h: h * TABLE),
+        "tensors that require a gradient and belong to no module given",
+        wrapped(lambda s, h: h * TRAINED),
         CaptureError,
         "register_buffer",
-        "`register_buffer`",
+        "a parameter, or its module among the given ones",
     ),
     Refused(
         "outputs that are objects of unknown classes",
@@ -376,6 +405,9 @@ UNCOMPILED = {
     "a branch on data inside a module": "eagerly",
     "recurrent modules": "eagerly",
     "packed sequences": "eagerly",
+    "packing and unpacking in the outermost forward": "eagerly|decides",
+    "a branch on computed values in the outermost forward": "value that decides",
+    "selections by computed masks": "value that decides",
     "generators of its own": "torch.Generator of its own",
 }
 """What is supported but not with ``compile=True``: the name of the case, the message."""

@@ -11,44 +11,124 @@ from tightfit.api.options import Options
 from tightfit.api.pipeline import capture_step
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
+from tightfit.capture.outside import OutsideTensors, forget_traced_results
+from tightfit.capture.probe import probe, warm_up
+from tightfit.capture.python_state import PythonState
 from tightfit.capture.signature import hooked_modules
-from tightfit.errors import CaptureError
+from tightfit.errors import CaptureError, OpaqueChanged
 from tightfit.execution.guard import announce
 from tightfit.graph.ir import Graph
 
 __all__ = ["capture_around_data", "warn_of_hooks"]
 
 _MOST_NAMED = 4
+_LARGE_SHARE = 0.5  # of the parameters: run as one op, such a module would leave little to plan
+_MOST_ATTEMPTS = 8
+_MOST_OUTSIDE = 64  # a forward that makes new ones each time would never come to an end
 
 
 def capture_around_data(
     call: TracedCall, options: Options, name: str, neighbour: Graph | None = None
-) -> tuple[Captured, frozenset[str]]:
-    """Capture a step; modules in which data decides what runs become one op each.
+) -> tuple[Captured, TracedCall]:
+    """Capture a step, whatever data decides in it.
+
+    An inner module in which computed values decide what runs becomes one op. Where they do in the
+    outermost forward, the step is captured for the answers of this call.
 
     Returns
     -------
     captured : Captured
         The step.
-    opaque : frozenset of str
-        The modules that are one op now.
+    call : TracedCall
+        The call as it was captured: with the modules that are one op now, and the answers.
 
     Raises
     ------
     CaptureError
-        If data decides in the outermost forward, or the step cannot be captured otherwise.
+        If the step cannot be captured otherwise.
     """
-    while True:
-        try:
-            return capture_step(call, options, name, neighbour), call.opaque
-        except CaptureError as error:
-            if not error.depends_on_data or not error.module or error.module in call.opaque:
-                raise
-            call = dataclasses.replace(call, opaque=call.opaque | {error.module})
-            announce(
-                f"what module {error.module!r} runs depends on data: it runs eagerly, as one "
-                "measured op of the plan (tightfit.opaque says so beforehand)"
-            )
+    settled: PythonState | None = None
+    attempts = 0
+    try:
+        while True:
+            try:
+                return capture_step(call, options, name, neighbour), call
+            except OpaqueChanged:  # there is room for what it kept next time
+                attempts += 1
+                if attempts > _MOST_ATTEMPTS:
+                    raise
+            except CaptureError as error:
+                if error.cause == "data":
+                    call = _around_data(call, error, name)
+                elif error.cause == "outside":
+                    call = _with_outside(call, error)
+                elif error.cause == "state" and settled is None:
+                    settled = PythonState(call.modules)
+                    settled.__enter__()
+                    warm_up(call)
+                else:
+                    raise
+    except BaseException:
+        if settled is not None:
+            settled.__exit__()
+        raise
+
+
+def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall:
+    """Return the call such that the trace gets past what data decides; raise if nothing helps."""
+    inner = error.module or ""
+    if inner in call.opaque or (not inner and call.answers is not None):
+        raise error
+    if not inner or _share_of_parameters(call.modules, inner) > _LARGE_SHARE:
+        what = f"module {inner!r}, most of {name}," if inner else name
+        announce(
+            f"what {what} runs depends on values it computes: it is planned for those of this "
+            "call. Each step checks them, and another plan is made where they are others"
+        )
+        call = dataclasses.replace(call, answered=call.answered | {inner})
+    else:
+        alike = _of_the_same_class(call.modules, inner)
+        others = f" and {len(alike) - 1} more of its class" if len(alike) > 1 else ""
+        announce(
+            f"what module {inner!r}{others} runs depends on data: it runs eagerly, as one "
+            "measured op of the plan (tightfit.opaque says so beforehand)"
+        )
+        call = dataclasses.replace(call, opaque=call.opaque | alike)
+    found = probe(call)
+    answers = found.answers if call.answered else None
+    return dataclasses.replace(call, answers=answers, examples=found.examples)
+
+
+def _share_of_parameters(modules: dict[str, nn.Module], name: str) -> float:
+    """Return the share of all parameters that lie in one module."""
+    total = sum(p.numel() for m in modules.values() for p in m.parameters())
+    own = sum(p.numel() for p in _labelled(modules)[name].parameters())
+    return own / max(1, total)
+
+
+def _labelled(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    return {
+        name if len(modules) == 1 else f"{prefix}.{name}".rstrip("."): module
+        for prefix, top in modules.items()
+        for name, module in top.named_modules()
+    }
+
+
+def _of_the_same_class(modules: dict[str, nn.Module], name: str) -> frozenset[str]:
+    """Return the names of the modules that run the same code as the one named."""
+    labels = _labelled(modules)
+    return frozenset(n for n, m in labels.items() if n and type(m) is type(labels[name]))
+
+
+def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
+    """Return the call with the tensors the trace met that belong to nobody; raise if none did."""
+    if call.outside is None:
+        forget_traced_results()
+        warm_up(call)
+        return dataclasses.replace(call, outside=OutsideTensors(()))
+    if not call.outside.found or len(call.outside) >= _MOST_OUTSIDE:
+        raise error
+    return dataclasses.replace(call, outside=call.outside.with_found())
 
 
 def warn_of_hooks(modules: dict[str, nn.Module], root: nn.Module | None, warned: set[str]) -> None:

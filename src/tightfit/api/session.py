@@ -14,6 +14,7 @@ from tightfit.api.budget import close_windows, limit_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.compiling import still_fits
 from tightfit.api.constants import gradient_bytes
+from tightfit.api.deciding import run_as_data_decide
 from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
 from tightfit.api.planning import (
@@ -41,7 +42,7 @@ from tightfit.capture.signature import (
     input_signature,
     module_signature,
 )
-from tightfit.errors import BadInput, OpaqueChanged, SecondForward
+from tightfit.errors import BadInput, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
@@ -90,6 +91,7 @@ class Session:
         self.shapes: dict[Any, list[Shape]] = {}  # by signature; several if inputs decide
         self.detached: dict[Any, frozenset[int]] = {}
         self.opaque: frozenset[str] = frozenset()
+        self.answered: frozenset[str] = frozenset()
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
         self.guard: Guard | None = None
         self.calls = 0
@@ -115,42 +117,23 @@ class Session:
         self.join_replicas(running_wrapper())
         key = self._signature(leaves, spec)
         shape = self.shape_for(key, args, kwargs)
-        self._watch(shape)
-        try:
-            outputs = self._run(key, shape, leaves)
-        except OpaqueChanged as change:
-            shape = self._make_room(key, shape, change, args, kwargs)
-            outputs = self._run(key, shape, leaves)
+        self.watch(shape)
+        shape, outputs = run_as_data_decide(self, shape, leaves, args, kwargs)
         if self.guard is not None:
             self.guard.after_forward()
         return shape.captured.joint.structure.filled(outputs)
 
-    def _run(self, key: Any, shape: Shape, leaves: list[Any]) -> list[Any]:
+    def run(self, shape: Shape, leaves: list[Any]) -> list[Any]:
+        """Run the forward of a shape's plan; return its flattened outputs."""
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         planned = planned_for(self, shape, self._gradients(shape.captured, inputs), inputs)
         self.last = planned
-        run = Run(self._backward_started(key, shape), self._backward_finished(shape))
+        run = Run(self._backward_started(shape), self._backward_finished(shape))
         self.open.add(run)
         self.calls += 1
         if shape.tuner is not None:
             shape.tuner.begin_step()
-        if shape.captured.joint.opaque.blocks:
-            shape.generator = torch.get_rng_state().numpy().tobytes()
         return planned.runner(inputs, run)
-
-    def _make_room(
-        self, key: Any, shape: Shape, change: OpaqueChanged, args: Any, kwargs: Any
-    ) -> Shape:
-        """Drop a plan in which an opaque module kept more than was measured; make another.
-
-        Its forward has changed nothing lasting yet: buffers are written at its end.
-        """
-        self.shapes.pop(key, None)
-        if shape.captured.joint.opaque.changes_state or shape.generator is None:
-            raise change
-        announce(str(change))
-        torch.set_rng_state(torch.frombuffer(bytearray(shape.generator), dtype=torch.uint8))
-        return self.shape_for(key, args, kwargs)
 
     def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Report:
         """Capture, price and plan for the given inputs without running anything."""
@@ -253,34 +236,45 @@ class Session:
         if shape is None:
             if self.shapes:
                 announce(f"{self.name} is called with new inputs or flags: making a new plan")
-            close_windows(self)  # what capture and measurements take belongs to no step
-            neighbour = self._neighbour(key)
-            captured = self._capture(key, args, kwargs, neighbour)
-            shape = Shape(captured, is_further=neighbour is not None)
-            timed = self.options.costs == "measured" and not self.options.compile
-            if timed and shape.captured.graph.device.kind == "cpu":
-                recall_costs(self, shape)
-            shape.outside_bytes = assumed_outside_bytes(shape.captured)
-            self.shapes.setdefault(key, []).append(shape)
-            shape.used = self.calls
-            self._forget_oldest()
+            shape = self.new_shape(key, self.traced_call(key, args, kwargs))
         shape.used = self.calls
+        return shape
+
+    def new_shape(self, key: Any, call: TracedCall) -> Shape:
+        """Capture a call."""
+        close_windows(self)  # what capture and measurements take belongs to no step
+        neighbour = self._neighbour(key)
+        call = dataclasses.replace(call, detached_outputs=self.detached.get(key, frozenset()))
+        captured = self._capture(key, call, neighbour)
+        leaves, spec = flatten(call.args, call.kwargs)
+        settled = self._signature(leaves, spec)  # what a first run sets up has changed it
+        self.detached[settled] = self.detached.get(key, frozenset())
+        shape = Shape(settled, captured, is_further=neighbour is not None)
+        timed = self.options.costs == "measured" and not self.options.compile
+        if timed and shape.captured.graph.device.kind == "cpu":
+            recall_costs(self, shape)
+        shape.outside_bytes = assumed_outside_bytes(shape.captured)
+        self.shapes.setdefault(shape.key, []).append(shape)
+        shape.used = self.calls
+        self._forget_oldest()
         return shape
 
     def _known_shape(self, key: Any, leaves: list[Any]) -> Shape | None:
         """Return what was captured for this signature, where inputs decide the same again."""
-        for shape in self.shapes.get(key, ()):
-            if shape.captured.joint.decisions.hold(leaves, self.modules):
+        alike = sorted(self.shapes.get(key, ()), key=lambda shape: -shape.used)
+        for shape in alike:
+            joint = shape.captured.joint
+            if joint.decisions.hold(leaves, {**self.modules, **joint.outside}):
                 return shape
         return None
 
     def _neighbour(self, key: Any) -> Graph | None:
-        """Return the graph of the same call on other sizes, costs of its own preferred."""
+        """Return the graph of the same call on other sizes or answers, its own costs preferred."""
         alike = [
             (not shape.is_further, shape.used, known)
             for known, shapes in self.shapes.items()
             for shape in shapes
-            if known != key and differ_in_sizes_only(known, key)
+            if known == key or differ_in_sizes_only(known, key)
         ]
         if not alike:
             return None
@@ -288,20 +282,28 @@ class Session:
         self.detached.setdefault(key, self.detached.get(known, frozenset()))
         return max(self.shapes[known], key=lambda shape: shape.used).captured.graph
 
-    def _capture(
-        self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], neighbour: Graph | None
-    ) -> Captured:
+    def traced_call(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall:
+        """Return what is to be captured, with what is known of it by now."""
+        detached = self.detached.get(key, frozenset())
+        return TracedCall(
+            self.function,
+            self.modules,
+            args,
+            kwargs,
+            detached_outputs=detached,
+            opaque=self.opaque,
+            answered=self.answered,
+        )
+
+    def _capture(self, key: Any, call: TracedCall, neighbour: Graph | None) -> Captured:
         warn_of_hooks(self.modules, self.root() if self.root else None, self.warned_hooks)
-        call = TracedCall(self.function, self.modules, args, kwargs, opaque=self.opaque)
-        call = dataclasses.replace(call, detached_outputs=self.detached.get(key, frozenset()))
-        captured, self.opaque = capture_around_data(call, self.options, self.name, neighbour)
+        captured, call = capture_around_data(call, self.options, self.name, neighbour)
         others = outputs_beside_the_loss(captured) - call.detached_outputs
         if others:
             self.detached[key] = call.detached_outputs | others
-            call = dataclasses.replace(
-                call, detached_outputs=self.detached[key], opaque=self.opaque
-            )
-            captured, self.opaque = capture_around_data(call, self.options, self.name, neighbour)
+            call = dataclasses.replace(call, detached_outputs=self.detached[key])
+            captured, call = capture_around_data(call, self.options, self.name, neighbour)
+        self.opaque, self.answered = call.opaque, call.answered
         return captured
 
     def _forget_oldest(self) -> None:
@@ -341,7 +343,8 @@ class Session:
 
     # -- watching -----------------------------------------------------------------------------
 
-    def _watch(self, shape: Shape) -> None:
+    def watch(self, shape: Shape) -> None:
+        """Begin to measure a step."""
         graph = shape.captured.graph
         if self.guard is None:
             self.guard = Guard(
@@ -420,21 +423,23 @@ class Session:
             "(fragmentation is not bounded yet)"
         )
 
-    def _backward_started(self, key: Any, shape: Shape) -> Callable[[Run], None]:
+    def _backward_started(self, shape: Shape) -> Callable[[Run], None]:
         def started(run: Run) -> None:
             if shape.tuner is not None:
                 shape.tuner.begin()
             if self.guard is not None:
                 self.guard.before_backward()
             if run.state == "refused":
-                self.detached[key] = self.detached.get(key, frozenset()) - set(run.unplanned)
-                self.shapes.pop(key, None)
+                self.detached[shape.key] = self.detached.get(shape.key, frozenset()) - set(
+                    run.unplanned
+                )
+                self.shapes.pop(shape.key, None)
                 return
             outputs = len(shape.captured.joint.outputs)
             unused = frozenset(i for i in run.without_gradient if i < outputs)
             if unused:
-                self.detached[key] = self.detached.get(key, frozenset()) | unused
-                self.shapes.pop(key, None)
+                self.detached[shape.key] = self.detached.get(shape.key, frozenset()) | unused
+                self.shapes.pop(shape.key, None)
                 announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")
 
         return started

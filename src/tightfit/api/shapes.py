@@ -30,6 +30,8 @@ class Shape:
 
     Parameters
     ----------
+    key : tuple
+        The signature, as it is once the step is captured.
     captured : Captured
         The step, priced.
     outside_bytes : int
@@ -45,10 +47,9 @@ class Shape:
         Whether another shape of the same call was there before: its first plan must not wait.
     searches : dict
         Searches for better plans that go on, by the keys of `plans`.
-    generator : bytes or None
-        The state of the random generator before the last step, where it may start again.
     """
 
+    key: Any
     captured: Captured
     outside_bytes: int = 0
     outside_known: bool = False
@@ -56,7 +57,6 @@ class Shape:
     known_plans: dict[Gradients, Plan] = field(default_factory=dict)
     used: int = 0
     tuner: Tuner | None = None
-    generator: bytes | None = None
     is_further: bool = False
     searches: dict[Any, Search] = field(default_factory=dict)
 

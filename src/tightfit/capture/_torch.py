@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
+    _get_current_dispatch_mode,
     is_traceable_wrapper_subclass,
 )
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -64,6 +65,7 @@ __all__ = [
     "corrected_fake_kernels",
     "is_pytree_node",
     "is_traced",
+    "is_tracing",
     "is_wrapper",
     "keep_composites_whole",
     "like",
@@ -108,21 +110,28 @@ _KEPT_WHOLE = tuple(
 @contextlib.contextmanager
 def keep_composites_whole() -> Iterator[None]:
     """While tracing, dispatch the listed operators to their kernels instead of decompositions."""
+    overloads = [getattr(packet, name) for packet in _KEPT_WHOLE for name in packet.overloads()]
+    with python_kernels(dict.fromkeys(overloads)):
+        yield
+
+
+@contextlib.contextmanager
+def python_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator[None]:
+    """While tracing, run functions in place of operators; None: the kernel, no decomposition."""
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    saved: list[tuple[Any, dict[Any, Any]]] = []
-    for packet in _KEPT_WHOLE:
-        for name in packet.overloads():
-            overload = getattr(packet, name)
-            saved.append((overload, dict(overload.py_kernels)))
-            for key in keys:
-                overload.py_kernels.pop(key, None)
-            overload._dispatch_cache.clear()
+    saved = [(overload, dict(overload.py_kernels)) for overload in kernels]
+    for overload, function in kernels.items():
+        for key in keys:
+            overload.py_kernels.pop(key, None)
+        if function is not None:
+            overload.py_kernels[keys[1]] = function
+        overload._dispatch_cache.clear()
     try:
         yield
     finally:
-        for overload, kernels in saved:
+        for overload, before in saved:
             overload.py_kernels.clear()
-            overload.py_kernels.update(kernels)
+            overload.py_kernels.update(before)
             overload._dispatch_cache.clear()
 
 
@@ -279,6 +288,11 @@ def without_modes() -> Iterator[None]:
             yield
         finally:
             torch._C._autograd._saved_tensors_hooks_set_tracing(tracing)
+
+
+def is_tracing() -> bool:
+    """Whether operators go into a trace now, and do not run for real."""
+    return _get_current_dispatch_mode() is not None
 
 
 def is_traced(tensor: torch.Tensor) -> bool:

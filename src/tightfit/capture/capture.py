@@ -102,7 +102,7 @@ def placeholder_tensors(
     assign=True)` are seen.
     """
     members: dict[str, Any] = {}
-    for prefix, module in modules.items():
+    for prefix, module in {**modules, **joint.outside}.items():
         for key, parameter in module.named_parameters(remove_duplicate=False):
             members[f"{prefix}.{key}"] = parameter
         for key, buffer in module.named_buffers(remove_duplicate=False):

@@ -113,6 +113,9 @@ class Block:
             ]
             output = self._call(sources, state or {})
             leaves, structure = structure_of(output, f"the opaque module {self.name!r}")
+            place = {id(t): i for i, t in enumerate(sources) if t is tensors[i]}
+            passed = tuple(place.get(id(leaf)) for leaf in leaves)
+            leaves = [x for x, i in zip(leaves, passed, strict=True) if i is None]
             others = [*tensors, *(state or {}).values(), *_members(self.module)]
             outputs = self._own(leaves, others)
         if any(t._version != v for t, v in zip(tensors, versions, strict=True)):
@@ -122,7 +125,7 @@ class Block:
             )
         flags = tuple(t.requires_grad for t in outputs)
         record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
-        return Result([t.detach() for t in outputs], record, flags, structure)
+        return Result([t.detach() for t in outputs], record, flags, structure, passed)
 
     def _source(self, operand: Operand, tensor: torch.Tensor, anchor: torch.Tensor) -> Any:
         if not (operand.requires_grad and self.has_record):
@@ -252,6 +255,7 @@ class Block:
             outputs=tuple(Geometry.of(t) for t in result.outputs),
             differentiable=result.differentiable,
             structure=result.structure,
+            passed=result.passed,
             saved=tuple(found),
             record_bytes=size,
             # another branch may draw where this one did not

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,11 +54,13 @@ class Profile:
     Parameters
     ----------
     outputs : tuple of Geometry
-        Of each tensor it returns.
+        Of each tensor it returns, those that it was given left out.
     differentiable : tuple of bool
         Which of them require a gradient.
     structure : Structure
         Its output without the tensors.
+    passed : tuple of (int or None)
+        For each tensor it returns the operand it is, if it is one unchanged; these are no outputs.
     saved : tuple of int
         What backward reads, counted over the operands and then the outputs.
     record_bytes : int
@@ -70,10 +74,16 @@ class Profile:
     outputs: tuple[Geometry, ...]
     differentiable: tuple[bool, ...]
     structure: Structure
+    passed: tuple[int | None, ...]
     saved: tuple[int, ...]
     record_bytes: int
     random: bool
     pinned: str | None
+
+    def filled(self, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        """Return what the module returns, given its operands and outputs."""
+        new = iter(outputs)
+        return self.structure.filled([next(new) if i is None else operands[i] for i in self.passed])
 
 
 @dataclass
@@ -90,9 +100,12 @@ class Result:
         Which outputs require a gradient.
     structure : Structure
         The output without the tensors.
+    passed : tuple of (int or None)
+        As in `Profile`.
     """
 
     outputs: list[torch.Tensor]
     record: Record | None
     differentiable: tuple[bool, ...]
     structure: Structure
+    passed: tuple[int | None, ...]

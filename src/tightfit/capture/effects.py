@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture.answers import question_of
 from tightfit.capture.dropout import scaled_dropout
 from tightfit.capture.opaque import draws_inside, is_opaque_operator
 
@@ -113,6 +114,8 @@ def is_random(node: fx.Node) -> bool:
     """
     if is_opaque_operator(node):
         return draws_inside(node)
+    if question_of(node) is not None:
+        return False
     if node.target is scaled_dropout:
         return True
     return draws(node.target, node.args, node.kwargs)

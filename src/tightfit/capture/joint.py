@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from tightfit.capture import _torch as private
-from tightfit.capture.decisions import DecisionRecorder, Decisions
+from tightfit.capture.answers import Answer, Question
+from tightfit.capture.decision_recorder import DecisionRecorder
+from tightfit.capture.decisions import Decisions
+from tightfit.capture.explained import explained
 from tightfit.capture.modules import ModuleTrail, RepeatedMembers
 from tightfit.capture.opaque import OpaqueCalls
+from tightfit.capture.outside import PREFIX, OutsideTensors
+from tightfit.capture.packed import traced_packing
 from tightfit.capture.regions import CastRegions
 from tightfit.capture.structure import Structure, flatten, opened, structure_of
 from tightfit.costs.measured import PeakFunction
@@ -87,6 +92,15 @@ class TracedCall:
         Flattened outputs known to receive no gradient.
     opaque : frozenset of str
         Names of modules to run as one op, besides those marked by `tightfit.opaque`.
+    answers : tuple of Answer, optional
+        What the forward was told about computed values when it really ran; see `probe`.
+    answered : frozenset of str
+        The inner modules for which these answers hold, besides the outermost.
+    examples : dict of str to list
+        For opaque modules: the flattened arguments of each call when it really ran, as far as
+        their values may decide something.
+    outside : OutsideTensors, optional
+        Tensors it uses that are neither parameter, buffer nor input.
     """
 
     function: Callable[..., Any]
@@ -95,6 +109,17 @@ class TracedCall:
     kwargs: dict[str, Any]
     detached_outputs: frozenset[int] = frozenset()
     opaque: frozenset[str] = frozenset()
+    answers: tuple[Answer, ...] | None = None
+    answered: frozenset[str] = frozenset()
+    examples: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
+    outside: OutsideTensors | None = None
+
+    @property
+    def owners(self) -> dict[str, nn.Module]:
+        """The modules, and the one that holds outside tensors if there are any."""
+        if self.outside is None:
+            return self.modules
+        return {**self.modules, PREFIX: self.outside.holder}
 
 
 @dataclass(frozen=True)
@@ -123,6 +148,12 @@ class JointGraph:
         Which module was running at which autograd sequence number.
     decisions : Decisions
         The values the step read in Python: the trace holds as long as they are the same.
+    questions : tuple of Question
+        The ops of the step that check what else it read.
+    answers : tuple of Answer, optional
+        What the call was told for which the step was traced, if anything was computed.
+    outside : dict of str to nn.Module
+        What holds tensors that belong to no module of the call, if it uses any.
     opaque : OpaqueCalls
         Keeps the modules that run as one op.
     regions : CastRegions
@@ -139,6 +170,9 @@ class JointGraph:
     structure: Structure
     trail: ModuleTrail
     decisions: Decisions
+    questions: tuple[Question, ...]
+    answers: tuple[Answer, ...] | None
+    outside: dict[str, nn.Module]
     opaque: OpaqueCalls
     regions: CastRegions
 
@@ -154,18 +188,23 @@ class _Callee(nn.Module):
         self._detached = call.detached_outputs
         self._inputs = (call.args, call.kwargs)
         self._opaque = opaque
+        self._replacing = call.outside
         self.structure: Structure | None = None
         self._keeps_casts = torch.is_autocast_cache_enabled()
         self.repeated = RepeatedMembers(call.modules)
-        for name, module in call.modules.items():
+        for name, module in call.owners.items():
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
-        self._recorder.start(flatten((args, kwargs))[0], dict(self.named_children()))
+        children = dict(self.named_children())
+        self._recorder.start(flatten((args, kwargs))[0], children)
+        if self._replacing is not None:
+            self._replacing.start(children[PREFIX])
         members = _members(self)
-        with private.autocast_cache(self._keeps_casts), self._recorder:
+        outside = self._replacing or contextlib.nullcontext()
+        with private.autocast_cache(self._keeps_casts), self._recorder, outside:
             output = self._function(*args, **kwargs)
         _refuse_replaced(members, _members(self))
         self.repeated.note_changes(before)
@@ -212,16 +251,19 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
         module that was running.
     """
     trail = ModuleTrail(call.modules)
-    opaque = OpaqueCalls(call.modules, measure_peak, call.opaque)
+    opaque = OpaqueCalls(call.modules, measure_peak, call.opaque, call.examples)
     regions = CastRegions()
-    with _explained(trail), warnings.catch_warnings():
+    with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        recorder = DecisionRecorder(flatten((call.args, call.kwargs))[0], call.modules)
+        leaves = flatten((call.args, call.kwargs))[0]
+        recorder = DecisionRecorder(leaves, call.owners, trail, call.answers, call.answered)
+        opaque.look_up = recorder.known_value
         callee = _Callee(call, opaque, recorder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.corrected_fake_kernels())
             stack.enter_context(private.backward_without_autocast())
+            stack.enter_context(traced_packing(recorder.values_of))
             stack.enter_context(trail)
             stack.enter_context(regions)
             stack.enter_context(callee.repeated)
@@ -233,6 +275,9 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
         "structure": callee.structure,
         "trail": trail,
         "decisions": recorder.decisions(),
+        "questions": tuple(recorder.questions),
+        "answers": call.answers,
+        "outside": {PREFIX: call.outside.holder} if call.outside else {},
         "opaque": opaque,
         "regions": regions,
     }
@@ -346,48 +391,3 @@ def _output_infos(metadata: Any, raw: Sequence[Any]) -> list[OutputInfo]:
         else:
             infos.append(OutputInfo("plain", index, info.requires_grad))
     return infos
-
-
-@contextlib.contextmanager
-def _explained(trail: ModuleTrail) -> Iterator[None]:
-    """Turn what the tracer raises into errors that name the module and a way out."""
-    try:
-        yield
-    except CaptureError:
-        raise
-    except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
-        raise CaptureError(
-            f"{trail.where(error)} needs the values of a tensor to decide what to run "
-            f"({error.func}): a graph cannot hold that. {_WAY_OUT}",
-            module=trail.culprit(error),
-            depends_on_data=True,
-        ) from error
-    except Exception as error:
-        text = str(error).strip().split("\n\n")[0]
-        by_value = "local_scalar_dense" in text or "data-dependent" in text.lower()
-        raise CaptureError(
-            _reason(trail.where(error), error, text, by_value),
-            module=trail.culprit(error),
-            depends_on_data=by_value,
-        ) from error
-
-
-_WAY_OUT = (
-    "Way out: express the branch with torch.where, move it into a module of its own (such a "
-    "module runs eagerly, as one op), or out of the fitted module"
-)
-
-
-def _reason(where: str, error: Exception, text: str, by_value: bool) -> str:
-    if "convert all Tensors to FakeTensors" in text:
-        return (
-            f"{where} uses a tensor that is neither a parameter, a buffer nor an input "
-            f"({text[text.find('Found in') :][:160]}). Way out: self.register_buffer(name, "
-            "tensor, persistent=False), or pass it as an input"
-        )
-    if by_value:
-        return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
-    return (
-        f"{where} cannot be traced: {type(error).__name__}: {text[:600]}. Way out: mark the module "
-        "with tightfit.opaque, which then runs eagerly as one measured op"
-    )

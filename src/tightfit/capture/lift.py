@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from tightfit.capture.answers import question_of
 from tightfit.capture.effects import (
     base_of,
     flat_outputs,
@@ -197,7 +198,7 @@ class _Lifter:
         roots = [n for n in self.joint.raw_outputs if isinstance(n, fx.Node)]
         roots += [n for n, _ in self.joint.write_backs]
         graph = self.joint.module.graph
-        roots += [n for n in graph.nodes if n.meta.get("tightfit_forward")]
+        roots += [n for n in graph.nodes if n.meta.get("tightfit_forward") or question_of(n)]
         roots += [n for n in graph.nodes if is_op(n) and is_random(n) and self._is_forward(n)]
         found: set[fx.Node] = set()
         while roots:
@@ -220,7 +221,7 @@ class _Lifter:
         outputs = self._add_outputs(node)
         writes = tuple(v for v in outputs if v is not None)
         overwritten = base_of(node.all_input_nodes[0]) if writes_in_place(node) else None
-        function, args = block_call(node) or (node.target, node.args)
+        function, args = _function_of(node)
         call = Call(function, args, dict(node.kwargs), outputs, _is_tuple(node))  # type: ignore
         reads = dict.fromkeys(
             self.value_of[base_of(n)] for n in call.nodes() if base_of(n) in self.value_of
@@ -299,14 +300,23 @@ class _Lifter:
         return None
 
 
+def _function_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+    """Return what runs a node in a program, and its arguments."""
+    question = question_of(node)
+    if question is not None:
+        return question, (node.args[0],)
+    return block_call(node) or (node.target, node.args)
+
+
 def _is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), tuple | list)
 
 
 def _target_name(node: fx.Node) -> str:
-    target: Any = node.target
+    question = question_of(node)
+    target: Any = node.target if question is None else question.function
     if isinstance(target, torch._ops.OpOverload):
-        return target.name().replace("::", ".")
+        return f"{'asked.' if question else ''}{target.name().replace('::', '.')}"
     return getattr(target, "__name__", str(target)).lstrip("_")
 
 

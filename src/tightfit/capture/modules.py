@@ -63,6 +63,16 @@ class ModuleTrail:
         self._starts.append(private.sequence_number())
         self._running.append(name)
 
+    @property
+    def running(self) -> str:
+        """The name of the module that is running; "": the outermost."""
+        return self._stack[-1] if self._stack else ""
+
+    @property
+    def last(self) -> str:
+        """The name of the module that was called last."""
+        return self._last
+
     def module_at(self, sequence: int | None) -> str:
         """Return the name of the module that was running at an autograd sequence number."""
         if sequence is None:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture.answers import question_of
 from tightfit.capture.casts import share_casts
 from tightfit.capture.convolution import split_convolution_backward
 from tightfit.capture.dropout import correct_dropout
@@ -342,7 +343,8 @@ def _rebuild(joint: JointGraph, view: fx.Node, rebuilt: dict[fx.Node, fx.Node]) 
 def _erase_dead(joint: JointGraph) -> None:
     """Erase what nobody reads, random operators included.
 
-    A random operator nobody reads still advanced the generator in eager, so it stays.
+    A random operator nobody reads still advanced the generator in eager, so it stays; and so does
+    one that is asked for the step's sake.
     """
     graph = joint.module.graph
     outputs = _outputs(joint)
@@ -350,5 +352,6 @@ def _erase_dead(joint: JointGraph) -> None:
     tail.args = (tuple(outputs),)
     for node in reversed(list(graph.nodes)):
         unread = node.op == "call_function" and not node.users and node not in outputs
-        if (unread and not is_random(node)) or (node.op == "get_attr" and not node.users):
+        kept = is_random(node) or question_of(node) is not None
+        if (unread and not kept) or (node.op == "get_attr" and not node.users):
             graph.erase_node(node)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,6 +118,8 @@ class OpaqueCalls:
         Meters a call; needed if there is an opaque module.
     named : frozenset of str
         Modules that are opaque without being marked.
+    examples : mapping of str to list of list
+        By module: the flattened arguments of its calls in a real run, None where unknown.
     """
 
     def __init__(
@@ -125,8 +127,12 @@ class OpaqueCalls:
         modules: dict[str, nn.Module],
         measure_peak: PeakFunction | None = None,
         named: frozenset[str] = frozenset(),
+        examples: Mapping[str, Sequence[Sequence[Any]]] | None = None,
     ) -> None:
         self.modules = opaque_modules(modules, named)
+        self._real_calls = examples or {}
+        self._calls: dict[str, int] = {}
+        self.look_up: Callable[[torch.Tensor], torch.Tensor | None] = _unknown
         self.measure_peak = measure_peak
         self.blocks: dict[Any, Block] = {}
         self.members = {
@@ -159,6 +165,8 @@ class OpaqueCalls:
             else:
                 module.__dict__["forward"] = self._own[name]
         self._examples.clear()
+        self._real_calls = {}
+        self.look_up = _unknown  # nothing of the call that was traced is kept
 
     @property
     def changes_state(self) -> bool:
@@ -168,6 +176,7 @@ class OpaqueCalls:
     def note_inputs(self, traced: Any, real: Any) -> None:
         """Remember which real tensor each traced input of the call stands for."""
         self._called = []
+        self._calls = {}
         pairs = zip(flatten(traced)[0], flatten(real)[0], strict=True)
         self._examples = {
             id(t): (t, r)
@@ -180,15 +189,26 @@ class OpaqueCalls:
     ) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = flatten((args, kwargs))
+            self._note_examples(name, leaves)
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
             now = dict(module.named_parameters(remove_duplicate=False))
             tensors += [now[n] for n in self.trained[name]]
             block = self._block(name, module, function, leaves, spec, tensors)
             outputs = _Boundary.apply(block, *tensors)
             assert block.profile is not None
-            return block.profile.structure.filled(outputs)
+            return block.profile.filled(tensors, outputs)
 
         return forward
+
+    def _note_examples(self, name: str, leaves: list[Any]) -> None:
+        """Remember what the arguments of a module's next call were in a real run."""
+        number = self._calls[name] = self._calls.get(name, -1) + 1
+        calls = self._real_calls.get(name, ())
+        if number < len(calls) and len(calls[number]) == len(leaves):
+            for traced, real in zip(leaves, calls[number], strict=True):
+                same = isinstance(real, torch.Tensor) and isinstance(traced, torch.Tensor)
+                if same and traced.shape == real.shape:
+                    self._examples.setdefault(id(traced), (traced, real))
 
     def _block(
         self,
@@ -235,6 +255,8 @@ class OpaqueCalls:
         operands = []
         for tensor in arguments:
             _, example = self._examples.get(id(tensor), (None, None))
+            if example is None and not tensor.is_floating_point():
+                example = self.look_up(tensor)
             operands.append(Operand(Geometry.of(tensor), tensor.requires_grad, None, example))
         for parameter in trained:
             real = self.members[name][parameter]
@@ -252,6 +274,10 @@ class OpaqueCalls:
             )
         with private.without_modes():
             block.examine(state, self.measure_peak)
+
+
+def _unknown(_: torch.Tensor) -> None:
+    return None
 
 
 def _sharing(modules: dict[str, nn.Module], blocks: dict[str, nn.Module]) -> set[str]:

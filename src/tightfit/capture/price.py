@@ -10,8 +10,10 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture.answers import Question
 from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.lift import Call, Captured
+from tightfit.capture.synthetic import synthetic_arguments
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured import (
     Measurement,
@@ -19,7 +21,6 @@ from tightfit.costs.measured import (
     Workspace,
     call_key,
     environment_of,
-    materialise,
     measure_call,
     measure_workspace,
 )
@@ -130,10 +131,12 @@ def _measured(
             if _is_block(call):
                 known[key] = _of_block(call.function, kind, measure_peak)
                 continue
-            args, kwargs = _synthetic(captured, call)
+            args, kwargs = synthetic_arguments(captured.joint.module, call)
+            is_question = isinstance(call.function, Question)
+            function = call.function.unchecked if is_question else call.function
             with private.without_autocast():
                 known[key] = measure(
-                    call.function, args, kwargs, device=device, measure_peak=measure_peak
+                    function, args, kwargs, device=device, measure_peak=measure_peak
                 )
             cache.put(f"{kind.__name__}\n{key}", known[key])
     finally:
@@ -179,27 +182,13 @@ def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Captur
     return captured.with_graph(graph)
 
 
-def _synthetic(captured: Captured, call: Call) -> Any:
-    """Return real arguments for a call: tensors of the shapes and strides of the trace."""
-
-    def real(node: fx.Node) -> Any:
-        if node.op == "get_attr":
-            value = getattr(captured.joint.module, str(node.target))
-            return value.clone_state() if isinstance(value, torch.Generator) else value
-        return private.pytree.tree_map_only(torch.Tensor, _materialised, node.meta["val"])
-
-    return fx.map_arg((call.args, call.kwargs), real)
-
-
-def _materialised(fake: torch.Tensor) -> torch.Tensor:
-    return materialise(fake.shape, fake.stride(), fake.dtype, fake.device)
-
-
 def _name(function: Any) -> str:
     if isinstance(function, torch._ops.OpOverload):
         return function.name()
     if isinstance(function, BlockForward | BlockBackward):
         return f"opaque module {function.block.name}"
+    if isinstance(function, Question):
+        return f"asked {function}"
     return f"{function.__module__}.{function.__qualname__}"
 
 

@@ -29,9 +29,17 @@ class PythonState:
 
     Used as a context manager around a trace: on exit everything is put back. `raise_if_changed`
     afterwards refuses the model if something had changed.
+
+    Parameters
+    ----------
+    modules : dict of str to nn.Module
+        The modules.
+    keeps : bool
+        Put back generators only, and let modules keep what changed.
     """
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, modules: dict[str, nn.Module], *, keeps: bool = False) -> None:
+        self._keeps = keeps
         alone = len(modules) == 1
         self._modules: dict[str, nn.Module] = {}
         for prefix, top in modules.items():
@@ -60,7 +68,7 @@ class PythonState:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for name, module in self._modules.items():
+        for name, module in () if self._keeps else self._modules.items():
             self._restore_members(name, module)
             self._restore_attributes(name, module)
         for name, (generator, before) in self._generators.items():
@@ -134,7 +142,7 @@ class PythonState:
                 raise CaptureError(
                     f"module {old!r} is normalised by a hook that sets its weight anew on every "
                     "forward. Way out: the same norm from torch.nn.utils.parametrizations. The "
-                    "model is unchanged"
+                    "model is unchanged",
                 )
             if len(changed) > _MOST_NAMED:
                 what += f" and {len(changed) - _MOST_NAMED} more"
@@ -142,7 +150,8 @@ class PythonState:
                 f"the forward pass changes Python state: {what}. A planned step replays operators,"
                 " not Python, so this would silently stop happening. Way out: make it a registered"
                 " buffer (tensors), do it outside the fitted module, or draw random numbers with "
-                "torch. The model is unchanged"
+                "torch. The model is unchanged",
+                cause="state",
             )
 
 

@@ -165,7 +165,7 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
     ] + [
         (key, id(value))
         for key, value in module.__dict__.items()
-        if isinstance(value, torch.Generator)
+        if isinstance(value, torch.Generator | torch.Tensor)
     ]
 
 

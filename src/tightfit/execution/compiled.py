@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _inductor as private
+from tightfit.capture.answers import Question
 from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.lift import Captured
 from tightfit.errors import CompileError
@@ -31,7 +32,8 @@ def refuse_uncompilable(captured: Captured) -> None:
     Raises
     ------
     CompileError
-        For opaque modules and operators that draw from a generator of their own.
+        For opaque modules, computed values that decide, and operators that draw from a generator
+        of their own.
     """
     for op, calls in zip(captured.graph.ops, captured.calls, strict=True):
         where = f"module {op.module!r}" if op.module else "the outermost forward"
@@ -39,6 +41,11 @@ def refuse_uncompilable(captured: Captured) -> None:
             raise CompileError(
                 f"{where} runs eagerly, as one opaque op, and cannot be compiled. Way out: "
                 "compile=False, or leave this module out of the fitted part"
+            )
+        if any(isinstance(call.function, Question) for call in calls):
+            raise CompileError(
+                f"{where} reads a computed value that decides how it goes on ({op.target}): the "
+                "plan checks it in every step, a compiled step cannot. Way out: compile=False"
             )
         if any(call.kwargs.get("generator") is not None for call in calls):
             raise CompileError(

@@ -1,0 +1,66 @@
+"""Errors of the tracer in words a user can act on: which module, why, and the way out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal
+
+from tightfit.capture import _torch as private
+from tightfit.capture.modules import ModuleTrail
+from tightfit.errors import CaptureError, OpaqueChanged
+
+__all__ = ["explained"]
+
+
+@contextlib.contextmanager
+def explained(trail: ModuleTrail) -> Iterator[None]:
+    """Turn what the tracer raises into errors that name the module and a way out."""
+    try:
+        yield
+    except (CaptureError, OpaqueChanged):
+        raise
+    except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
+        raise CaptureError(
+            f"{trail.where(error)} needs the values of a tensor to decide what to run "
+            f"({error.func}): a graph cannot hold that. {_WAY_OUT}",
+            module=trail.culprit(error),
+            cause="data",
+        ) from error
+    except Exception as error:
+        text = str(error).strip().split("\n\n")[0]
+        cause = _cause(text)
+        raise CaptureError(
+            _reason(trail.where(error), error, text, cause),
+            module=trail.culprit(error),
+            cause=cause,
+        ) from error
+
+
+_WAY_OUT = (
+    "Way out: express the branch with torch.where, move it into a module of its own (such a "
+    "module runs eagerly, as one op), or out of the fitted module"
+)
+
+
+def _cause(text: str) -> Literal["", "data", "outside"]:
+    if "local_scalar_dense" in text or "data-dependent" in text.lower():
+        return "data"
+    if "convert all Tensors to FakeTensors" in text or "Mixing fake modes" in text:
+        return "outside"
+    return ""
+
+
+def _reason(where: str, error: Exception, text: str, cause: str) -> str:
+    if cause == "outside":
+        return (
+            f"{where} uses a tensor that is neither a parameter, a buffer nor an input "
+            f"({text[text.find('Found in') :][:160]}). Way out: self.register_buffer(name, "
+            "tensor, persistent=False), or pass it as an input"
+        )
+    if cause == "data":
+        return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
+    return (
+        f"{where} cannot be traced: {type(error).__name__}: {text[:600]}. Way out: mark the module "
+        "with tightfit.opaque, which then runs eagerly as one measured op"
+    )

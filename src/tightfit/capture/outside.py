@@ -1,0 +1,97 @@
+"""Tensors a forward uses that belong to nobody: globals, caches, plain attributes of modules.
+
+While a step is traced they are replaced by buffers that stand for them, so that every step reads
+what they hold then, and writes to them as the forward does.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from tightfit.capture import _torch as private
+
+__all__ = ["PREFIX", "OutsideTensors", "forget_traced_results"]
+
+PREFIX = "_outside"
+"""The name under which a traced step knows the module that holds them."""
+
+
+class OutsideTensors(TorchFunctionMode):
+    """Puts what stands for outside tensors in their place; notes those that nothing stands for.
+
+    Parameters
+    ----------
+    known : sequence of tensor
+        Those that buffers stand for.
+    """
+
+    def __init__(self, known: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._known = tuple(known)
+        self._instead: dict[int, torch.Tensor] = {}
+        self._made: dict[int, torch.Tensor] = {}
+        self.found: dict[int, torch.Tensor] = {}
+        self.holder = nn.Module()
+        for number, tensor in enumerate(known):
+            self.holder.register_buffer(f"tensor{number}", tensor)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def with_found(self) -> OutsideTensors:
+        """Return one that knows also those which nothing stood for."""
+        return OutsideTensors((*self._known, *self.found.values()))
+
+    def start(self, holder: nn.Module) -> None:
+        """Begin anew, with what the tracer put in place of the holder's buffers."""
+        self._made = {}
+        self._instead = {id(t): b for t, b in zip(self._known, holder.buffers(), strict=True)}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not private.is_tracing():
+            return func(*args, **kwargs)
+        args, kwargs = private.pytree.tree_map_only(torch.Tensor, self._replaced, (args, kwargs))
+        result = func(*args, **kwargs)
+        for tensor in private.pytree.tree_leaves(result):
+            if type(tensor) is torch.Tensor:  # made of outside ones that nothing stands for yet
+                self._made[id(tensor)] = tensor
+        return result
+
+    def _replaced(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is not torch.Tensor or tensor.requires_grad:
+            return tensor
+        instead = self._instead.get(id(tensor))
+        if instead is None and id(tensor) not in self._made:
+            self.found[id(tensor)] = tensor
+        return tensor if instead is None else instead
+
+
+def forget_traced_results() -> None:
+    """Empty every `functools` cache that a trace has filled with tensors without values."""
+    for wrapper in gc.get_objects():
+        if type(wrapper) is functools._lru_cache_wrapper and _holds_traced(wrapper):
+            wrapper.cache_clear()
+
+
+def _holds_traced(wrapper: Any) -> bool:
+    """Whether a cached result is a tensor of a trace, or a container or an object with one."""
+    waiting = [r for r in gc.get_referents(wrapper) if isinstance(r, dict)]
+    for _ in range(3):
+        found = [x for each in waiting for x in gc.get_referents(each)]
+        if any(isinstance(x, torch.Tensor) and private.is_traced(x) for x in found):
+            return True
+        waiting = [x for x in found if not isinstance(x, type | str | int | float)]
+    return False

@@ -1,0 +1,122 @@
+"""Arguments to measure a call with: of the shapes of the trace, with values that fit each other.
+
+Where a mask decides how large something is, it is true just as often as in the trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture import _torch as private
+from tightfit.capture.answers import Question
+from tightfit.capture.lift import Call
+from tightfit.costs.measured import materialise
+
+__all__ = ["synthetic_arguments"]
+
+aten = torch.ops.aten
+
+_PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
+_MASKS = (torch.bool, torch.uint8)
+
+
+def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
+    """Return real arguments for a traced call: tensors of the shapes and strides of the trace.
+
+    Parameters
+    ----------
+    module : fx.GraphModule
+        The traced step, which holds the constants.
+    call : Call
+        One of its calls.
+    """
+
+    def real(node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            value = getattr(module, str(node.target))
+            return value.clone_state() if isinstance(value, torch.Generator) else value
+        return private.pytree.tree_map_only(torch.Tensor, _materialised, node.meta["val"])
+
+    args, kwargs = fx.map_arg((call.args, call.kwargs), real)
+    if isinstance(call.function, Question):
+        _fit_question(call.function, args[0])
+    elif call.function in _PUTS:
+        _fit_put(*args[:3])
+    elif call.function is aten.masked_scatter.default:
+        _make_true(args[1], args[0].shape, args[2].numel())
+    elif call.function is aten.masked_scatter_backward.default:
+        _make_true(args[1], args[0].shape, math.prod(args[2]))
+    return args, kwargs
+
+
+def _materialised(fake: torch.Tensor) -> torch.Tensor:
+    return materialise(fake.shape, fake.stride(), fake.dtype, fake.device)
+
+
+def _make_true(mask: torch.Tensor, shape: Sequence[int], count: int) -> None:
+    """Let a mask, broadcast to a shape, be true as often as given."""
+    for dimension, stride in enumerate(mask.stride()):
+        if stride == 0 and mask.shape[dimension] > 1:
+            mask = mask.narrow(dimension, 0, 1)
+    if not mask.numel():
+        return
+    times = max(1, math.prod(shape) // mask.numel())
+    true = torch.arange(mask.numel(), device=mask.device) < count // times
+    mask.copy_(true.view(mask.shape))
+
+
+def _fit_put(x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> None:
+    """Let masks select as many places as there are rows of values."""
+    masks = [i for i in indices if i is not None and i.dtype in _MASKS]
+    if not masks:
+        return
+    consumed = sum(1 if i is None or i.dtype not in _MASKS else i.dim() for i in indices)
+    behind = x.dim() - consumed
+    if values.dim() > behind and values.shape[-1 - behind] != 1:
+        for mask in masks:
+            _make_true(mask, mask.shape, values.shape[-1 - behind])
+
+
+def _fit_question(question: Question, tensors: list[torch.Tensor]) -> None:
+    """Let an operator whose results' sizes depend on values give those of the trace."""
+    sizes = question.answer.value
+    if not isinstance(sizes, tuple):
+        return
+    first = sizes[0].shape
+    match question.function:
+        case aten.nonzero.default:
+            values = torch.arange(tensors[0].numel()) < first[0]
+        case aten.masked_select.default:
+            x, mask = tensors
+            _make_true(mask, torch.broadcast_shapes(x.shape, mask.shape), first[0])
+            return
+        case aten.index.Tensor:
+            (_, indices), _ = question.arguments(tensors)
+            ahead = next(n for n, i in enumerate(indices) if i is not None)
+            for mask in indices:
+                if mask is not None and mask.dtype in _MASKS:
+                    _make_true(mask, mask.shape, first[ahead])
+            return
+        case aten._pack_padded_sequence.default:
+            tensors[1].copy_(_lengths(tensors[1].numel(), first[0], sizes[1].shape[0]))
+            return
+        case aten.repeat_interleave.Tensor | aten.bincount.default:
+            values = torch.zeros(tensors[0].numel())
+            values[0] = first[0] - (question.function is aten.bincount.default)
+        case _:
+            values = torch.arange(tensors[0].numel()) * first[0] // max(1, tensors[0].numel())
+    if tensors[0].numel():
+        tensors[0].copy_(values.view(tensors[0].shape))
+
+
+def _lengths(count: int, total: int, longest: int) -> torch.Tensor:
+    """Return falling lengths of sequences that add up to a total."""
+    lengths: list[int] = []
+    for place in range(count):
+        lengths.append(min(longest, total - sum(lengths) - (count - place - 1)))
+    return torch.tensor(lengths)
