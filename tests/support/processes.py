@@ -6,27 +6,34 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 __all__ = ["run_ranks"]
 
 
-def run_ranks(script: str, *words: str, timeout: float = 300) -> list[str]:
+def run_ranks(script: str, *words: str, timeout: float = 200) -> list[str]:
     """Run ``python SCRIPT RANK PORT WORDS...`` on two ranks; return what those that failed said."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(port), *words],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=timeout)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [text for rank, text in zip(ranks, said, strict=True) if rank.returncode]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(rank)) for rank in range(2)]
+        ranks = []
+        for rank, file in enumerate(files):
+            command = [sys.executable, script, str(rank), str(port), *words]
+            with file.open("w") as said:
+                ranks.append(subprocess.Popen(command, stderr=said, env=environment))
+        try:
+            for rank in ranks:
+                rank.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pass  # a rank that had to be ended has failed
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        return [
+            file.read_text() for rank, file in zip(ranks, files, strict=True) if rank.returncode
+        ]

@@ -11,6 +11,7 @@ from torch import nn
 from tightfit.capture import _torch as private
 
 __all__ = [
+    "device_kind",
     "gradient_bytes",
     "lasting_bytes",
     "new_gradient_bytes",
@@ -24,9 +25,12 @@ def _rounded(size_bytes: int, granularity: int) -> int:
 
 
 def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
-    """Return the bytes of the distinct storages of tensors, rounded as the allocator rounds."""
+    """Return the bytes of the distinct storages of tensors, rounded as the allocator rounds.
+
+    Of a tensor that is spread over processes the part that lies here counts.
+    """
     seen: dict[int, int] = {}
-    for tensor in tensors:
+    for tensor in map(private.local_tensor, tensors):
         if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             seen[storage._cdata] = _rounded(storage.nbytes(), granularity)
@@ -66,7 +70,7 @@ def lasting_bytes(optimizer: Any, modules: dict[str, nn.Module], *, expected: bo
         Whether gradients and optimizer state count that do not exist yet but will.
     """
     members = [t for m in modules.values() for t in (*m.parameters(), *m.buffers())]
-    device = "cuda" if any(t.device.type == "cuda" for t in members) else "cpu"
+    device = device_kind(modules)
     granularity = 512 if device == "cuda" else 64
     held = resident_tensor_bytes(members, granularity)
     gradients = gradient_bytes(modules, granularity)
@@ -77,6 +81,12 @@ def lasting_bytes(optimizer: Any, modules: dict[str, nn.Module], *, expected: bo
     if expected or known:
         state = optimizer_state_bytes(optimizer, modules, granularity, device)
     return held + gradients + state
+
+
+def device_kind(modules: dict[str, nn.Module]) -> str:
+    """Return ``"cuda"`` if anything of the modules lies on a GPU, else ``"cpu"``."""
+    members = (t for m in modules.values() for t in (*m.parameters(), *m.buffers()))
+    return "cuda" if any(t.device.type == "cuda" for t in members) else "cpu"
 
 
 def new_gradient_bytes(modules: dict[str, nn.Module], granularity: int) -> int:

@@ -11,9 +11,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.api.budget import Budget
-from tightfit.api.options import make_options
+from tightfit.api.options import Options, make_options
+from tightfit.api.parts import Parts
 from tightfit.api.reporting import Report
 from tightfit.api.session import Session
+from tightfit.api.sharded import group_of, late_bytes, sharded_parts
 from tightfit.capture.signature import flatten
 from tightfit.errors import BadInput
 from tightfit.execution.attach import (
@@ -153,8 +155,29 @@ def fit(
             replaced.leave()
         return session
 
-    attach_to(model)
+    parts = sharded_parts(model)
+    if parts and (in_flight != 1 or tuple(shapes)):
+        raise BadInput("a model with sharded parts takes neither in_flight= nor shapes=")
+    if parts:
+        _fit_in_parts(model, parts, options)
+    else:
+        attach_to(model)
     return model
+
+
+def _fit_in_parts(model: nn.Module, parts: dict[str, nn.Module], options: Options) -> None:
+    """Attach a session that plans each part by itself."""
+
+    def refit(copy: nn.Module) -> Any:
+        raise BadInput("a model with sharded parameters cannot be copied")
+
+    replaced = attached(model)
+    if replaced is not None:
+        replaced.leave()
+    refuse_unfittable(model)
+    session = Parts(model, parts, options, group=group_of(model), late_bytes=late_bytes(parts))
+    attach(model, session, refit)
+    session.attach_parts()
 
 
 def step(

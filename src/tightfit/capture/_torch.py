@@ -69,6 +69,7 @@ __all__ = [
     "is_wrapper",
     "keep_composites_whole",
     "like",
+    "local_tensor",
     "min_cut_partition",
     "pytree",
     "reduces_after_backward",
@@ -313,3 +314,8 @@ def reduces_after_backward(wrapper: DistributedDataParallel) -> bool:
 def store_of_processes() -> Any:
     """Return the key-value store that all processes of torch.distributed share."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def local_tensor(tensor: Any) -> Any:
+    """Return what lies in this process of a tensor spread over several; others as they are."""
+    return getattr(tensor, "_local_tensor", tensor)

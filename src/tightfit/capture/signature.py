@@ -122,6 +122,8 @@ def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 def module_signature(modules: dict[str, nn.Module], root: nn.Module | None) -> tuple[Any, ...]:
     """Return what matters of modules: parameters, buffers, flags, plain attributes, hooks, modes.
 
+    Modules that are alike have the same signature.
+
     Parameters
     ----------
     modules : dict of str to nn.Module
@@ -130,6 +132,7 @@ def module_signature(modules: dict[str, nn.Module], root: nn.Module | None) -> t
         The module whose own hooks run around the step and so do not matter.
     """
     parts: list[Any] = [_modes()]
+    seen: dict[int, int] = {}
     for prefix, top in modules.items():
         for name, module in top.named_modules(remove_duplicate=False):
             parts.append((prefix, name, type(module), module.training))
@@ -138,7 +141,8 @@ def module_signature(modules: dict[str, nn.Module], root: nn.Module | None) -> t
                 parts.append(tuple(tuple(getattr(module, hooks)) for hooks in _HOOKS))
             for key, parameter in module._parameters.items():
                 if parameter is not None:
-                    parts.append((key, id(parameter), *_tensor(parameter)))
+                    number = seen.setdefault(id(parameter), len(seen))  # tells which are shared
+                    parts.append((key, number, *_tensor(parameter)))
             for key, buffer in module._buffers.items():
                 if buffer is not None:
                     parts.append((key, *_tensor(buffer)))

@@ -18,7 +18,7 @@ from torch import nn
 
 from tightfit.errors import BadInput
 
-__all__ = ["attach", "attached", "detach", "original_forward", "refuse_unfittable"]
+__all__ = ["attach", "attach_part", "attached", "detach", "original_forward", "refuse_unfittable"]
 
 _FITTED: WeakSet[nn.Module] = WeakSet()
 _SESSION = "_tightfit_session"
@@ -67,6 +67,34 @@ def attach(module: nn.Module, session: Any, refit: Callable[[nn.Module], Any]) -
     _FITTED.add(module)
 
 
+def attach_part(module: nn.Module, part: Any) -> None:
+    """Replace the forward of a module inside a model that is fitted part by part.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Inside the model; its ancestors may be fitted.
+    part : callable
+        Called with (args, kwargs) instead of the module's forward.
+
+    Raises
+    ------
+    BadInput
+        If the module's forward was replaced by somebody else.
+    """
+    _refuse_foreign(module)
+
+    def refit(copy: nn.Module) -> Any:
+        raise BadInput(
+            f"a copy of a {type(copy).__name__} was made out of a model that is fitted part by "
+            "part: tightfit.unfit the model before copying it, then fit the copy"
+        )
+
+    function = _make_function(part, refit, type(module).forward)
+    module.__dict__["forward"] = types.MethodType(function, module)
+    _FITTED.add(module)
+
+
 def refuse_unfittable(module: nn.Module) -> None:
     """Refuse a module whose forward cannot be replaced.
 
@@ -78,6 +106,10 @@ def refuse_unfittable(module: nn.Module) -> None:
     """
     _refuse_wrapped(module)
     _refuse_nested(module)
+    _refuse_foreign(module)
+
+
+def _refuse_foreign(module: nn.Module) -> None:
     own = module.__dict__.get("forward")
     foreign = own is not None and getattr(own, "__func__", None) is not type(module).forward
     if foreign and _planned_function(module) is None:
