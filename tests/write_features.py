@@ -9,6 +9,8 @@ from pathlib import Path
 
 from support.features import REFUSED, SUPPORTED, UNCOMPILED
 from support.models import CASES
+from support.replicas import DATA_PARALLEL
+from support.sharded import SHARDED
 from support.training import WAYS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +43,14 @@ def document() -> str:
         "",
         *(f"- {name}" for name in WAYS),
         "",
+        "## Several processes: the same bits, measured peak of each rank inside the budget",
+        "",
+        *(f"- DistributedDataParallel: {name}" for name in DATA_PARALLEL),
+        *(f"- FSDP2 (`fully_shard`): {name}" for name in SHARDED),
+        "",
+        "Two gloo processes on a CPU. How it works and what is counted: "
+        "[distributed.md](distributed.md).",
+        "",
         "## Compiled (`compile=True`): close to plain PyTorch",
         "",
         "All models and ways of training above, but for these models, which are refused by name "
@@ -63,7 +73,9 @@ def section() -> str:
     names = "; ".join(refused.name for refused in REFUSED)
     return (
         f"{len(CASES) + len(SUPPORTED)} features of models and {len(WAYS)} ways of training are "
-        "each tested to give the bits of plain PyTorch; a module that cannot be seen into runs "
+        f"each tested to give the bits of plain PyTorch, {len(DATA_PARALLEL) + len(SHARDED)} more "
+        "with two processes (DistributedDataParallel and FSDP2: "
+        "[docs/distributed.md](docs/distributed.md)); a module that cannot be seen into runs "
         "eagerly, as one measured op (`tightfit.opaque`). Refused, each with a way out: "
         f"{names}. All of them: [docs/features.md](docs/features.md)."
     )

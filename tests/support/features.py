@@ -349,6 +349,13 @@ REFUSED = [
         "fit the inner module, then wrap it",
     ),
     Refused(
+        "FSDP1 (`FullyShardedDataParallel`)",
+        called(lambda: type("FullyShardedDataParallel", (nn.Linear,), {})(8, 8)),
+        BadInput,
+        "FSDP1.*fully_shard",
+        "FSDP2 (`fully_shard`), then fit",
+    ),
+    Refused(
         "reentrant checkpoints",
         wrapped(lambda s, h: checkpoint(s.b, h, use_reentrant=True)),
         CaptureError,

@@ -168,17 +168,25 @@ def check_too_little(rank: int) -> None:
     assert raised.value.minimum_bytes > 700 << 10
 
 
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+SHARDED: dict[str, Callable[[int], None]] = {
+    "blocks and root sharded": lambda rank: check_bits_and_peak(rank, 0.6),
+    "accumulation without reduction": lambda rank: check_bits_and_peak(rank, 0.7, accumulate=2),
+    "parameters in bfloat16, kept after forward": lambda rank: check_bits_and_peak(
+        rank, 0.7, mp_policy=HALF, reshard_after_forward=False
+    ),
+    "the model as one unit": check_one_unit,
+}
+"""What is tested with two ranks, by name: a row each of docs/features.md."""
+
+
 def main(rank: int, port: int) -> None:
     """Run every check; the first failure ends the rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    check_bits_and_peak(rank, 0.6)
-    check_bits_and_peak(rank, 0.7, accumulate=2)
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    check_bits_and_peak(rank, 0.7, mp_policy=half, reshard_after_forward=False)
-    check_one_unit(rank)
-    check_too_little(rank)
-    check_refused(rank)
+    for check in (*SHARDED.values(), check_too_little, check_refused):
+        check(rank)
     dist.destroy_process_group()
 
 

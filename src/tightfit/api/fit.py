@@ -156,9 +156,9 @@ def fit(
         return session
 
     parts = sharded_parts(model)
-    if parts and (in_flight != 1 or tuple(shapes)):
-        raise BadInput("a model with sharded parts takes neither in_flight= nor shapes=")
     if parts:
+        if tuple(shapes):
+            raise BadInput("a model with sharded parts is planned as it runs: it takes no shapes=")
         _fit_in_parts(model, parts, options)
     else:
         attach_to(model)

@@ -24,7 +24,15 @@ from tightfit.api.constants import device_kind, lasting_bytes
 from tightfit.api.ledger import Holding, Ledger, Recorder, holding_of
 from tightfit.api.options import Options
 from tightfit.api.ranks import Ranks, agreed
-from tightfit.api.sharing import Kind, Level, PartsReport, choose, least_plan, most_plan
+from tightfit.api.sharing import (
+    Kind,
+    Level,
+    PartsReport,
+    choose,
+    least_plan,
+    most_plan,
+    refuse_options,
+)
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.signature import flatten, input_signature, module_signature
@@ -69,11 +77,7 @@ class Parts:
         group: Any = None,
         late_bytes: int = 0,
     ) -> None:
-        if options.budget_bytes is None or options.shared is not None or options.plan is not None:
-            raise BadInput(
-                "a model planned part by part takes a budget in bytes of its own, such as '8GiB', "
-                "and finds its plans itself: neither budget='device' nor a Budget nor plan="
-            )
+        refuse_options(options)
         self.root = weakref.ref(root)
         self.name = type(root).__name__
         self.options = with_ranks(options, Ranks(group)) if group is not None else options

@@ -59,10 +59,13 @@ class Replicas:
         return self._wrapper() is wrapper
 
     def bucket_bytes(self, granularity: int) -> int:
-        """Return the bytes of the buckets that are not the gradients' own storage already."""
+        """Return the bytes of the buckets that are not the gradients' own storage already.
+
+        One unit of the allocator for each parameter is added: what the wrapper notes about it.
+        """
         if self._wrapper() is None:
             return 0
-        every = sum(-(-p.nbytes // granularity) * granularity for p in self._reduced.values())
+        every = sum((-(-p.nbytes // granularity) + 1) * granularity for p in self._reduced.values())
         return max(0, every - self.viewed_bytes(granularity))
 
     def viewed_bytes(self, granularity: int) -> int:

@@ -18,6 +18,7 @@ from tightfit.api.ledger import Holding, Ledger, holding_of
 from tightfit.api.options import Options
 from tightfit.api.pipeline import plan_task, with_outside
 from tightfit.capture.lift import Captured
+from tightfit.errors import BadInput
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
@@ -28,7 +29,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.minimum import minimum_budget
 from tightfit.units import format_bytes
 
-__all__ = ["Kind", "Level", "PartsReport", "choose", "least_plan", "most_plan"]
+__all__ = ["Kind", "Level", "PartsReport", "choose", "least_plan", "most_plan", "refuse_options"]
 
 _LEAST_SHARE = 0.3  # of a search's time, for the plan of the first steps
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -125,6 +126,29 @@ class Level:
         """Whether there is a kind of part without a chosen plan."""
         assert self.ledger is not None
         return any(kind not in self.chosen for kind in self.ledger.calls)
+
+
+def refuse_options(options: Options) -> None:
+    """Refuse what is not done part by part.
+
+    Raises
+    ------
+    BadInput
+        Names it.
+    """
+    wanted = {
+        "budget='device'": options.budget_bytes is None,
+        "a shared Budget": options.shared is not None,
+        "plan=": options.plan is not None,
+        "compile=": options.compile,
+        "in_flight=": options.in_flight != 1,
+    }
+    refused = [name for name, is_wanted in wanted.items() if is_wanted]
+    if refused:
+        raise BadInput(
+            f"a model planned part by part takes no {', no '.join(refused)}: give a budget in "
+            "bytes of its own, such as '8GiB', and leave the rest out"
+        )
 
 
 def most_plan(graph: Graph) -> Plan:

@@ -135,6 +135,11 @@ def _refuse_wrapped(module: nn.Module) -> None:
     kind = type(module).__name__
     if kind in ("OptimizedModule", "DistributedDataParallel", "DataParallel"):
         raise BadInput(f"the model is wrapped ({kind}): fit the inner module first, then wrap it")
+    if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):
+        raise BadInput(
+            "the model is wrapped by FullyShardedDataParallel (FSDP1), which runs collectives in "
+            "its forward. Shard it with torch.distributed.fsdp.fully_shard (FSDP2), then fit it"
+        )
 
 
 def _refuse_nested(module: nn.Module) -> None:
