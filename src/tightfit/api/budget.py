@@ -26,8 +26,8 @@ class Budget:
     """A memory budget that several fitted models share: a GAN, a student and its teacher.
 
     What every member holds the whole time (parameters, buffers, gradients, optimizer state) is
-    set aside; what is left for activations is divided equally, because one member's forward may
-    be open while another one runs.
+    set aside; what is left for activations is divided, because one member's forward may be open
+    while another one runs: equally, or by what each member is known to need.
 
     Parameters
     ----------
@@ -44,6 +44,9 @@ class Budget:
     def __init__(self, size: int | str) -> None:
         self.size_bytes = parse_bytes(size)
         self._members: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._needs: weakref.WeakKeyDictionary[Session, tuple[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.size_bytes)}, {len(self._members)} members)"
@@ -68,13 +71,31 @@ class Budget:
             if other is not session
         )
 
-    def share_bytes(self) -> int:
-        """Return each member's part of what is left for activations."""
+    def declare(self, session: Session, least_bytes: int, most_bytes: int) -> None:
+        """Note between which bytes a member's activations can be planned."""
+        self._needs[session] = least_bytes, max(least_bytes, most_bytes)
+
+    def share_bytes(self, session: Session) -> int:
+        """Return a member's part of what is left for activations.
+
+        Where every member's needs are known, each gets its least, and of the rest in proportion
+        to what it could save by recomputing.
+        """
+        members = self.members()
         lasting = sum(
             lasting_bytes(member.options.optimizer, member.modules, expected=True)
-            for member in self._members
+            for member in members
         )
-        return max(0, self.size_bytes - lasting) // max(1, len(self._members))
+        room = max(0, self.size_bytes - lasting)
+        needs = [self._needs[member] for member in members if member in self._needs]
+        if len(needs) < len(members) or session not in self._needs:
+            return room // max(1, len(members))
+        least, most = self._needs[session]
+        all_least = sum(each[0] for each in needs)
+        spans = sum(each[1] - each[0] for each in needs)
+        if room < all_least:
+            return room * least // all_least
+        return least + (room - all_least) * (most - least) // max(1, spans)
 
 
 def close_windows(session: Session) -> None:
@@ -101,7 +122,7 @@ def share_bytes(session: Session, graph: Graph, constant_bytes: int) -> int:
     budget_bytes, options = session.budget_bytes(graph), session.options
     if options.shared is not None:
         new = new_gradient_bytes(session.modules, graph.device.granularity_bytes)
-        share = options.shared.share_bytes() // options.in_flight
+        share = options.shared.share_bytes(session) // options.in_flight
         return min(budget_bytes, constant_bytes + new + share)
     if budget_bytes <= constant_bytes:
         return budget_bytes

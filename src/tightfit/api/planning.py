@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tightfit.api.background import Search
-from tightfit.api.budget import share_bytes
+from tightfit.api.budget import Budget, share_bytes
 from tightfit.api.compiling import compiled_plan
-from tightfit.api.constants import gradient_bytes, optimizer_state_bytes
+from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
 from tightfit.api.pipeline import plan_step, with_constants, with_outside
 from tightfit.api.quick import quick_outcome
 from tightfit.api.ranks import agreed
@@ -23,8 +24,9 @@ from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.assemble import handing_over_singly
+from tightfit.plan.assemble import assemble, handing_over_singly, keep_everything
 from tightfit.plan.plan import Gradients, Outcome
+from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
 from tightfit.planners.minimum import MinimumBudget, minimum_budget
@@ -33,7 +35,14 @@ from tightfit.progress import Progress
 if TYPE_CHECKING:
     from tightfit.api.session import Session
 
-__all__ = ["held_gradient_bytes", "planned_for", "recall_costs", "smallest_budget", "state_bytes"]
+__all__ = [
+    "declare_needs",
+    "held_gradient_bytes",
+    "planned_for",
+    "recall_costs",
+    "smallest_budget",
+    "state_bytes",
+]
 
 _SETTLED_CALLS = 4  # the optimizer's state exists by then
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
@@ -147,6 +156,25 @@ def smallest_budget(session: Session, shape: Shape, gradients: Gradients) -> Min
     options = session.options
     least = minimum_budget(graph, gradients, options.limits, options.progress)
     shape.known_plans[gradients] = least.plan
+    return least
+
+
+def declare_needs(
+    session: Session, shape: Shape, gradients: Gradients, budget: Budget
+) -> MinimumBudget:
+    """Tell a shared budget between which bytes a step can be planned; return the least."""
+    least = smallest_budget(session, shape, gradients)
+    graph = shape.captured.graph
+    existing = held_gradient_bytes(session, graph)
+    graph = _with_surroundings(shape, existing, state_bytes(session, graph))
+    everything = assemble(
+        graph, keep_everything(graph), budget_bytes=sys.maxsize, gradients=gradients
+    )
+    around = graph.constant_bytes + new_gradient_bytes(
+        session.modules, graph.device.granularity_bytes
+    )
+    most_bytes = simulate(graph, everything).peak_bytes
+    budget.declare(session, least.found_bytes - around, most_bytes - around)
     return least
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.budget import close_windows, limit_bytes, with_ranks
+from tightfit.api.budget import Budget, close_windows, limit_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.compiling import still_fits
 from tightfit.api.constants import gradient_bytes
@@ -18,6 +18,7 @@ from tightfit.api.deciding import run_as_data_decide
 from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
 from tightfit.api.planning import (
+    declare_needs,
     held_gradient_bytes,
     planned_for,
     recall_costs,
@@ -111,7 +112,7 @@ class Session:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one planned forward; the plain callable if nothing can need a gradient."""
         leaves, spec = flatten(args, kwargs)
-        if not torch.is_grad_enabled() or not self._needs_gradient(leaves):
+        if not torch.is_grad_enabled() or not self.needs_gradient(leaves):
             return self.function(*args, **kwargs)
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
@@ -184,7 +185,7 @@ class Session:
         self.shapes.clear()  # what was found out alone is found out together
         self.guard = None
 
-    def _needs_gradient(self, leaves: list[Any]) -> bool:
+    def needs_gradient(self, leaves: list[Any]) -> bool:
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves):
             return True
         return any(p.requires_grad for m in self.modules.values() for p in m.parameters())
@@ -334,6 +335,15 @@ class Session:
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         return smallest_budget(self, shape, self._gradients(shape.captured, inputs))
 
+    def declare_needs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], budget: Budget
+    ) -> MinimumBudget:
+        """Tell a budget that is to be shared what these inputs need; return the least."""
+        leaves, spec = flatten(args, kwargs)
+        shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
+        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
+        return declare_needs(self, shape, self._gradients(shape.captured, inputs), budget)
+
     def _gradients(self, captured: Captured, inputs: list[Any]) -> Gradients:
         """Return whether gradients outlive their hand-over, or go into what exists before."""
         owners = [inputs[position] for _, position in captured.joint.gradients]
@@ -378,8 +388,10 @@ class Session:
         if not self.reported:
             self.reported = True
             self._report(step.program_bytes, step.peak_bytes)
-            if self.options.optimizer is None:
+            if self.options.optimizer is None and not self._has_company:
                 self._learn_state(shape, guard)
+        if self._has_company:
+            return  # what lies between forward and backward is theirs, too
         if not shape.outside_known and shape.plans:
             shape.outside_known = True
             outside_bytes = self._agreed(shape, "outside", step.outside_bytes)
@@ -394,6 +406,12 @@ class Session:
                     f"user code holds {format_bytes(outside_bytes)} between forward and "
                     "backward: planning with that"
                 )
+
+    @property
+    def _has_company(self) -> bool:
+        """Whether other members of a shared budget may run within this one's step."""
+        shared = self.options.shared
+        return shared is not None and len(shared.members()) > 1
 
     def _learn_state(self, shape: Shape, guard: Guard) -> None:
         """See what the first step left behind: the optimizer's state, if nobody told its size."""
