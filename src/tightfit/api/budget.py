@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +21,17 @@ if TYPE_CHECKING:
     from tightfit.api.session import Session
     from tightfit.graph.ir import Graph
 
-__all__ = ["Budget", "close_windows", "device_bytes", "limit_bytes", "share_bytes", "with_ranks"]
+__all__ = [
+    "Budget",
+    "Needs",
+    "Share",
+    "close_windows",
+    "device_bytes",
+    "divided",
+    "limit_bytes",
+    "share_of",
+    "with_ranks",
+]
 
 
 class Budget:
@@ -27,7 +39,8 @@ class Budget:
 
     What every member holds the whole time (parameters, buffers, gradients, optimizer state) is
     set aside; what is left for activations is divided, because one member's forward may be open
-    while another one runs: equally, or by what each member is known to need.
+    while another one runs: equally, or, where the needs of all members are known, so that each
+    finds room for its own peak beside what the others keep for backward.
 
     Parameters
     ----------
@@ -44,9 +57,7 @@ class Budget:
     def __init__(self, size: int | str) -> None:
         self.size_bytes = parse_bytes(size)
         self._members: weakref.WeakSet[Session] = weakref.WeakSet()
-        self._needs: weakref.WeakKeyDictionary[Session, tuple[int, int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._needs: weakref.WeakKeyDictionary[Session, Needs] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.size_bytes)}, {len(self._members)} members)"
@@ -71,31 +82,76 @@ class Budget:
             if other is not session
         )
 
-    def declare(self, session: Session, least_bytes: int, most_bytes: int) -> None:
-        """Note between which bytes a member's activations can be planned."""
-        self._needs[session] = least_bytes, max(least_bytes, most_bytes)
+    def declare(self, session: Session, needs: Needs) -> None:
+        """Note what a member's plans can do with."""
+        self._needs[session] = needs
 
-    def share_bytes(self, session: Session) -> int:
-        """Return a member's part of what is left for activations.
+    def knows(self, session: Session) -> bool:
+        """Whether the needs of all members are known, and those of this one."""
+        return all(member in self._needs for member in (session, *self._members))
 
-        Where every member's needs are known, each gets its least, and of the rest in proportion
-        to what it could save by recomputing.
-        """
+    def share_of(self, session: Session) -> Share:
+        """Return a member's part of what is left for activations."""
         members = self.members()
         lasting = sum(
             lasting_bytes(member.options.optimizer, member.modules, expected=True)
             for member in members
         )
         room = max(0, self.size_bytes - lasting)
-        needs = [self._needs[member] for member in members if member in self._needs]
-        if len(needs) < len(members) or session not in self._needs:
-            return room // max(1, len(members))
-        least, most = self._needs[session]
-        all_least = sum(each[0] for each in needs)
-        spans = sum(each[1] - each[0] for each in needs)
-        if room < all_least:
-            return room * least // all_least
-        return least + (room - all_least) * (most - least) // max(1, spans)
+        if not self.knows(session):
+            return Share(room // max(1, len(members)))
+        return divided(room, [self._needs[member] for member in members], self._needs[session])
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What plans of a step hold, in bytes: its inputs too, but not what lasts or new gradients.
+
+    Parameters
+    ----------
+    least_peak, least_kept : int
+        The peak of the least-memory plan, and what it keeps between forward and backward.
+    most_peak, most_kept : int
+        The same of the plan that keeps everything.
+    """
+
+    least_peak: int
+    least_kept: int
+    most_peak: int
+    most_kept: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """One member's part of a shared budget.
+
+    Parameters
+    ----------
+    peak_bytes : int
+        What it may hold besides what lasts.
+    others_bytes : int
+        What the others may hold between its forward and its backward.
+    """
+
+    peak_bytes: int
+    others_bytes: int = 0
+
+
+def divided(room_bytes: int, needs: Sequence[Needs], own: Needs) -> Share:
+    """Return the share of one of several steps that run inside each other.
+
+    Each step works beside what all others keep for their backward. What the largest working set
+    leaves is divided among what is kept: the least of each, and of the rest in proportion to what
+    more it could keep.
+    """
+    working = max(max(n.least_peak - n.least_kept, n.most_peak - n.most_kept) for n in needs)
+    spare = room_bytes - working - sum(n.least_kept for n in needs)
+    spans = sum(n.most_kept - n.least_kept for n in needs)
+    part = min(1.0, max(0, spare) / spans) if spans > 0 else 0.0
+    kept = [n.least_kept + int(part * (n.most_kept - n.least_kept)) for n in needs]
+    mine = own.least_kept + int(part * (own.most_kept - own.least_kept))
+    others = max(0, room_bytes - sum(kept))
+    return Share(peak_bytes=others + mine, others_bytes=others)
 
 
 def close_windows(session: Session) -> None:
@@ -117,16 +173,19 @@ def limit_bytes(options: Options, session: Session, graph: Graph) -> int:
     return session.options.budget_bytes
 
 
-def share_bytes(session: Session, graph: Graph, constant_bytes: int) -> int:
-    """Return the budget of one of the calls that may be open at once."""
+def share_of(session: Session, graph: Graph, constant_bytes: int) -> Share:
+    """Return the budget of one of the calls that may be open at once, what lasts included."""
     budget_bytes, options = session.budget_bytes(graph), session.options
     if options.shared is not None:
         new = new_gradient_bytes(session.modules, graph.device.granularity_bytes)
-        share = options.shared.share_bytes(session) // options.in_flight
-        return min(budget_bytes, constant_bytes + new + share)
+        share = options.shared.share_of(session)
+        # needs that are known count inputs: one member's input may be what another one keeps
+        counted = graph.constants_bytes["inputs"] if options.shared.knows(session) else 0
+        peak_bytes = constant_bytes - counted + new + share.peak_bytes // options.in_flight
+        return Share(min(budget_bytes, peak_bytes), share.others_bytes)
     if budget_bytes <= constant_bytes:
-        return budget_bytes
-    return constant_bytes + (budget_bytes - constant_bytes) // options.in_flight
+        return Share(budget_bytes)
+    return Share(constant_bytes + (budget_bytes - constant_bytes) // options.in_flight)
 
 
 def device_bytes(kind: str, ranks: Ranks | None = None) -> int:

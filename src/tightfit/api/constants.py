@@ -44,20 +44,32 @@ def gradient_bytes(modules: dict[str, nn.Module], granularity: int) -> int:
 
 
 def optimizer_state_bytes(
-    optimizer: Any, modules: dict[str, nn.Module], granularity: int, device: str
+    optimizer: Any,
+    modules: dict[str, nn.Module],
+    granularity: int,
+    device: str,
+    *,
+    own: bool = False,
 ) -> int:
     """Return the bytes of optimizer state that exist, or will after the first step.
 
     Without an optimizer two copies of the trainable parameters are assumed (Adam's).
+
+    Parameters
+    ----------
+    own : bool
+        Whether only the state of the modules' parameters counts; others count the rest.
     """
     trainable = {id(p): p for m in modules.values() for p in m.parameters() if p.requires_grad}
     copies = 2 * sum(_rounded(p.nbytes, granularity) for p in trainable.values())
     if optimizer is None:
         return copies
-    if any(optimizer.state.values()):
-        tensors = [t for s in optimizer.state.values() for t in _tensors(s)]
+    counted = set(trainable) if own else {id(p) for p in _parameters(optimizer)}
+    states = [state for p, state in optimizer.state.items() if id(p) in counted or not own]
+    if any(states):
+        tensors = [t for state in states for t in _tensors(state)]
         return resident_tensor_bytes((t for t in tensors if t.device.type == device), granularity)
-    predicted = _predict_state(optimizer, granularity, device)
+    predicted = _predict_state(optimizer, granularity, device, counted)
     return copies if predicted is None else predicted
 
 
@@ -66,6 +78,10 @@ def lasting_bytes(optimizer: Any, modules: dict[str, nn.Module], *, expected: bo
 
     Parameters
     ----------
+    optimizer : torch.optim.Optimizer or None
+        Only the state of the model's own parameters counts: other models may share it.
+    modules : dict of str to nn.Module
+        The model.
     expected : bool
         Whether gradients and optimizer state count that do not exist yet but will.
     """
@@ -79,7 +95,7 @@ def lasting_bytes(optimizer: Any, modules: dict[str, nn.Module], *, expected: bo
         gradients += new_gradient_bytes(modules, granularity)
     state = 0
     if expected or known:
-        state = optimizer_state_bytes(optimizer, modules, granularity, device)
+        state = optimizer_state_bytes(optimizer, modules, granularity, device, own=True)
     return held + gradients + state
 
 
@@ -100,13 +116,18 @@ def _tensors(state: Any) -> list[torch.Tensor]:
     return [t for t in private.pytree.tree_leaves(state) if isinstance(t, torch.Tensor)]
 
 
-def _predict_state(optimizer: Any, granularity: int, device: str) -> int | None:
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _predict_state(optimizer: Any, granularity: int, device: str, counted: set[int]) -> int | None:
     """Run one step of a like optimizer on fake parameters and measure its state."""
     try:
         with private.FakeTensorMode(allow_non_fake_inputs=True):
             groups = []
             for group in optimizer.param_groups:
-                fakes = [_fake_parameter(p) for p in group["params"] if p.requires_grad]
+                params = [p for p in group["params"] if p.requires_grad and id(p) in counted]
+                fakes = [_fake_parameter(p) for p in params]
                 groups.append({**group, "params": fakes, "foreach": False, "fused": False})
                 groups[-1] = {k: v for k, v in groups[-1].items() if k in group}
             groups = [g for g in groups if g["params"]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tightfit.api.background import Search
-from tightfit.api.budget import Budget, share_bytes
+from tightfit.api.budget import Budget, Needs, share_of
 from tightfit.api.compiling import compiled_plan
 from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
 from tightfit.api.pipeline import plan_step, with_constants, with_outside
@@ -25,7 +25,7 @@ from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.assemble import assemble, handing_over_singly, keep_everything
-from tightfit.plan.plan import Gradients, Outcome
+from tightfit.plan.plan import Enter, Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
@@ -62,11 +62,12 @@ def planned_for(
     graph = shape.captured.graph
     existing = held_gradient_bytes(session, graph)
     state = state_bytes(session, graph)
-    budget_bytes = share_bytes(session, graph, graph.constant_bytes + existing + state)
-    key = (gradients, existing, state, shape.outside_bytes, budget_bytes)
+    share = share_of(session, graph, graph.constant_bytes + existing + state)
+    outside_bytes = max(shape.outside_bytes, share.others_bytes)
+    key = (gradients, existing, state, outside_bytes, share.peak_bytes)
     if key not in shape.plans:
-        graph = _with_surroundings(shape, existing, state)
-        task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
+        graph = _with_surroundings(shape, existing, state, outside_bytes)
+        task = Task(graph=graph, budget_bytes=share.peak_bytes, gradients=gradients)
         shape.plans[key] = _compiled(session, shape, task, inputs) or _lowered(
             session, shape, graph, _first_outcome(session, shape, key, task)
         )
@@ -150,10 +151,8 @@ def _lowered(session: Session, shape: Shape, graph: Graph, outcome: Outcome) -> 
 
 def smallest_budget(session: Session, shape: Shape, gradients: Gradients) -> MinimumBudget:
     """Find the smallest budget with a plan; the plan is kept in mind."""
-    graph = shape.captured.graph
-    existing = held_gradient_bytes(session, graph)
-    graph = _with_surroundings(shape, existing, state_bytes(session, graph))
     options = session.options
+    graph = _surrounded(session, shape)
     least = minimum_budget(graph, gradients, options.limits, options.progress)
     shape.known_plans[gradients] = least.plan
     return least
@@ -162,23 +161,48 @@ def smallest_budget(session: Session, shape: Shape, gradients: Gradients) -> Min
 def declare_needs(
     session: Session, shape: Shape, gradients: Gradients, budget: Budget
 ) -> MinimumBudget:
-    """Tell a shared budget between which bytes a step can be planned; return the least."""
+    """Tell a budget that is to be shared what plans of a step can do with; return the least."""
     least = smallest_budget(session, shape, gradients)
-    graph = shape.captured.graph
-    existing = held_gradient_bytes(session, graph)
-    graph = _with_surroundings(shape, existing, state_bytes(session, graph))
+    graph = _surrounded(session, shape)
     everything = assemble(
         graph, keep_everything(graph), budget_bytes=sys.maxsize, gradients=gradients
     )
-    around = graph.constant_bytes + new_gradient_bytes(
-        session.modules, graph.device.granularity_bytes
+    new = new_gradient_bytes(session.modules, graph.device.granularity_bytes)
+    lasting = graph.constant_bytes - graph.constants_bytes["inputs"]
+    (least_peak, least_kept), (most_peak, most_kept) = (
+        _peak_and_kept(graph, plan) for plan in (least.plan, everything)
     )
-    most_bytes = simulate(graph, everything).peak_bytes
-    budget.declare(session, least.found_bytes - around, most_bytes - around)
+    needs = Needs(
+        least_peak=least_peak - lasting - new,
+        least_kept=least_kept - lasting,
+        most_peak=most_peak - lasting - new,
+        most_kept=most_kept - lasting,
+    )
+    budget.declare(session, needs)
     return least
 
 
-def _with_surroundings(shape: Shape, existing_bytes: int, state_bytes: int) -> Graph:
+def _peak_and_kept(graph: Graph, plan: Plan) -> tuple[int, int]:
+    """Return the peak of a plan and what is alive between forward and backward."""
+    result = simulate(graph, plan)
+    crossing = next(
+        i
+        for i, step in enumerate(plan.instructions)
+        if isinstance(step, Enter) and graph.segments[step.segment].phase == "backward"
+    )
+    return result.peak_bytes, result.after_bytes[crossing - 1]
+
+
+def _surrounded(session: Session, shape: Shape) -> Graph:
+    """Return a step's graph with the constants of now and what its own user code holds."""
+    graph = shape.captured.graph
+    existing, state = held_gradient_bytes(session, graph), state_bytes(session, graph)
+    return _with_surroundings(shape, existing, state, shape.outside_bytes)
+
+
+def _with_surroundings(
+    shape: Shape, existing_bytes: int, state_bytes: int, outside_bytes: int
+) -> Graph:
     """Return the step's graph with what lies around it: constants, and what user code holds."""
     graph = with_constants(
         shape.captured.graph,
@@ -186,7 +210,7 @@ def _with_surroundings(shape: Shape, existing_bytes: int, state_bytes: int) -> G
         optimizer_state=state_bytes,
         gradient_of_loss=root_gradient_bytes(shape.captured),
     )
-    return with_outside(graph, shape.outside_bytes)
+    return with_outside(graph, outside_bytes)
 
 
 def held_gradient_bytes(session: Session, graph: Graph) -> int:
@@ -206,6 +230,7 @@ def state_bytes(session: Session, graph: Graph) -> int:
             session.modules,
             graph.device.granularity_bytes,
             graph.device.kind,
+            own=session.options.shared is not None,
         )
     return session.state_bytes
 
