@@ -1,0 +1,80 @@
+"""Write the table of compiled steps into docs/compile.md from its committed rows.
+
+python benchmarks/compile_table.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = ROOT / "benchmarks" / "results" / "compile.jsonl"
+DOCUMENT = ROOT / "docs" / "compile.md"
+BEGIN = "<!-- measured: written by benchmarks/compile_table.py -->"
+END = "<!-- end of measured -->"
+NAMES = {"mlp": "MLP, 6 blocks", "gpt": "GPT, 4 layers"}
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Write the table; of several runs of a model the newest counts."""
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    DOCUMENT.write_text(with_section(DOCUMENT.read_text(), section_of(newest(rows))))
+
+
+def newest(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return the rows of the newest run of each model."""
+    latest = {row["model"]: row["date"] for row in sorted(rows, key=lambda row: row["date"])}
+    return {
+        model: [row for row in rows if row["model"] == model and row["date"] == date]
+        for model, date in latest.items()
+    }
+
+
+def with_section(text: str, section: str) -> str:
+    """Return a text with what stands between the markers replaced."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{section}\n{END}{rest.split(END)[1]}"
+
+
+def section_of(runs: dict[str, list[Row]]) -> str:
+    """Return the markdown of all runs."""
+    lines = [
+        "| model | way | memory | of plain | time | planned extra | largest difference |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    notes = []
+    for model, rows in runs.items():
+        lines += [_line(NAMES[model] if index == 0 else "", row) for index, row in enumerate(rows)]
+        first = rows[0]
+        notes.append(
+            f"{NAMES[model]}: {first['rounds']} rounds, {first['threads']} thread, "
+            f"{first['device']}, PyTorch {first['torch']}, {first['date'][:10]}, load "
+            f"{first['load']}."
+        )
+    return "\n".join([*lines, "", " ".join(notes)])
+
+
+def _line(name: str, row: Row) -> str:
+    title = row["way"] if "share" not in row else _titled(row)
+    if "error" in row:
+        return f"| {name} | {title} | no plan | | | | |"
+    extra = f"{row['overhead']:+.1%}" if "overhead" in row else ""
+    return (
+        f"| {name} | {title} | {row['peak_bytes'] / 2**20:.1f} MiB | {row['ratio']:.3f} "
+        f"| {row['time_ratio']:.2f}x | {extra} | {row['difference']:.0e} |"
+    )
+
+
+def _titled(row: Row) -> str:
+    if row["way"] == "torch.compile":
+        return f"torch.compile, activation_memory_budget {row['share']:g}"
+    fallen_back = "" if row.get("compiled", True) or row["way"] == "tightfit" else ", fallen back"
+    return f"**{row['way']}**, budget {row['budget_bytes'] / 2**20:.1f} MiB{fallen_back}"
+
+
+if __name__ == "__main__":
+    main()
