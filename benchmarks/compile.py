@@ -62,8 +62,8 @@ def mlp(width: int = 256, rows: int = 1024) -> Example:
 
 
 def gpt(batch: int = 8, sequence: int = 128) -> Example:
-    """Return a GPT of four layers that returns its loss, without dropout."""
-    model = GPT2(layers=4, width=192, heads=6, vocabulary=2048, context=sequence, dropout=0.0)
+    """Return a GPT of two layers that returns its loss, without dropout."""
+    model = GPT2(layers=2, width=192, heads=6, vocabulary=2048, context=sequence, dropout=0.0)
     tokens, targets = (torch.randint(0, 2048, (batch, sequence)) for _ in range(2))
     return Example(model, None, (tokens, targets), None)
 

@@ -14,7 +14,7 @@ ROWS = ROOT / "benchmarks" / "results" / "compile.jsonl"
 DOCUMENT = ROOT / "docs" / "compile.md"
 BEGIN = "<!-- measured: written by benchmarks/compile_table.py -->"
 END = "<!-- end of measured -->"
-NAMES = {"mlp": "MLP, 6 blocks", "gpt": "GPT, 4 layers"}
+NAMES = {"mlp": "MLP, 6 blocks", "gpt": "GPT, 2 layers"}
 
 Row = dict[str, Any]
 
