@@ -16,6 +16,7 @@ import argparse
 import gc
 import json
 import sys
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+import torch._dynamo
 import torch._functorch.config
 from torch import Tensor, nn
 
@@ -85,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> None:
     subject = Subject(MODELS[arguments.model](), SEED)
     eager = Entrant({"way": "eager"}, subject.loss_of)
     entrants = [eager]
+    torch._dynamo.config.error_on_recompile = True
     note_peak(eager, subject)
     reference = gradients_of(eager, subject)
     for share in map(float, arguments.shares.split(",")):
@@ -118,9 +121,17 @@ def _at(share: float, subject: Subject) -> list[Entrant]:
 
 
 def _compiled(subject: Subject, share: float) -> Way:
-    """Return the loss compiled by torch.compile, planned with a share of saved activations."""
-    torch._dynamo.reset()
-    compiled = torch.compile(subject.loss_of)
+    """Return the loss compiled by torch.compile, planned with a share of saved activations.
+
+    Dynamo keeps what it compiled by code object: each share needs one of its own.
+    """
+
+    def loss_of(*args: Any, **kwargs: Any) -> Tensor:
+        return subject.loss_of(*args, **kwargs)
+
+    code = loss_of.__code__.replace(co_name=f"loss_at_{share:g}")
+    own = types.FunctionType(code, globals(), closure=loss_of.__closure__)
+    compiled = torch.compile(own, fullgraph=True)
     with torch._functorch.config.patch(activation_memory_budget=share):
         compiled(*subject.args, **subject.kwargs).backward()
     return compiled
