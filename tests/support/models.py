@@ -46,6 +46,26 @@ class BatchNormNet(nn.Module):
         return self.head(x.mean((2, 3))).square().mean()
 
 
+class UpdatingNorm(nn.BatchNorm2d):
+    """The operator by which cuDNN's BatchNorm is captured on a GPU."""
+
+    def forward(self, x):
+        return torch.ops.aten._batch_norm_with_update(
+            x, self.weight, self.bias, self.running_mean, self.running_var, 0.1, self.eps
+        )[0]
+
+
+class UpdatingNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 8, 3), UpdatingNorm(8), nn.ReLU(), nn.Conv2d(8, 8, 3), UpdatingNorm(8)
+        )
+
+    def forward(self, x):
+        return self.net(x).square().mean()
+
+
 class DropoutNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -360,6 +380,7 @@ def views_loss(out: Any) -> torch.Tensor:
 
 CASES = [
     Case("batch norm", BatchNormNet, lambda: (image(),)),
+    Case("batch norm as cuDNN's is captured", UpdatingNet, lambda: (image(),)),
     Case("dropout and random ops", DropoutNet, lambda: (torch.randn(8, 16),)),
     Case("attention", lambda: Attention(0.0), lambda: (torch.randn(2, 8, 16),)),
     Case("attention with dropout", lambda: Attention(0.2), lambda: (torch.randn(2, 8, 16),)),

@@ -12,7 +12,13 @@ from tightfit.alternatives.base import Extension, OpView
 from tightfit.capture.lift import Call
 from tightfit.graph.ir import Alternative
 
-__all__ = ["batch_norm_again", "normalise_with_statistics", "train_with_own_statistics"]
+__all__ = [
+    "batch_norm_again",
+    "normalise_with_statistics",
+    "train_with_own_statistics",
+    "update_again",
+    "update_own_statistics",
+]
 
 aten = torch.ops.aten
 
@@ -93,3 +99,43 @@ def batch_norm_again(view: OpView) -> Extension | None:
             )
         )
     return Extension(tuple(alternatives), tuple(calls), default_use="first", unpins=True)
+
+
+def update_own_statistics(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    momentum: float,
+    epsilon: float,
+    precision: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    """Run the operator again on throw-away running statistics of the first run's precision.
+
+    Returns
+    -------
+    tuple of Tensor
+        The output, the batch's mean and inverse deviation, what cuDNN reserves for backward.
+    """
+    mean, variance = torch.zeros(2, x.shape[1], dtype=precision, device=x.device)
+    return aten._batch_norm_with_update_functional.default(
+        x, weight, bias, mean, variance, momentum, epsilon
+    )[:4]
+
+
+def update_again(view: OpView) -> Extension | None:
+    """Offer the recomputation of a BatchNorm that cuDNN may compute: all its outputs, once more.
+
+    It reads only its inputs; cuDNN's reserve belongs to the run that made it, so all of them are
+    made together.
+    """
+    x, weight, bias, running_mean, _, momentum, epsilon = view.call.args
+    outputs = view.call.outputs[:4]
+    alternative = Alternative(
+        name="batch_norm.update_again",
+        reads=view.values_of(x, weight, bias),
+        writes=tuple(v for v in outputs if v is not None),
+        use="again",
+    )
+    args = (x, weight, bias, momentum, epsilon, running_mean.meta["val"].dtype)
+    call = Call(update_own_statistics, args, {}, outputs, is_tuple=True)
+    return Extension((alternative,), (call,), default_use="first", unpins=True)

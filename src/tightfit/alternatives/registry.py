@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from tightfit.alternatives.base import Extension, OpView
-from tightfit.alternatives.batch_norm import batch_norm_again
+from tightfit.alternatives.batch_norm import batch_norm_again, update_again
 from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
 from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
@@ -28,6 +28,7 @@ Contributor = Callable[[OpView], Extension | None]
 
 CONTRIBUTORS: dict[Any, tuple[Contributor, ...]] = {
     aten._native_batch_norm_legit_functional.default: (batch_norm_again,),
+    aten._batch_norm_with_update_functional.default: (update_again,),
     aten._log_softmax_backward_data.default: (fused_cross_entropy_gradient,),
     aten.add_.Tensor: (folded_embedding_gradient,),
 }

@@ -108,12 +108,34 @@ _KEPT_WHOLE = tuple(
 )
 
 
+def _cudnn_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *factors: float
+) -> Any:
+    """Return what cuDNN computes, by the operator that says which buffers it writes.
+
+    Torch would take its own kernel while tracing, which is slower and rounds otherwise.
+    """
+    if training and mean is not None:
+        return aten._batch_norm_with_update.default(x, weight, bias, mean, variance, *factors)
+    outputs = aten.native_batch_norm.default(x, weight, bias, mean, variance, training, *factors)
+    return *outputs, x.new_empty(0, dtype=torch.uint8)
+
+
 @contextlib.contextmanager
 def keep_composites_whole() -> Iterator[None]:
     """While tracing, dispatch the listed operators to their kernels instead of decompositions."""
     overloads = [getattr(packet, name) for packet in _KEPT_WHOLE for name in packet.overloads()]
-    with python_kernels(dict.fromkeys(overloads)):
-        yield
+    cudnn = aten.cudnn_batch_norm.default
+    before = dict(cudnn.py_kernels)
+    cudnn.py_kernels[torch._C.DispatchKey.Autograd] = _cudnn_batch_norm
+    cudnn._dispatch_cache.clear()
+    try:
+        with python_kernels(dict.fromkeys(overloads)):
+            yield
+    finally:
+        cudnn.py_kernels.clear()
+        cudnn.py_kernels.update(before)
+        cudnn._dispatch_cache.clear()
 
 
 @contextlib.contextmanager

@@ -144,6 +144,8 @@ def _drop_unread_arguments(joint: JointGraph) -> None:
             continue
         if node.target is aten.native_batch_norm_backward.default and node.args[7]:
             node.args = (*node.args[:3], None, None, *node.args[5:])
+        if node.target is aten.batch_norm_backward.default and node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
         for index in _SHAPE_ONLY.get(node.target, ()):
             _read_shape_only(joint, node, index)
 
