@@ -102,7 +102,9 @@ class TestFurtherShapes:
         monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
         budget_bytes = int(0.7 * eager_peak_bytes(256))
         for process in range(2):
-            model = tightfit.fit(reader(), budget_bytes, costs="unit")
+            model = reader()
+            optimizer = torch.optim.SGD(model.parameters())
+            tightfit.fit(model, budget_bytes, optimizer=optimizer, costs="unit")
             gradients(model, sequence(64))
             gradients(model, sequence(256))
             assert bool(attached(model).all_shapes()[-1].searches) == (process == 0)
