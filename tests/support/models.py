@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tightfit
+from support.layouts import OnePixel, TransposedNorm
 
 __all__ = ["CASES", "Case", "Tied"]
 
@@ -391,6 +392,8 @@ CASES = [
     Case("frozen parameters", Frozen, lambda: (image(),)),
     Case("outputs that are views", Views, lambda: (torch.randn(4, 6),), views_loss),
     Case("pools and upsampling", Pools, lambda: (image(),)),
+    Case("BatchNorm of a transposed input", TransposedNorm, lambda: (torch.randn(4, 24, 16),)),
+    Case("images of one pixel", OnePixel, lambda: (image(size=6),)),
     Case(
         "the same output twice, inputs of other layouts",
         SameTwice,

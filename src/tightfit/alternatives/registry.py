@@ -14,6 +14,7 @@ import torch
 from tightfit.alternatives.base import Extension, OpView
 from tightfit.alternatives.batch_norm import batch_norm_again, update_again
 from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
+from tightfit.alternatives.draw_again import draw_again
 from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
 from tightfit.capture.lift import Captured
@@ -54,7 +55,7 @@ def with_alternatives(captured: Captured, *, compiled: bool = False) -> Captured
     calls = list(captured.calls)
     number = {node: op for op, node in enumerate(captured.nodes)}
     for op in captured.graph.ops:
-        for contributor in CONTRIBUTORS.get(captured.nodes[op.id].target, ()):
+        for contributor in (*CONTRIBUTORS.get(captured.nodes[op.id].target, ()), draw_again):
             if compiled and contributor in _DATA_DEPENDENT:
                 continue
             extension = contributor(OpView(captured, op))

@@ -228,7 +228,7 @@ def captured_step(
     finally:
         progress.stop()
     if costs == "measured":
-        captured = measured_costs(captured, measure_peak, progress)
+        captured = measured_costs(captured, measure_peak, progress).captured
     else:
         captured = captured.with_graph(with_costs(captured.graph, costs))
     trainable = _trainable_bytes(example.model, captured.graph.device.granularity_bytes)

@@ -12,10 +12,19 @@ from tightfit.api.options import Options
 from tightfit.api.ranks import agreed
 from tightfit.capture.capture import capture
 from tightfit.capture.joint import TracedCall
+from tightfit.capture.layouts import Layouts
 from tightfit.capture.lift import Captured
-from tightfit.capture.price import measured_costs, measured_workspaces, scaled_costs
+from tightfit.capture.price import (
+    Priced,
+    Prices,
+    measured_costs,
+    measured_workspaces,
+    priced_as_kernels_run,
+    prices_of,
+    scaled_costs,
+    with_prices,
+)
 from tightfit.costs import with_costs
-from tightfit.costs.pricing import Variants, variants_of, with_variants
 from tightfit.errors import InfeasibleBudget, InvalidPlan
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
@@ -49,25 +58,32 @@ def capture_step(
     at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
     Of several ranks that train the same model one measures.
     """
-    captured = capture(call, name=name, measure_peak=measure_peak)
-    captured = with_alternatives(captured, compiled=options.compile)
+
+    def traced(layouts: Layouts) -> Captured:
+        step = capture(call, name=name, measure_peak=measure_peak, layouts=layouts)
+        return with_alternatives(step, compiled=options.compile)
+
+    def priced(step: Captured) -> Priced:
+        return _priced(step, options, neighbour)
+
+    first = traced({})
     if options.ranks is None:
-        return _priced(captured, options, neighbour)
-    variants = options.ranks.once(
-        f"costs {options.costs} of {fingerprint(captured.graph)} on {captured.graph.device.name}",
-        Variants,
-        lambda: variants_of(_priced(captured, options, neighbour).graph),
+        return priced_as_kernels_run(first, traced, priced).captured
+    prices = options.ranks.once(
+        f"costs {options.costs} of {fingerprint(first.graph)} on {first.graph.device.name}",
+        Prices,
+        lambda: prices_of(priced_as_kernels_run(first, traced, priced)),
     )
-    return captured.with_graph(with_variants(captured.graph, variants))
+    return with_prices(traced(prices.layouts) if prices.layouts else first, prices)
 
 
-def _priced(captured: Captured, options: Options, neighbour: Graph | None) -> Captured:
-    if options.costs == "measured":
-        if neighbour is not None:
-            return scaled_costs(captured, neighbour, measure_peak, options.progress)
-        return measured_costs(captured, measure_peak, options.progress)
-    modelled = captured.with_graph(with_costs(captured.graph, options.costs))
-    return measured_workspaces(modelled, measure_peak, options.progress)
+def _priced(captured: Captured, options: Options, neighbour: Graph | None) -> Priced:
+    if options.costs != "measured":
+        modelled = captured.with_graph(with_costs(captured.graph, options.costs))
+        return measured_workspaces(modelled, measure_peak, options.progress)
+    if neighbour is not None:
+        return scaled_costs(captured, neighbour, measure_peak, options.progress)
+    return measured_costs(captured, measure_peak, options.progress)
 
 
 def with_constants(graph: Graph, **sizes_bytes: int) -> Graph:

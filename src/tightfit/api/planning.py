@@ -143,7 +143,7 @@ def _lowered(session: Session, shape: Shape, graph: Graph, outcome: Outcome) -> 
         plan = handing_over_singly(graph, outcome.plan)
         verify(plan, graph)
         outcome = msgspec.structs.replace(outcome, plan=plan)
-    shape.known_plans[outcome.plan.gradients] = outcome.plan
+    shape.remember_plan(outcome.plan)
     clock = shape.tuner.clock if shape.tuner is not None else None
     program = lower(shape.captured, outcome.plan, clock=clock)
     return Planned(graph, outcome, Runner(shape.captured, program))
@@ -154,7 +154,7 @@ def smallest_budget(session: Session, shape: Shape, gradients: Gradients) -> Min
     options = session.options
     graph = _surrounded(session, shape)
     least = minimum_budget(graph, gradients, options.limits, options.progress)
-    shape.known_plans[gradients] = least.plan
+    shape.remember_plan(least.plan)
     return least
 
 

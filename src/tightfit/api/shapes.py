@@ -39,8 +39,8 @@ class Shape:
     plans : dict
         Planned and lowered steps, by what a plan depends on besides the graph.
     known_plans : dict
-        The last plan for fresh and for accumulated gradients: still there if a planner finds no
-        better one after costs or assumptions changed.
+        A plan for fresh and for accumulated gradients, that of the smallest budget so far: still
+        there if a planner finds none after costs, assumptions or the budget changed.
     tuner : Tuner or None
         Times the first steps; None when costs are final.
     is_further : bool
@@ -66,6 +66,12 @@ class Shape:
         for search in self.searches.values():
             search.cancel()
         self.searches.clear()
+
+    def remember_plan(self, plan: Plan) -> None:
+        """Keep a plan unless one within a smaller budget is known."""
+        known = self.known_plans.get(plan.gradients)
+        if known is None or plan.budget_bytes <= known.budget_bytes:
+            self.known_plans[plan.gradients] = plan
 
 
 @dataclass(frozen=True)

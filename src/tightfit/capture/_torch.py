@@ -63,6 +63,7 @@ __all__ = [
     "autocast_nesting",
     "backward_without_autocast",
     "corrected_fake_kernels",
+    "corrected_fake_results",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -209,6 +210,26 @@ def corrected_fake_kernels() -> Iterator[None]:
                 del kernels[op]
             else:
                 kernels[op] = kernel
+
+
+@contextlib.contextmanager
+def corrected_fake_results(correct: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
+    """While tracing, pass (operator, args, kwargs, result) of fake kernels through a function.
+
+    It runs with the fake tensors' mode active, and returns the result to use.
+    """
+    plain = FakeTensorMode.dispatch
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = plain(self, func, types, args, kwargs or {})
+        with self:
+            return correct(func, args, kwargs or {}, result)
+
+    FakeTensorMode.dispatch = dispatch
+    try:
+        yield
+    finally:
+        FakeTensorMode.dispatch = plain
 
 
 def sequence_number() -> int:

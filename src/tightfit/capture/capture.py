@@ -9,6 +9,7 @@ from torch import nn
 
 from tightfit.capture import _torch as private
 from tightfit.capture.joint import JointGraph, TracedCall, trace
+from tightfit.capture.layouts import Layouts
 from tightfit.capture.lift import Captured, lift
 from tightfit.capture.normalise import normalise
 from tightfit.capture.python_state import PythonState
@@ -23,7 +24,11 @@ _GRANULARITY = {"cpu": 64, "cuda": 512}
 
 
 def capture(
-    call: TracedCall, *, name: str = "", measure_peak: PeakFunction | None = None
+    call: TracedCall,
+    *,
+    name: str = "",
+    measure_peak: PeakFunction | None = None,
+    layouts: Layouts | None = None,
 ) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
 
@@ -39,6 +44,8 @@ def capture(
         A name for the graph.
     measure_peak : callable, optional
         Meters opaque modules; see `tightfit.allocator.measure_peak`.
+    layouts : mapping, optional
+        How kernels lay out their results where fake kernels say otherwise.
 
     Raises
     ------
@@ -51,7 +58,7 @@ def capture(
     _require_plain_state(call)
     state = PythonState(call.modules)
     with state:
-        joint = trace(call, measure_peak)
+        joint = trace(call, measure_peak, layouts)
     state.raise_if_changed()
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)

@@ -21,6 +21,7 @@ from tightfit.capture.answers import Answer, Question
 from tightfit.capture.decision_recorder import DecisionRecorder
 from tightfit.capture.decisions import Decisions
 from tightfit.capture.explained import explained
+from tightfit.capture.layouts import Layouts, note_calls, true_layouts
 from tightfit.capture.modules import ModuleTrail, RepeatedMembers
 from tightfit.capture.opaque import OpaqueCalls
 from tightfit.capture.outside import PREFIX, OutsideTensors
@@ -233,7 +234,9 @@ def _refuse_replaced(before: dict[str, Any], after: dict[str, Any]) -> None:
         )
 
 
-def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGraph:
+def trace(
+    call: TracedCall, measure_peak: PeakFunction | None = None, layouts: Layouts | None = None
+) -> JointGraph:
     """Trace the step of a call on fake tensors.
 
     Parameters
@@ -242,6 +245,8 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
         The callable with its modules and example inputs (real or fake tensors).
     measure_peak : callable, optional
         Meters the opaque modules, which run once; see `tightfit.allocator.measure_peak`.
+    layouts : mapping, optional
+        How kernels lay out their results where fake kernels say otherwise.
 
     Raises
     ------
@@ -262,6 +267,7 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.corrected_fake_kernels())
+            stack.enter_context(true_layouts(layouts or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(traced_packing(recorder.values_of))
             stack.enter_context(trail)
@@ -287,6 +293,7 @@ def trace(call: TracedCall, measure_peak: PeakFunction | None = None) -> JointGr
 def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     _refuse_communication(module, kept["trail"])
+    note_calls(module.graph)
     metadata = joint._aot_state.fw_metadata
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     output_node = next(iter(reversed(module.graph.nodes)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,13 +14,14 @@ from torch import fx
 from tightfit.capture import _torch as private
 from tightfit.capture.answers import Question
 from tightfit.capture.eager_calls import BlockBackward, BlockForward
+from tightfit.capture.layouts import Layouts, Strides, misreported
 from tightfit.capture.lift import Call, Captured
 from tightfit.capture.synthetic import synthetic_arguments
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured import (
+    Footprint,
     Measurement,
     PeakFunction,
-    Workspace,
     call_key,
     environment_of,
     measure_call,
@@ -26,16 +29,95 @@ from tightfit.costs.measured import (
 )
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.pricing import operator_name
-from tightfit.graph.ir import Graph, Op, Variant
+from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
 from tightfit.progress import Progress
 
-__all__ = ["measured_costs", "measured_workspaces", "scaled_costs"]
+__all__ = [
+    "Priced",
+    "Prices",
+    "measured_costs",
+    "measured_workspaces",
+    "priced_as_kernels_run",
+    "prices_of",
+    "scaled_costs",
+    "with_prices",
+]
 
+_UNKNOWN = Footprint(  # of a call that was not run: it needs no workspace and is as traced
+    workspace_bytes=0, output_bytes=(), output_strides=(), aliases=(), none_outputs=()
+)
 _CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chosen by shape
-_NOTHING = Workspace(workspace_bytes=0)
 
 
-def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Progress) -> Captured:
+@dataclass(frozen=True)
+class Priced:
+    """A captured step after each of its calls was run.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step with what was measured.
+    layouts : mapping
+        How kernels laid out results of which the trace has other strides.
+    """
+
+    captured: Captured
+    layouts: Layouts
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """What pricing a step found out, without the step: for processes that run the same one.
+
+    Parameters
+    ----------
+    layouts : dict
+        What the step is to be traced with.
+    graph : Graph
+        Priced, without alternatives whose results are laid out otherwise.
+    """
+
+    layouts: dict[str, tuple[Strides, ...]]
+    graph: Graph
+
+
+def priced_as_kernels_run(
+    first: Captured, trace: Callable[[Layouts], Captured], price: Callable[[Captured], Priced]
+) -> Priced:
+    """Price a step, and trace it again until it has every layout as kernels make it.
+
+    Parameters
+    ----------
+    first : Captured
+        The step, traced without knowing of layouts.
+    trace : callable
+        Traces the step again, given the layouts that are known.
+    price : callable
+        `measured_costs` or its like.
+    """
+    known: dict[str, tuple[Strides, ...]] = {}
+    priced = price(first)
+    while not priced.layouts.keys() <= known.keys():
+        known.update(priced.layouts)
+        priced = price(trace(known))
+    return Priced(priced.captured, known)
+
+
+def prices_of(priced: Priced) -> Prices:
+    """Return what another process needs to price the same step."""
+    return Prices(dict(priced.layouts), priced.captured.graph)
+
+
+def with_prices(captured: Captured, prices: Prices) -> Captured:
+    """Return a step, traced with the layouts of some prices, with these prices."""
+    kept = [{way.name for way in op.alternatives} for op in prices.graph.ops]
+    calls = tuple(
+        tuple(call for way, call in zip(op.alternatives, own, strict=True) if way.name in names)
+        for op, own, names in zip(captured.graph.ops, captured.calls, kept, strict=True)
+    )
+    return dataclasses.replace(captured, graph=prices.graph, calls=calls)
+
+
+def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Progress) -> Priced:
     """Return the captured step with the cost and workspace of every alternative measured.
 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
@@ -57,20 +139,20 @@ def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Pro
 
 def measured_workspaces(
     captured: Captured, measure_peak: PeakFunction, progress: Progress
-) -> Captured:
+) -> Priced:
     """Return the captured step with the workspace of every alternative measured, costs kept.
 
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
     Parameters are those of `measured_costs`; each distinct call runs twice.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = _measured(captured, calls, Workspace, measure_workspace, measure_peak, progress)
+    known = _measured(captured, calls, Footprint, measure_workspace, measure_peak, progress)
     return _priced(captured, known, captured.graph.cost_source)
 
 
 def scaled_costs(
     captured: Captured, neighbour: Graph, measure_peak: PeakFunction, progress: Progress
-) -> Captured:
+) -> Priced:
     """Return the captured step with costs scaled from those of another shape of its inputs.
 
     Workspaces are measured, except where the neighbour's is nothing and the kernel is not chosen
@@ -95,9 +177,10 @@ def scaled_costs(
         for call in captured.calls[op.id]
         if _may_need_workspace(likes[op.id]) or _is_block(call)
     ]
-    taken = _measured(captured, hungry, Workspace, measure_workspace, measure_peak, progress)
+    taken = _measured(captured, hungry, Footprint, measure_workspace, measure_peak, progress)
     priced = _priced(captured, {**taken, **known}, captured.graph.cost_source)
-    return priced.with_graph(scaled_from(priced.graph, neighbour))
+    scaled = priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour))
+    return Priced(scaled, priced.layouts)
 
 
 def _may_need_workspace(like: Op) -> bool:
@@ -150,11 +233,11 @@ def _is_block(call: Call) -> bool:
 
 
 def _of_block(
-    function: BlockForward | BlockBackward, kind: Any, measure_peak: PeakFunction
-) -> Measurement | Workspace:
+    function: BlockForward | BlockBackward, kind: type[Footprint], measure_peak: PeakFunction
+) -> Footprint:
     """Return what an opaque module takes; it is known in this process only."""
     measured = function.measure(measure_peak)
-    return measured if kind is Measurement else Workspace(workspace_bytes=measured.workspace_bytes)
+    return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
 
 
 def _device(captured: Captured) -> torch.device:
@@ -165,21 +248,74 @@ def _device(captured: Captured) -> torch.device:
     return torch.device("cpu")
 
 
-def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Captured:
-    ops = []
+def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Priced:
+    records = [[known.get(_key(captured, c), _UNKNOWN) for c in calls] for calls in captured.calls]
+    layouts: dict[str, tuple[Strides, ...]] = {}
+    for node, (default, *_) in zip(captured.nodes, records, strict=True):
+        layouts |= misreported(node, default.output_strides)
+    captured = _with_true_sizes(captured, records)
+    ops, calls = [], []
     for op in captured.graph.ops:
-        alternatives = []
-        for alternative, call in zip(op.alternatives, captured.calls[op.id], strict=True):
-            record = known.get(_key(captured, call), _NOTHING)
-            cost_s = getattr(record, "cost_s", None)
-            variant = Variant(
-                cost_s=alternative.variants[0].cost_s if cost_s is None else cost_s,
-                workspace_bytes=record.workspace_bytes + op.random_state_bytes,
-            )
-            alternatives.append(msgspec.structs.replace(alternative, variants=(variant,)))
-        ops.append(msgspec.structs.replace(op, alternatives=tuple(alternatives)))
+        alike = _made_alike(captured, op, records[op.id])
+        alternatives = tuple(_with_record(op, way, record) for way, _, record in alike)
+        ops.append(msgspec.structs.replace(op, alternatives=alternatives))
+        calls.append(tuple(call for _, call, _ in alike))
     graph = msgspec.structs.replace(captured.graph, ops=tuple(ops), cost_source=source)
-    return captured.with_graph(graph)
+    return Priced(dataclasses.replace(captured, graph=graph, calls=tuple(calls)), layouts)
+
+
+def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]]) -> Captured:
+    """Return the step with the sizes of the storages that kernels really make.
+
+    A mean may come in the storage of what it was summed from, for example.
+    """
+    granularity = captured.graph.device.granularity_bytes
+    values = list(captured.graph.values)
+    for op in captured.graph.ops:
+        call, record = captured.calls[op.id][0], records[op.id][0]
+        overwritten = op.alternatives[0].overwrites
+        sizes = {v: size for v, (_, size) in _made(call, record).items() if size > 0}
+        if overwritten is not None:
+            sizes[op.alternatives[0].writes[0]] = values[overwritten].size_bytes
+        for value, size_bytes in sizes.items():
+            rounded = -(-size_bytes // granularity) * granularity
+            values[value] = msgspec.structs.replace(values[value], size_bytes=rounded)
+    graph = msgspec.structs.replace(captured.graph, values=tuple(values))
+    return dataclasses.replace(captured, graph=graph)
+
+
+def _made_alike(
+    captured: Captured, op: Op, records: Sequence[Footprint]
+) -> list[tuple[Alternative, Call, Footprint]]:
+    """Return the default and the alternatives whose results have its layouts and sizes.
+
+    Kernels choose their path by the layout of what they read: with another one bits may differ.
+    """
+    calls, values = captured.calls[op.id], captured.graph.values
+    default = _made(calls[0], records[0])
+    return [
+        (alternative, call, record)
+        for alternative, call, record in zip(op.alternatives, calls, records, strict=True)
+        if (not default or _made(call, record).items() <= default.items())
+        and (
+            alternative.overwrites is None
+            or values[alternative.overwrites].size_bytes == values[alternative.writes[0]].size_bytes
+        )
+    ]
+
+
+def _made(call: Call, record: Footprint) -> dict[ValueId, tuple[Strides, int]]:
+    made = zip(call.outputs, record.output_strides, record.output_bytes, strict=False)
+    return {value: (strides, size) for value, strides, size in made if value is not None}
+
+
+def _with_record(op: Op, alternative: Alternative, record: Footprint) -> Alternative:
+    cost_s = record.cost_s if isinstance(record, Measurement) else alternative.variants[0].cost_s
+    workspace_bytes = record.workspace_bytes
+    if alternative.use == "again":
+        workspace_bytes += op.random_state_bytes  # the generator's present state is put aside
+    variant = Variant(cost_s=cost_s, workspace_bytes=workspace_bytes)
+    return msgspec.structs.replace(alternative, variants=(variant,))
 
 
 def _name(function: Any) -> str:

@@ -55,7 +55,8 @@ def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
 
 
 def _materialised(fake: torch.Tensor) -> torch.Tensor:
-    return materialise(fake.shape, fake.stride(), fake.dtype, fake.device)
+    whole = fake.untyped_storage().nbytes()
+    return materialise(fake.shape, fake.stride(), fake.dtype, fake.device, storage_bytes=whole)
 
 
 def _make_true(mask: torch.Tensor, shape: Sequence[int], count: int) -> None:

@@ -20,7 +20,6 @@ from torch.utils import _pytree as pytree
 __all__ = [
     "Measurement",
     "PeakFunction",
-    "Workspace",
     "call_key",
     "environment_of",
     "materialise",
@@ -36,13 +35,11 @@ _FEWEST_REPEATS = 3
 _MOST_REPEATS = 9
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call costs and makes.
+class Footprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call makes and the memory it needs only while it runs.
 
     Parameters
     ----------
-    cost_s : float
-        Median time in seconds: CPU time on a CPU, device time on a GPU.
     workspace_bytes : int
         The most that was live during the call beyond what was live before it and its outputs.
     output_bytes : tuple of int
@@ -56,7 +53,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         Positions of the outputs that are no tensors.
     """
 
-    cost_s: float
     workspace_bytes: int
     output_bytes: tuple[int, ...]
     output_strides: tuple[tuple[int, ...] | None, ...]
@@ -64,16 +60,16 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     none_outputs: tuple[int, ...]
 
 
-class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory one call needs only while it runs.
+class Measurement(Footprint, frozen=True, kw_only=True):
+    """A footprint, and what the call costs.
 
     Parameters
     ----------
-    workspace_bytes : int
-        As in `Measurement`.
+    cost_s : float
+        Median time in seconds: CPU time on a CPU, device time on a GPU.
     """
 
-    workspace_bytes: int
+    cost_s: float
 
 
 class _Peak(Protocol):
@@ -155,8 +151,8 @@ def measure_workspace(
     *,
     device: torch.device | str,
     measure_peak: PeakFunction,
-) -> Workspace:
-    """Run a call twice and return the workspace of the second run; see `measure_call`."""
+) -> Footprint:
+    """Run a call twice and return what the second run took; see `measure_call`."""
     device = torch.device(device)
 
     def call() -> Any:
@@ -165,8 +161,9 @@ def measure_workspace(
     with torch.no_grad(), _fixed_generators(device):
         warm = call()
         del warm
-        _, peak = measure_peak(call, device=device)
-    return Workspace(workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes))
+        outputs, peak = measure_peak(call, device=device)
+        shape = _describe(outputs, arguments, keyword_arguments)
+    return Footprint(workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes), **shape)
 
 
 def _fixed_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -185,7 +182,7 @@ def _describe(
     sizes, strides, aliases = [], [], []
     for output in flat:
         is_tensor = isinstance(output, torch.Tensor)
-        holds = is_tensor and output.numel() > 0
+        holds = is_tensor and output.numel() > 0 and not output._is_zerotensor()
         pointer = output.untyped_storage().data_ptr() if holds else None
         sizes.append(output.untyped_storage().nbytes() if holds else 0)
         strides.append(tuple(output.stride()) if is_tensor else None)
@@ -253,16 +250,19 @@ def materialise(
     device: torch.device | str,
     *,
     largest_index: int = 0,
+    storage_bytes: int = 0,
 ) -> torch.Tensor:
     """Return a tensor of given layout with contents that every operator accepts.
 
     Floats lie between 0.05 and 0.15 (safe as variances, divisors, arguments of logarithms),
     booleans are true half of the time, integers are valid indices up to `largest_index`. Strides
-    may be 0 (expanded) or overlap. The global random generators do not move.
+    may be 0 (expanded) or overlap; a view may lie in a storage of at least `storage_bytes`. The
+    global random generators do not move.
     """
     elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if 0 in shape:
         elements = 0
+    elements = max(elements, storage_bytes // dtype.itemsize)
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(0)
     options: dict[str, Any] = {"generator": generator, "device": device}
@@ -281,17 +281,18 @@ def call_key(
 ) -> str:
     """Return a text that is equal for calls that cost the same.
 
-    Tensors (real or fake) enter by shape, strides and dtype, everything else by its text; how
-    arguments are nested counts too.
+    Tensors (real or fake) enter by shape, strides, dtype and, where they are part of a storage,
+    its size; everything else by its text; how arguments are nested counts too.
     """
     leaves, structure = pytree.tree_flatten((list(arguments), dict(keyword_arguments or {})))
-    texts = [
-        f"{tuple(leaf.shape)}{tuple(leaf.stride())}{leaf.dtype}"
-        if isinstance(leaf, torch.Tensor)
-        else repr(leaf)
-        for leaf in leaves
-    ]
+    texts = [_text(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
     return "\n".join([name, str(structure), *texts])
+
+
+def _text(tensor: torch.Tensor) -> str:
+    whole = tensor.untyped_storage().nbytes()
+    part = "" if whole == tensor.numel() * tensor.itemsize else f" of {whole}"
+    return f"{tuple(tensor.shape)}{tuple(tensor.stride())}{tensor.dtype}{part}"
 
 
 def environment_of(device: torch.device | str) -> str:

@@ -6,46 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from tightfit.graph.ir import Alternative, Graph, Op, Variant
+from tightfit.graph.ir import Alternative, Graph, Op
 
-__all__ = ["Variants", "operator_name", "price", "traffic_bytes", "variants_of", "with_variants"]
-
-
-class Variants(msgspec.Struct, frozen=True):
-    """The costs and workspaces of a graph, without the graph.
-
-    Parameters
-    ----------
-    source : str
-        Where the costs come from.
-    by_op : tuple of tuple of tuple of Variant
-        For each op and alternative, its variants.
-    """
-
-    source: str
-    by_op: tuple[tuple[tuple[Variant, ...], ...], ...]
-
-
-def variants_of(graph: Graph) -> Variants:
-    """Return the costs and workspaces of a graph."""
-    by_op = tuple(tuple(a.variants for a in op.alternatives) for op in graph.ops)
-    return Variants(graph.cost_source, by_op)
-
-
-def with_variants(graph: Graph, variants: Variants) -> Graph:
-    """Return the graph with the costs and workspaces of an equal one."""
-    replace = msgspec.structs.replace
-    ops = tuple(
-        replace(
-            op,
-            alternatives=tuple(
-                replace(alternative, variants=own)
-                for alternative, own in zip(op.alternatives, by_alternative, strict=True)
-            ),
-        )
-        for op, by_alternative in zip(graph.ops, variants.by_op, strict=True)
-    )
-    return replace(graph, ops=ops, cost_source=variants.source)
+__all__ = ["operator_name", "price", "traffic_bytes"]
 
 
 def price(graph: Graph, cost_of: Callable[[Op, Alternative], float], source: str) -> Graph:

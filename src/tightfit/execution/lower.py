@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.effects import base_of, is_getitem, is_view
+from tightfit.capture.effects import base_of, is_getitem, is_random, is_view
 from tightfit.capture.lift import Call, Captured
 from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import OpId, ValueId
@@ -86,7 +86,7 @@ def _check_random_order(captured: Captured, plan: Plan) -> None:
     for step in plan.instructions:
         if isinstance(step, Compute) and step.op not in seen:
             seen.add(step.op)
-            if captured.graph.ops[step.op].random_state_bytes:
+            if is_random(captured.nodes[step.op]):
                 if step.op < last:
                     raise InvalidPlan(
                         f"op {step.op} draws random numbers and is first computed after op {last},"
@@ -159,7 +159,7 @@ class _Lowering:
         alternative = op.alternatives[step.alternative]
         self.counts[op.id] = self.counts.get(op.id, 0) + 1
         again = self.counts[op.id] > 1
-        random = bool(self.graph.ops[op.id].random_state_bytes) and op.id in self.total
+        random = op.id in self.total and is_random(self.captured.nodes[op.id])
         expression = self._call(call)
         if random:
             self._before_random(op.id, again)

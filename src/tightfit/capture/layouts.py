@@ -1,0 +1,109 @@
+"""How kernels really lay out their results, where their fake kernels say otherwise.
+
+A step is traced on fake tensors. Some fake kernels give a result other strides than the real
+kernel does (BatchNorm of a transposed input, kernels on images of one pixel), and everything
+traced after it follows: copies appear or vanish, later kernels choose another path, sizes are
+wrong. Pricing runs each distinct call for real; where it sees other strides, the step is traced
+again with those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture import _torch as private
+from tightfit.capture.effects import flat_outputs, is_getitem
+from tightfit.costs.measured import call_key
+
+__all__ = ["Layouts", "Strides", "misreported", "note_calls", "true_layouts"]
+
+Strides = tuple[int, ...] | None
+Layouts = Mapping[str, tuple[Strides, ...]]
+"""By the key of a traced call: the strides of each of its results, None where they are right."""
+
+_CALL = "tightfit_call"
+
+
+def note_calls(graph: fx.Graph) -> None:
+    """Note on each operator how it was called in the trace, before anything is rewritten."""
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            node.meta[_CALL] = _key(node.target, args, kwargs)
+
+
+def true_layouts(layouts: Layouts) -> Any:
+    """Return a context in which the traced calls of `layouts` have those strides."""
+    if not layouts:
+        return contextlib.nullcontext()
+    names = {key.partition("\n")[0] for key in layouts}
+
+    def correct(function: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        if function.name() not in names:
+            return result
+        strides = layouts.get(_key(function, args, kwargs))
+        if strides is None:
+            return result
+        if isinstance(result, torch.Tensor):
+            return _laid_out(result, strides[0])
+        return type(result)(map(_laid_out, result, strides))
+
+    return private.corrected_fake_results(correct)
+
+
+def misreported(node: fx.Node, measured: tuple[Strides, ...]) -> Layouts:
+    """Return the layouts of one call that its fake kernel has wrong; empty if it has none.
+
+    Parameters
+    ----------
+    node : fx.Node
+        An operator of a normalised trace.
+    measured : tuple
+        The strides of its results in a real run.
+    """
+    if _CALL not in node.meta:
+        return {}
+    fakes = flat_outputs(node)
+    wrong = tuple(
+        strides if _differs(node, index, fake, strides) else None
+        for index, (fake, strides) in enumerate(zip(fakes, measured, strict=False))
+    )
+    return {node.meta[_CALL]: wrong} if any(s is not None for s in wrong) else {}
+
+
+def _differs(node: fx.Node, index: int, fake: Any, strides: Strides) -> bool:
+    """Whether strides that matter differ.
+
+    Those of a dimension of one element matter to whoever reads the result, for kernels choose
+    between memory formats by them, but not to autograd, which takes a gradient.
+    """
+    if not isinstance(fake, torch.Tensor) or strides is None or fake.numel() == 0:
+        return False
+    if len(strides) != fake.dim() or tuple(fake.stride()) == strides:
+        return False
+    if any(a != b for n, a, b in zip(fake.shape, fake.stride(), strides, strict=True) if n > 1):
+        return True
+    return any(user.op != "output" for user in _users(node, index))
+
+
+def _users(node: fx.Node, index: int) -> list[fx.Node]:
+    picks = [user for user in node.users if is_getitem(user)]
+    if not picks:
+        return list(node.users)
+    return [user for pick in picks if pick.args[1] == index for user in pick.users]
+
+
+def _key(function: torch._ops.OpOverload, args: Any, kwargs: Any) -> str:
+    leaves = private.pytree.tree_leaves((list(args), dict(kwargs)))
+    return call_key(function.name(), leaves)
+
+
+def _laid_out(fake: Any, strides: Strides) -> Any:
+    if strides is None or not isinstance(fake, torch.Tensor) or fake.dim() != len(strides):
+        return fake
+    return torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.device)
