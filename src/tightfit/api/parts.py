@@ -20,7 +20,7 @@ from torch import nn
 from tightfit.allocator import meter_for
 from tightfit.api.budget import with_ranks
 from tightfit.api.capturing import capture_around_data
-from tightfit.api.constants import device_kind, lasting_bytes
+from tightfit.api.constants import device_of_modules, lasting_bytes, library_bytes
 from tightfit.api.ledger import Holding, Ledger, Recorder, holding_of
 from tightfit.api.options import Options
 from tightfit.api.ranks import Ranks, agreed
@@ -83,7 +83,8 @@ class Parts:
         self.options = with_ranks(options, Ranks(group)) if group is not None else options
         self.function = original_forward(root)
         self.late_bytes = late_bytes
-        self.meter = meter_for(device_kind({"model": root}))
+        device = device_of_modules({"model": root})
+        self.meter = meter_for(device)
         self.kinds: dict[Any, list[tuple[Part, Kind]]] = {}
         self.detached: dict[Any, frozenset[int]] = {}
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -93,6 +94,7 @@ class Parts:
         self._choices_made: Counter[Any] = Counter()
         self._last: PartsReport | None = None
         lasting = lasting_bytes(options.optimizer, {"model": root}, expected=False)
+        lasting += library_bytes(device)
         self._base_bytes = lasting - self.meter.live_bytes()
         self.parts = [Part(module, self, name) for name, module in parts.items()]
 

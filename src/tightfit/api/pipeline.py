@@ -8,6 +8,7 @@ import msgspec
 
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
+from tightfit.api.constants import device_of_modules, library_bytes
 from tightfit.api.options import Options
 from tightfit.api.ranks import agreed
 from tightfit.capture.capture import capture
@@ -51,6 +52,8 @@ def capture_step(
     """
     captured = capture(call, name=name, measure_peak=measure_peak)
     captured = with_alternatives(captured, compiled=options.compile)
+    if kept_bytes := library_bytes(device_of_modules(call.modules)):
+        captured = captured.with_graph(with_constants(captured.graph, libraries=kept_bytes))
     if options.ranks is None:
         return _priced(captured, options, neighbour)
     variants = options.ranks.once(
