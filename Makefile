@@ -12,7 +12,7 @@ $(PYTHON) -m venv $(1) 2>/dev/null || { $(PYTHON) -m venv --without-pip $(1) \
 	&& $(PYTHON) -m pip --python $(1)/bin/python install --quiet pip; }
 endef
 
-.PHONY: install test lint demo wheel clean
+.PHONY: install test lint demo gpu-proof wheel clean
 
 install: $(INSTALLED)
 
@@ -32,6 +32,10 @@ lint: install
 
 demo: install
 	$(BIN)/tightfit demo
+
+# Ten minutes on one GPU; says so and stops where there is none.
+gpu-proof: install
+	$(BIN)/python benchmarks/gpu_proof.py
 
 # Builds a wheel, installs it into an empty environment in which no compiler can be found, and
 # uses it there.

@@ -2,8 +2,8 @@
 
     python benchmarks/readme.py
 
-The newest run of each model and setting in ``benchmarks/results/training.jsonl`` counts; no
-number in the table is typed by hand.
+The newest run of each model and setting in ``benchmarks/results/training.jsonl`` counts, and on a
+GPU in ``gpu_training.jsonl`` and ``gpu_proofs.jsonl``; no number in the tables is typed by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = ROOT / "benchmarks" / "results" / "training.jsonl"
+RESULTS = ROOT / "benchmarks" / "results"
+ROWS = RESULTS / "training.jsonl"
+GPU_ROWS = RESULTS / "gpu_training.jsonl"
+GPU_PROOFS = RESULTS / "gpu_proofs.jsonl"
 PLOT = ROOT / "docs" / "training.svg"
 README = ROOT / "README.md"
 BEGIN = "<!-- training: written by benchmarks/readme.py -->"
@@ -32,9 +35,37 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Write table and plot."""
-    runs = newest_runs([json.loads(line) for line in ROWS.read_text().splitlines()])
-    PLOT.write_text(plot_of(runs))
-    README.write_text(with_section(README.read_text(), section_of(runs)))
+    PLOT.write_text(plot_of(newest_runs(rows_in(ROWS))))
+    README.write_text(with_section(README.read_text(), section()))
+
+
+def rows_in(path: Path) -> list[Row]:
+    """Return the rows of a file; none if there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def section() -> str:
+    """Return what stands in the README: the runs on a CPU, then those on a GPU."""
+    on_gpu = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
+    plot = "![Time against memory](docs/training.svg)"
+    return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), plot, on_gpu])
+
+
+def gpu_section(runs: dict[str, list[Row]], proofs: dict[str, list[Row]]) -> str:
+    """Return what was measured on a GPU; that nothing was, if so."""
+    if not runs and not proofs:
+        return "On a GPU: not measured (`make gpu-proof` does)."
+    lines = [
+        f"On {rows[0]['device']}, {name}: {sum(_held(row) for row in rows)} of {len(rows)} proofs "
+        "held (all bits the same, peak within the budget)."
+        for name, rows in proofs.items()
+    ]
+    return "\n".join([*lines, "", section_of(runs)] if runs else lines)
+
+
+def _held(row: Row) -> bool:
+    return bool(row.get("bitwise")) and bool(row.get("holds"))
 
 
 def newest_runs(rows: list[Row]) -> dict[str, list[Row]]:
@@ -91,16 +122,15 @@ def _failure(row: Row) -> str:
 
 def _notes(runs: dict[str, list[Row]]) -> list[str]:
     rows = [rows[0] for rows in runs.values()]
+    clock = "device" if any(row["device"].startswith("cuda") for row in rows) else "processor"
     return [
         "Memory is the peak of a step above its start, new gradients included; time is the median "
-        "over interleaved rounds of the processor time's ratio to plain PyTorch's. "
+        f"over interleaved rounds of the {clock} time's ratio to plain PyTorch's. "
         + " ".join(
             f"{name}: {row['rounds']} rounds, {row['threads']} thread, {row['device']}, "
             f"PyTorch {row['torch']}, {row['date'][:10]}, load {row['load']}."
             for name, row in zip(runs, rows, strict=True)
         ),
-        "",
-        "![Time against memory](docs/training.svg)",
     ]
 
 

@@ -7,7 +7,8 @@
 One process, one thread. Peaks count what the allocator gave out above the start of the step, new
 gradients included; a ratio is a peak as a share of plain PyTorch's. Times are processor times of
 forward and backward; a time ratio is the median over rounds of the ratio to plain PyTorch in the
-same round, whose order alternates. Rows are appended to ``benchmarks/results/training.jsonl``.
+same round, whose order alternates; on a GPU they are the device's. Rows are appended to
+``benchmarks/results/training.jsonl``.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> None:
     }
     with terminal_progress() as progress:
         comparison = Comparison(
-            make(arguments.model, **settings),
+            make(arguments.model, **settings).to(arguments.device),
             steps=2,
             name=arguments.model,
             limits=(arguments.time_limit, 1e-4),
@@ -93,7 +94,7 @@ def main(words: Sequence[str] | None = None) -> None:
             progress,
         )
     common = {"model": arguments.model, "settings": settings}
-    common |= circumstances(arguments.threads, arguments.rounds)
+    common |= circumstances(arguments.threads, arguments.rounds, arguments.device)
     eager = entrants[0]
     with arguments.output.open("a") as file:
         for entrant in entrants:
@@ -114,6 +115,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--without-others", action="store_true", help="only eager and tightfit, no other way"
     )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--size", type=int)
     parser.add_argument("--sequence", type=int)
@@ -186,7 +188,7 @@ def _check(entrant: Entrant, subject: Subject) -> None:
     args, kwargs = subject.args, subject.kwargs
 
     def step(function: Way) -> Any:
-        return measure_peak(lambda: function(*args, **kwargs).backward())[1]
+        return measure_peak(lambda: function(*args, **kwargs).backward(), device=subject.device)[1]
 
     subject.reset()
     torch.manual_seed(subject.seed)
@@ -226,11 +228,11 @@ def measured(entrant: Entrant, eager: Entrant) -> dict[str, Any]:
         "ratio": entrant.row["peak_bytes"] / eager.row["peak_bytes"],
         "time_ratio": statistics.median(ratios),
         "time_ratios": [round(ratio, 4) for ratio in ratios],
-        "cpu_s": statistics.median(entrant.times),
+        "step_s": statistics.median(entrant.times),
     }
 
 
-def circumstances(threads: int, rounds: int) -> dict[str, Any]:
+def circumstances(threads: int, rounds: int, device: str = "cpu") -> dict[str, Any]:
     """Return when and on what a benchmark runs."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
@@ -242,13 +244,20 @@ def circumstances(threads: int, rounds: int) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit,
-        "device": f"cpu, {_processor()}, {os.cpu_count()} cores",
+        "device": device_name(device),
         "threads": threads,
         "rounds": rounds,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 1),
     }
+
+
+def device_name(name: str) -> str:
+    """Return what a device is."""
+    if name == "cuda":
+        return f"cuda, {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    return f"cpu, {_processor()}, {os.cpu_count()} cores"
 
 
 def _processor() -> str:

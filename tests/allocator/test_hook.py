@@ -101,9 +101,13 @@ class OnePeak:
     def reset(self, index: int) -> None:
         self.peak = self.live
 
+    def statistics(self, index: int) -> dict[str, int]:
+        name = "requested_bytes.all"
+        return {f"{name}.current": self.live, f"{name}.peak": self.peak}
+
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: self.live)
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: self.peak)
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+        monkeypatch.setattr(torch.cuda, "memory_stats", self.statistics)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
 
 

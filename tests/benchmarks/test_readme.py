@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -47,7 +46,8 @@ def test_only_the_newest_run_counts(readme: Any) -> None:
 
 
 def test_the_committed_table_is_that_of_the_committed_rows(readme: Any) -> None:
-    runs = readme.newest_runs([json.loads(line) for line in readme.ROWS.read_text().splitlines()])
     text = readme.README.read_text()
-    assert readme.with_section(text, readme.section_of(runs)) == text
-    assert readme.PLOT.read_text() == readme.plot_of(runs)
+    assert readme.with_section(text, readme.section()) == text
+    assert readme.PLOT.read_text() == readme.plot_of(
+        readme.newest_runs(readme.rows_in(readme.ROWS))
+    )

@@ -148,6 +148,8 @@ def check_refused(rank: int) -> None:
         tightfit.prepare(model, batch(rank, 0))
     with pytest.raises(BadInput, match="part of a fitted"):
         tightfit.fit(model.blocks[0], **fit)
+    with pytest.raises(BadInput, match="unfit the model"):
+        tightfit.unfit(model.blocks[0])
     layer = nn.Linear(4, 4)
     mesh = init_device_mesh("cpu", (2,))
     layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))

@@ -101,10 +101,12 @@ class CpuMeter:
 
 
 class CudaMeter:
-    """Counts the bytes asked from PyTorch's CUDA allocator, rounded up to 512 bytes.
+    """Counts the bytes asked from PyTorch's CUDA allocator.
 
-    PyTorch has one peak per device. Before a meter resets it, every meter of the device notes it;
-    a ``torch.cuda.reset_peak_memory_stats`` of other code goes unnoticed.
+    Not what the blocks given out are larger than asked for: up to 512 bytes each, or up to 1 MiB
+    where a kept block is used again, which depends on what was freed before and is counted by
+    `held_bytes`. PyTorch has one peak per device. Before a meter resets it, every meter of the
+    device notes it; a ``torch.cuda.reset_peak_memory_stats`` of other code goes unnoticed.
     """
 
     _all: ClassVar[weakref.WeakSet[CudaMeter]] = weakref.WeakSet()
@@ -122,22 +124,28 @@ class CudaMeter:
 
     def live_bytes(self) -> int:
         """Return the bytes in live tensors and workspaces of the device."""
-        return self._cuda.memory_allocated(self._index)
+        return self._statistic("current")
 
     def peak_bytes(self) -> int:
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
         with self._lock:
-            return max(self._noted_bytes, self._cuda.max_memory_allocated(self._index))
+            return max(self._noted_bytes, self._statistic("peak"))
 
     def reset_peak(self) -> None:
         """Let this meter's peak start again from what is live now."""
         with self._lock:
-            peak_bytes = self._cuda.max_memory_allocated(self._index)
+            peak_bytes = self._statistic("peak")
             for meter in self._all:
                 if meter._index == self._index:
                     meter._noted_bytes = max(meter._noted_bytes, peak_bytes)
             self._noted_bytes = 0
             self._cuda.reset_peak_memory_stats(self._index)
+
+    def _statistic(self, which: str) -> int:
+        # other allocators than PyTorch's own do not say what was asked for
+        is_native = self._cuda.get_allocator_backend() == "native"
+        kind = "requested_bytes" if is_native else "allocated_bytes"
+        return int(self._cuda.memory_stats(self._index).get(f"{kind}.all.{which}", 0))
 
     def held_bytes(self) -> int:
         """Return the bytes reserved by the caching allocator."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tightfit.api.constants import lasting_bytes, new_gradient_bytes
+from tightfit.api.constants import device_of_modules, lasting_bytes, new_gradient_bytes
 from tightfit.errors import BadInput
 from tightfit.execution.guard import announce
 from tightfit.units import format_bytes, parse_bytes
@@ -26,7 +26,6 @@ __all__ = [
     "Needs",
     "Share",
     "close_windows",
-    "device_bytes",
     "divided",
     "limit_bytes",
     "share_of",
@@ -168,7 +167,7 @@ def limit_bytes(options: Options, session: Session, graph: Graph) -> int:
     if options.budget_bytes is not None:
         return options.budget_bytes
     session.options = dataclasses.replace(
-        options, budget_bytes=device_bytes(graph.device.kind, options.ranks)
+        options, budget_bytes=_free_bytes(device_of_modules(session.modules), options.ranks)
     )
     return session.options.budget_bytes
 
@@ -188,15 +187,15 @@ def share_of(session: Session, graph: Graph, constant_bytes: int) -> Share:
     return Share(constant_bytes + (budget_bytes - constant_bytes) // options.in_flight)
 
 
-def device_bytes(kind: str, ranks: Ranks | None = None) -> int:
+def _free_bytes(device: torch.device, ranks: Ranks | None) -> int:
     """Return what a device has free now, for this process: on the rank that has the least."""
-    if kind != "cuda":
+    if device.type != "cuda":
         raise BadInput(
             "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, "
             "such as budget='8GiB'"
         )
-    free, _ = torch.cuda.mem_get_info()
-    own = free + torch.cuda.memory_reserved()
+    free, _ = torch.cuda.mem_get_info(device)
+    own = free + torch.cuda.memory_reserved(device)
     return own if ranks is None else min(ranks.gather("free", own))
 
 

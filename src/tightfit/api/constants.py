@@ -11,9 +11,10 @@ from torch import nn
 from tightfit.capture import _torch as private
 
 __all__ = [
-    "device_kind",
+    "device_of_modules",
     "gradient_bytes",
     "lasting_bytes",
+    "library_bytes",
     "new_gradient_bytes",
     "optimizer_state_bytes",
     "resident_tensor_bytes",
@@ -86,7 +87,7 @@ def lasting_bytes(optimizer: Any, modules: dict[str, nn.Module], *, expected: bo
         Whether gradients and optimizer state count that do not exist yet but will.
     """
     members = [t for m in modules.values() for t in (*m.parameters(), *m.buffers())]
-    device = device_kind(modules)
+    device = device_of_modules(modules).type
     granularity = 512 if device == "cuda" else 64
     held = resident_tensor_bytes(members, granularity)
     gradients = gradient_bytes(modules, granularity)
@@ -99,10 +100,18 @@ def lasting_bytes(optimizer: Any, modules: dict[str, nn.Module], *, expected: bo
     return held + gradients + state
 
 
-def device_kind(modules: dict[str, nn.Module]) -> str:
-    """Return ``"cuda"`` if anything of the modules lies on a GPU, else ``"cpu"``."""
+def device_of_modules(modules: dict[str, nn.Module]) -> torch.device:
+    """Return the GPU that anything of the modules lies on, else the CPU."""
     members = (t for m in modules.values() for t in (*m.parameters(), *m.buffers()))
-    return "cuda" if any(t.device.type == "cuda" for t in members) else "cpu"
+    return next((t.device for t in members if t.device.type == "cuda"), torch.device("cpu"))
+
+
+def library_bytes(device: torch.device) -> int:
+    """Return what libraries take of a device's allocator on their first use and keep: cuBLAS.
+
+    Forward and backward run in two threads, each with a workspace of its own.
+    """
+    return 2 * private.cublas_workspace_bytes(device) if device.type == "cuda" else 0
 
 
 def new_gradient_bytes(modules: dict[str, nn.Module], granularity: int) -> int:

@@ -283,9 +283,10 @@ def unfit(model: nn.Module) -> nn.Module:
         If the model is not fitted.
     """
     session = attached(model)
-    if not detach(model):
+    if session is None:
         raise BadInput("the model is not fitted")
     session.leave()
+    detach(model)
     return model
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from tightfit.allocator import meter_for
 from tightfit.api.budget import with_ranks
 from tightfit.api.capturing import capture_around_data
-from tightfit.api.constants import device_kind, lasting_bytes
+from tightfit.api.constants import device_of_modules, lasting_bytes, library_bytes
 from tightfit.api.ledger import Holding, Ledger, Recorder, holding_of
 from tightfit.api.options import Options
 from tightfit.api.ranks import Ranks, agreed
@@ -32,6 +32,7 @@ from tightfit.api.sharing import (
     least_plan,
     most_plan,
     refuse_options,
+    report_of_parts,
 )
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
@@ -49,6 +50,7 @@ __all__ = ["Part", "Parts"]
 
 _ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and still be alike
 _MOST_LEVELS = 16
+_MOST_KEPT = 64  # signatures of calls
 
 
 class Parts:
@@ -59,9 +61,9 @@ class Parts:
     root : nn.Module
         The model.
     parts : mapping of str to nn.Module
-        The parts by name, none inside another.
+        By name, none inside another.
     options : Options
-        What the user asked for.
+        The user's.
     group : ProcessGroup or None
         The processes that train the model together.
     late_bytes : int
@@ -83,7 +85,8 @@ class Parts:
         self.options = with_ranks(options, Ranks(group)) if group is not None else options
         self.function = original_forward(root)
         self.late_bytes = late_bytes
-        self.meter = meter_for(device_kind({"model": root}))
+        device = device_of_modules({"model": root})
+        self.meter = meter_for(device)
         self.kinds: dict[Any, list[tuple[Part, Kind]]] = {}
         self.detached: dict[Any, frozenset[int]] = {}
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -93,6 +96,7 @@ class Parts:
         self._choices_made: Counter[Any] = Counter()
         self._last: PartsReport | None = None
         lasting = lasting_bytes(options.optimizer, {"model": root}, expected=False)
+        lasting += library_bytes(device)
         self._base_bytes = lasting - self.meter.live_bytes()
         self.parts = [Part(module, self, name) for name, module in parts.items()]
 
@@ -133,8 +137,8 @@ class Parts:
     def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> PartsReport:
         """Refuse: parts are captured while the model runs."""
         raise BadInput(
-            "a model with sharded parts is planned while it takes its first step, since only then "
-            "its parameters are gathered: train, then ask for tightfit.report(model)"
+            "parts are planned while the model takes its first step: train, then ask for "
+            "tightfit.report(model)"
         )
 
     def report(self) -> PartsReport:
@@ -178,6 +182,7 @@ class Parts:
         same inputs.
         """
         levels = self._levels.setdefault(signature, [])
+        _forget_oldest(self._levels)
         alike_bytes = max(_ALIKE * self.limit_bytes, self.late_bytes)
         near = [x for x in levels if abs(x.held_bytes - held_bytes) <= alike_bytes]
         if near:
@@ -203,19 +208,7 @@ class Parts:
         assert level is not None
         planned = level.planned_bytes if level.planned_bytes else begin_bytes + ledger.peak_with({})
         level.ledger = ledger
-        holdings = zip(ledger.calls, ledger.holdings, strict=True)
-        plans = {kind.name: holding.plan for kind, holding in holdings}
-        cost_s = sum(holding.cost_s for holding in ledger.holdings)
-        least_s = sum(holding.baseline_cost_s for holding in ledger.holdings)
-        self._last = PartsReport(
-            budget_bytes=self.limit_bytes,
-            planned_peak_bytes=planned,
-            measured_peak_bytes=begin_bytes + ledger.peak_bytes,
-            overhead=cost_s / least_s - 1 if least_s > 0 else 0.0,
-            cost_source=next((kind.captured.graph.cost_source for kind in ledger.calls), "none"),
-            calls=len(ledger.calls),
-            plans=plans,
-        )
+        self._last = report_of_parts(ledger, begin_bytes, planned, self.limit_bytes)
         if self._last.measured_peak_bytes > self.limit_bytes:
             self._exceeded(self._last.measured_peak_bytes, ledger)
 
@@ -309,11 +302,17 @@ class Parts:
                 lambda: least_plan(graph, room_bytes, self.options.limits),
             )
             verify(least, graph)
-        kind = Kind(
-            captured, part.name, holding_of(graph, least), holding_of(graph, most_plan(graph))
-        )
+        before = sum(owner is part for alike in self.kinds.values() for owner, _ in alike)
+        name = f"{part.name} (another call, {before})" if before else part.name
+        kind = Kind(captured, name, holding_of(graph, least), holding_of(graph, most_plan(graph)))
         self.kinds.setdefault(key, []).append((part, kind))
+        _forget_oldest(self.kinds)
         return key, kind
+
+
+def _forget_oldest(known: dict[Any, Any]) -> None:
+    while len(known) > _MOST_KEPT:
+        del known[next(iter(known))]
 
 
 class Part:

@@ -8,6 +8,7 @@ import msgspec
 
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
+from tightfit.api.constants import device_of_modules, library_bytes
 from tightfit.api.options import Options
 from tightfit.api.ranks import agreed
 from tightfit.capture.capture import capture
@@ -58,10 +59,14 @@ def capture_step(
     at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
     Of several ranks that train the same model one measures.
     """
+    kept_bytes = library_bytes(device_of_modules(call.modules))
 
     def traced(layouts: Layouts) -> Captured:
         step = capture(call, name=name, measure_peak=measure_peak, layouts=layouts)
-        return with_alternatives(step, compiled=options.compile)
+        step = with_alternatives(step, compiled=options.compile)
+        if not kept_bytes:
+            return step
+        return step.with_graph(with_constants(step.graph, libraries=kept_bytes))
 
     def priced(step: Captured) -> Priced:
         return _priced(step, options, neighbour)

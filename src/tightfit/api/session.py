@@ -13,7 +13,7 @@ from torch import nn
 from tightfit.api.budget import Budget, close_windows, limit_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.compiling import still_fits
-from tightfit.api.constants import gradient_bytes
+from tightfit.api.constants import device_of_modules, gradient_bytes
 from tightfit.api.deciding import run_as_data_decide
 from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
@@ -359,7 +359,7 @@ class Session:
         if self.guard is None:
             self.guard = Guard(
                 self.budget_bytes(graph),
-                graph.device.kind,
+                str(device_of_modules(self.modules)),
                 self.options.on_exceed,
                 constants=lambda: self._constant_bytes(shape.captured.graph),
             )

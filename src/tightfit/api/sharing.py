@@ -29,7 +29,16 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.minimum import minimum_budget
 from tightfit.units import format_bytes
 
-__all__ = ["Kind", "Level", "PartsReport", "choose", "least_plan", "most_plan", "refuse_options"]
+__all__ = [
+    "Kind",
+    "Level",
+    "PartsReport",
+    "choose",
+    "least_plan",
+    "most_plan",
+    "refuse_options",
+    "report_of_parts",
+]
 
 _LEAST_SHARE = 0.3  # of a search's time, for the plan of the first steps
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -82,7 +91,7 @@ class Kind:
     captured : Captured
         The step of such a part, priced.
     name : str
-        The first such part.
+        The first such part; no two kinds have the same.
     least, most : Holding
         By the plan that saves least, and by the one that keeps everything.
     """
@@ -126,6 +135,32 @@ class Level:
         """Whether there is a kind of part without a chosen plan."""
         assert self.ledger is not None
         return any(kind not in self.chosen for kind in self.ledger.calls)
+
+
+def report_of_parts(
+    ledger: Ledger[Kind], begin_bytes: int, planned_bytes: int, limit_bytes: int
+) -> PartsReport:
+    """Return what a measured step showed.
+
+    Parameters
+    ----------
+    begin_bytes : int
+        Held at its begin.
+    planned_bytes, limit_bytes : int
+        The peak that was planned, and the limit.
+    """
+    cost_s = sum(holding.cost_s for holding in ledger.holdings)
+    least_s = sum(holding.baseline_cost_s for holding in ledger.holdings)
+    calls = zip(ledger.calls, ledger.holdings, strict=True)
+    return PartsReport(
+        budget_bytes=limit_bytes,
+        planned_peak_bytes=planned_bytes,
+        measured_peak_bytes=begin_bytes + ledger.peak_bytes,
+        overhead=cost_s / least_s - 1 if least_s > 0 else 0.0,
+        cost_source=next((kind.captured.graph.cost_source for kind in ledger.calls), "none"),
+        calls=len(ledger.calls),
+        plans={kind.name: holding.plan for kind, holding in calls},
+    )
 
 
 def refuse_options(options: Options) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -64,6 +65,7 @@ __all__ = [
     "backward_without_autocast",
     "corrected_fake_kernels",
     "corrected_fake_results",
+    "cublas_workspace_bytes",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -342,6 +344,17 @@ def is_tracing() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
+
+
+@functools.cache
+def cublas_workspace_bytes(device: torch.device) -> int:
+    """Return what cuBLAS takes for one thread's handle when that multiplies its first matrices."""
+    with without_modes():
+        torch._C._cuda_clearCublasWorkspaces()
+        matrix = torch.ones(8, 8, device=device)
+        before = torch.cuda.memory_allocated(device)
+        product = matrix @ matrix
+        return max(0, torch.cuda.memory_allocated(device) - before - product.nbytes)
 
 
 def active_wrapper() -> DistributedDataParallel | None:

@@ -74,7 +74,7 @@ class Guard:
     budget_bytes : int
         The limit, constants included.
     device : str
-        ``"cpu"`` or ``"cuda"``.
+        ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     on_exceed : str
         ``"raise"`` or ``"warn"``.
     constants : callable

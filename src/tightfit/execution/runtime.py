@@ -46,6 +46,7 @@ class Runner:
             for node, source in zip(self.placeholders, joint.sources, strict=True)
             if source.kind == "tangent"
         ]
+        self.device = _device_of(self.placeholders)
         through = [i for i in range(len(joint.raw_outputs)) if _through_autograd(joint, i)]
         first: dict[fx.Node, int] = {}
         self.canonical = {i: first.setdefault(joint.raw_outputs[i], i) for i in through}
@@ -60,7 +61,7 @@ class Runner:
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
         groups = self.program.groups or ((),)
-        token: torch.Tensor = torch.empty(0, requires_grad=True)
+        token = torch.empty(0, device=self.device, requires_grad=True)
         run.inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
         run.runner = self
         raw: Any = ()
@@ -247,8 +248,9 @@ class _Node(torch.autograd.Function):
         ctx.index = index
         ctx.owners = len(owners)
         ctx.set_materialize_grads(False)
+        ctx.token_device = token.device
         if index > 0:
-            return torch.empty(0)
+            return torch.empty(0, device=token.device)
         outputs = run.forward()
         assert run.runner is not None
         wanted = run.runner.wants_gradient
@@ -270,7 +272,18 @@ class _Node(torch.autograd.Function):
         finished = run.next_gradients(ctx.index)
         result = tuple(finished)
         finished.clear()
-        return (None, None, torch.empty(0), *result)
+        return (None, None, torch.empty(0, device=ctx.token_device), *result)
+
+
+def _device_of(placeholders: Sequence[fx.Node]) -> torch.device:
+    """Return the device of a step.
+
+    Every node of its chain carries a tensor of that device: autograd then runs them all in that
+    device's thread and on its stream, in order.
+    """
+    tensors = [node.meta.get("val") for node in placeholders]
+    devices = [t.device for t in tensors if isinstance(t, torch.Tensor) and t.device.type != "cpu"]
+    return devices[0] if devices else torch.device("cpu")
 
 
 def _through_autograd(joint: JointGraph, index: int) -> bool:

@@ -43,6 +43,19 @@ class Example(NamedTuple):
     args: tuple[Any, ...] | dict[str, Any]
     target: Tensor | None
 
+    def to(self, device: torch.device | str) -> Example:
+        """Return the example on a device; the model moves in place."""
+
+        def moved(value: Any) -> Any:
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        args: Any
+        if isinstance(self.args, dict):
+            args = {key: moved(value) for key, value in self.args.items()}
+        else:
+            args = tuple(map(moved, self.args))
+        return Example(self.model.to(device), self.loss, args, moved(self.target))
+
 
 def height_and_width(size: ImageSize, *, multiple: int = 1) -> tuple[int, int]:
     """Return (height, width) of a square or rectangular image size.

@@ -1,0 +1,63 @@
+"""The logic of `make gpu-proof`, tried without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def proof(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import gpu_proof
+
+    return gpu_proof
+
+
+def test_every_stage_ends_in_words(proof: Any) -> None:
+    def run(command, longest_s):
+        assert 0 < longest_s <= 150
+        if "benchmarks/gpu_proofs.py" in command:
+            raise subprocess.TimeoutExpired(command, longest_s)
+        return 1 if "pytest" in command else 0
+
+    ended = dict(proof.run_all(proof.stages(), 600, run))
+    assert ended["tests"] == "failed (exit code 1)"
+    assert ended["proofs of gpt2"] == "stopped after 120 s"
+    assert ended["training rows of resnet50"] == "held"
+    assert len(ended) == 5
+    assert set(dict(proof.run_all(proof.stages(), 0, run)).values()) == {"not run: no time left"}
+    for stage in proof.stages():
+        files = [word for word in stage.command if word.endswith(".py") or word == "tests/gpu"]
+        assert files and all((ROOT / file).exists() for file in files)
+    assert sum(stage.longest_s for stage in proof.stages()) < 700
+
+
+def test_without_a_gpu_it_says_so(
+    proof: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(proof, "unusable_reason", lambda: "no driver")
+    assert proof.main([]) == 2
+    assert "gpu-proof needs a GPU: no driver. Nothing was run" in capsys.readouterr().out
+    assert proof.main(["--dry-run"]) == 0
+    assert capsys.readouterr().out.count("--device cuda") == 4
+
+
+def test_rows_of_proofs_become_lines(proof: Any, tmp_path: Path) -> None:
+    from benchmarks import gpu_proofs, readme
+
+    file = tmp_path / "rows.jsonl"
+    words = "mobilenet_v2 --batch 4 --size 64 --ratios 0.7,0.01 --device cpu --output"
+    assert gpu_proofs.main([*words.split(), str(file)]) == 1  # a hundredth cannot be held
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert rows[0]["bitwise"] and rows[0]["holds"] and "no plan" in rows[1]["error"]
+    assert {"device", "torch", "commit", "date"} < rows[0].keys()
+    section = readme.gpu_section({}, readme.newest_runs(rows))
+    assert "MobileNetV2 (batch 4, size 64): 1 of 2 proofs held" in section
+    assert "not measured" in readme.gpu_section({}, {})
