@@ -159,6 +159,11 @@ def fit(
     if parts:
         if tuple(shapes):
             raise BadInput("a model with sharded parts is planned as it runs: it takes no shapes=")
+        if options.compile:
+            raise BadInput(
+                "compile=True is not available for a model with sharded parts: each part's bytes "
+                "would follow its plan only roughly. Leave it out"
+            )
         _fit_in_parts(model, parts, options)
     else:
         attach_to(model)
