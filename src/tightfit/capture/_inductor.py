@@ -1,9 +1,8 @@
 """Every private torch name that compiling needs, in one place: functional tracing and Inductor.
 
-Written for PyTorch 2.10 to 2.13. `compile_fx_inner` takes a functional graph of decomposed
-operators with fake inputs, and returns a callable that takes a list of tensors and empties it. In
-these releases it merges no equal operators and keeps the strides of outputs that are marked as
-visible to the user.
+Tested on PyTorch 2.13 only. `compile_fx_inner` takes a functional graph of decomposed operators
+with fake inputs, and returns a callable that takes a list of tensors and empties it. It merges no
+equal operators and keeps the strides of outputs that are marked as visible to the user.
 """
 
 from __future__ import annotations
