@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from support.models import UpdatingNet
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.in_place import IN_PLACE, add_over_second
 from tightfit.alternatives.registry import CONTRIBUTORS, with_alternatives
@@ -182,6 +183,15 @@ def test_images(dtype: torch.dtype, layout: torch.memory_format, affine: bool) -
     RAN.update(compared)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_images_by_the_operator_of_gpus(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    model = UpdatingNet().to(dtype).to(memory_format=layout)
+    compared = run_battery(model, image(dtype, layout))
+    assert compared["batch_norm.update_again"] == 2
+    RAN.update(compared)
+
+
 def test_images_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         RAN.update(run_battery(Normalised(True), image(torch.float32, torch.contiguous_format)))
@@ -215,7 +225,7 @@ def test_every_registered_operator_was_compared() -> None:
     assert {t for t in overwriters if t not in named} == set()
     others: set[Callable[..., Any]] = {c for cs in CONTRIBUTORS.values() for c in cs}
     families = {name.partition(".")[0] for name in RAN}
-    assert len(others) == 4, "a new contributor: add its case to this battery"
+    assert len(others) == 5, "a new contributor: add its case to this battery"
     assert {"batch_norm", "cross_entropy", "tied_embedding"} <= families
 
 
