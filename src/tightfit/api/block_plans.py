@@ -23,7 +23,15 @@ from tightfit.plan.plan import Enter, Gradients, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.planners.minimum import minimum_budget
 
-__all__ = ["LEVELS", "BlockPlan", "Called", "best_level", "block_plans", "predicted_peak"]
+__all__ = [
+    "LEVELS",
+    "BlockPlan",
+    "Called",
+    "best_level",
+    "block_plan",
+    "plans_of_levels",
+    "predicted_peak",
+]
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """How far a plan's budget lies between the smallest and that of keeping everything."""
@@ -53,15 +61,15 @@ class BlockPlan:
     baseline_cost_s: float
 
 
-def block_plans(captured: Captured, gradients: Gradients, options: Options) -> list[BlockPlan]:
-    """Return a plan for each level, verified; the same one where more memory gains nothing."""
-    plain = captured.graph
+def plans_of_levels(plain: Graph, gradients: Gradients, options: Options) -> list[Plan]:
+    """Return a verified plan for each level; the same one where more memory gains nothing."""
     eager = eager_peak_bytes(plain, gradients=gradients)
     # half the block's activations weigh on the boundary: what it saves counts for every block
     graph = with_outside(plain, (eager - plain.constant_bytes) // 2)
     least = minimum_budget(graph, gradients, options.limits, options.progress)
     most = max(eager_peak_bytes(graph, gradients=gradients), least.found_bytes)
-    plans = [_block_plan(captured, graph, least.plan)]
+    plans = [least.plan]
+    cost_s = simulate(graph, least.plan).cost_s
     for level in LEVELS[1:]:
         budget = least.found_bytes + int(level * (most - least.found_bytes))
         try:
@@ -70,14 +78,15 @@ def block_plans(captured: Captured, gradients: Gradients, options: Options) -> l
             plans.append(plans[-1])
             continue
         assert outcome.plan is not None
-        better = _block_plan(captured, graph, outcome.plan)
-        plans.append(better if better.cost_s < plans[-1].cost_s else plans[-1])
+        before_s, cost_s = cost_s, min(cost_s, simulate(graph, outcome.plan).cost_s)
+        plans.append(outcome.plan if cost_s < before_s else plans[-1])
     return plans
 
 
-def _block_plan(captured: Captured, graph: Graph, plan: Plan) -> BlockPlan:
-    unloaded = with_outside(graph, 0)
-    result = simulate(unloaded, plan)
+def block_plan(captured: Captured, plan: Plan) -> BlockPlan:
+    """Lower one plan of a block, and say what it adds to what is held when it starts."""
+    graph = captured.graph
+    result = simulate(graph, plan)
     crossing = next(
         i for i, step in enumerate(plan.instructions) if isinstance(step, Enter) and step.segment
     )

@@ -22,9 +22,11 @@ from tightfit.api.block_plans import (
     BlockPlan,
     Called,
     best_level,
-    block_plans,
+    block_plan,
+    plans_of_levels,
     predicted_peak,
 )
+from tightfit.api.candidates import has_blocks, may_be_planned
 from tightfit.api.constants import gradient_bytes, new_gradient_bytes, resident_tensor_bytes
 from tightfit.api.pipeline import capture_step
 from tightfit.api.reporting import Report
@@ -42,7 +44,8 @@ from tightfit.errors import (
 )
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.runtime import Run
-from tightfit.plan.plan import Gradients
+from tightfit.graph.fingerprint import fingerprint
+from tightfit.plan.plan import Gradients, Plan
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -78,6 +81,8 @@ class Blocks:
         self.calls: list[Called] = []
         self.glue: set[str] = set()
         self.candidates: set[str] = set()
+        self.latest: dict[str, Called] = {}
+        self.menus: dict[tuple[str, Gradients], list[Plan]] = {}
         self.known: dict[tuple[str, Any], list[_Planned]] = {}
         self.detached: dict[tuple[str, Any], frozenset[int]] = {}
         self.names = {
@@ -163,15 +168,16 @@ class Blocks:
 
     def _worst_calls(self) -> list[Called]:
         """Return the last step's calls, and one more for each module of a kind that was not run."""
-        by_name = {call.name: call for call in self.calls}
-        kinds = {type(m): by_name[name] for m, name in self.names.items() if name in by_name}
+        ran = {call.name for call in self.calls}
+        kinds = {type(m): self.latest[name] for m, name in self.names.items() if name in ran}
         calls = list(self.calls)
         held_bytes = max(call.held_bytes + call.plan.saved_bytes for call in calls)
         for module, name in self.names.items():
-            like = kinds.get(type(module))
-            if name in self.candidates - self.glue and name not in by_name and like is not None:
-                calls.append(msgspec.structs.replace(like, name=name, held_bytes=held_bytes))
-                held_bytes += like.plan.saved_bytes
+            like = self.latest.get(name) or kinds.get(type(module))
+            if name in self.candidates - self.glue - ran and like is not None:
+                same = {"name": name, "level": calls[0].level, "held_bytes": held_bytes}
+                calls.append(msgspec.structs.replace(like, **same))
+                held_bytes += calls[-1].plan.saved_bytes
         return calls
 
     def report(self) -> Report:
@@ -227,8 +233,7 @@ class Blocks:
         gradients: Gradients = "fresh" if missing or not parameters else "accumulated"
         if gradients not in planned.plans:
             with self._guard.paused():
-                plans = block_plans(planned.captured, gradients, self.session.options)
-            planned.plans[gradients] = plans
+                planned.plans[gradients] = self._plans(planned.captured, gradients)
         call = Called(
             name,
             planned.plans[gradients],
@@ -238,17 +243,31 @@ class Blocks:
         )
         self._refuse_excess(call)
         self.calls.append(call)
+        self.latest[name] = call
         run = Run(self._started(name, planned), self._finished)
         outputs = call.plan.runner(inputs, run)
         return joint.structure.filled(outputs)
 
+    def _plans(self, captured: Captured, gradients: Gradients) -> list[BlockPlan]:
+        """Return a plan for each level; blocks that are alike have the same ones."""
+        kind = fingerprint(captured.graph), gradients
+        if kind not in self.menus:
+            self.menus[kind] = plans_of_levels(captured.graph, gradients, self.session.options)
+        return [block_plan(captured, plan) for plan in self.menus[kind]]
+
     def _refuse_excess(self, call: Called) -> None:
-        """Run a block with less memory where little is left; raise where none is enough."""
+        """Run a block with less memory where little is left; raise where none is enough.
+
+        Room is left for the blocks that may follow, should they run with the least plans.
+        """
         budget = self.bytes.usable
+        following = self._following(call)
         while True:
             plan = call.plan
             needed = max(plan.forward_bytes, plan.saved_bytes + plan.backward_bytes)
-            if call.held_bytes + needed <= budget:
+            held = call.held_bytes + plan.saved_bytes
+            fits = call.held_bytes + needed <= budget
+            if fits and (call.level == 0 or predicted_peak(following, 0, 0) + held <= budget):
                 return
             if call.level == 0:
                 raise InfeasibleBudget(
@@ -259,6 +278,17 @@ class Blocks:
                     budget_bytes=self.bytes.budget,
                 )
             call.level -= 1
+
+    def _following(self, call: Called) -> list[Called]:
+        """Return the blocks that have not run in this step, one after the other, least plans."""
+        ran = {call.name, *(other.name for other in self.calls)}
+        held_bytes = 0
+        following: list[Called] = []
+        for name, other in self.latest.items():
+            if name not in ran:
+                following.append(msgspec.structs.replace(other, level=0, held_bytes=held_bytes))
+                held_bytes += other.plans[0].saved_bytes
+        return following
 
     def _started(self, name: str, planned: _Planned) -> Callable[[Run], None]:
         def started(run: Run) -> None:
@@ -318,7 +348,7 @@ class Blocks:
 
     def _replace(self, module: nn.Module) -> None:
         """Put a stand-in in place of a module that holds others; the smallest stay as they are."""
-        if _may_be_planned(module):
+        if may_be_planned(module):
             self._replaced.append((module, module.__dict__.get("forward")))
             self.candidates.add(self.names[module])
             stand_in = self._stand_in(self.names[module], module, module.forward)
@@ -357,7 +387,7 @@ def run_in_blocks(
     CaptureError
         The reason, if there is no block that can be planned; generators are then as before.
     """
-    if isinstance(reason, NothingToTrain) or not _has_blocks(session):
+    if isinstance(reason, NothingToTrain) or not has_blocks(session.modules, session.root):
         raise reason
     before = GeneratorStates(session.modules)
     buffers = {b: b.clone() for m in session.modules.values() for b in m.buffers()}
@@ -372,27 +402,3 @@ def run_in_blocks(
         raise
     session.blocks = blocks
     return output
-
-
-def _has_blocks(session: Session) -> bool:
-    """Whether there is something to plan below the outermost forward, on one device."""
-    tops = session.modules.values()
-    if len({p.device for top in tops for p in top.parameters()}) > 1:
-        return False
-    return any(
-        _may_be_planned(module)
-        for top in tops
-        for module in top.modules()
-        if session.root is None or module is not top
-    )
-
-
-def _may_be_planned(module: nn.Module) -> bool:
-    """Whether a module holds others and is trained; the smallest are left as they are."""
-    if isinstance(module, nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule):
-        return False
-    if type(module).__name__ == "OptimizedModule":
-        return False
-    return next(module.children(), None) is not None and any(
-        p.requires_grad for p in module.parameters()
-    )
