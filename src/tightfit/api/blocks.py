@@ -67,10 +67,8 @@ class Blocks:
 
     Parameters
     ----------
-    session : Session
-        Whose function cannot be captured.
-    reason : CaptureError
-        Why; raised again if no block can be planned either.
+    session, reason : Session, CaptureError
+        Whose function cannot be captured, and why; raised again if no block can be either.
     """
 
     def __init__(self, session: Session, reason: CaptureError) -> None:
@@ -282,12 +280,10 @@ class Blocks:
     def _following(self, call: Called) -> list[Called]:
         """Return the blocks that have not run in this step, one after the other, least plans."""
         ran = {call.name, *(other.name for other in self.calls)}
-        held_bytes = 0
-        following: list[Called] = []
-        for name, other in self.latest.items():
-            if name not in ran:
-                following.append(msgspec.structs.replace(other, level=0, held_bytes=held_bytes))
-                held_bytes += other.plans[0].saved_bytes
+        held_bytes, following = 0, list[Called]()
+        for other in (other for name, other in self.latest.items() if name not in ran):
+            following.append(msgspec.structs.replace(other, level=0, held_bytes=held_bytes))
+            held_bytes += other.plans[0].saved_bytes
         return following
 
     def _started(self, name: str, planned: _Planned) -> Callable[[Run], None]:
