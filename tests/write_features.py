@@ -39,6 +39,12 @@ def document() -> str:
         "by `tightfit.opaque`, recurrent (`nn.RNN`, `nn.LSTM`, `nn.GRU`), or found to decide by "
         "data what it runs (this is announced).",
         "",
+        "A model that allows no single graph (numbers read from computed tensors, numpy, Python "
+        "state, sparse gradients, layers left out at random) is planned block by block: inner "
+        "modules that hold others are captured and planned each by itself, what lies between runs "
+        "eagerly and is measured. This is announced. Where no such module is left, the model is "
+        "refused as below.",
+        "",
         "## Ways of training: the same bits, measured peaks inside the budget",
         "",
         *(f"- {name}" for name in WAYS),

@@ -120,6 +120,30 @@ def sets_up(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     return self.b(h)
 
 
+class SparseWords(nn.Module):
+    def __init__(self, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner = inner or nn.Identity()
+        self.words = nn.Embedding(20, 8, sparse=True)
+
+    def forward(self, tokens):
+        return self.inner(self.words(tokens)).sum()
+
+
+class Recounting(Wrapped):
+    """Counts its calls, and scales by a computed number: neither can lie in a graph."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda s, h: h)
+        self.block = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 8))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.a(x)
+        return self.block(h) / float(h.detach().norm()) * self.calls
+
+
 def case(name: str, function: Callable[..., Any], *inputs: Callable[[], Any], **modules) -> Case:
     makers = inputs or (lambda: torch.randn(4, 8),)
     return Case(
@@ -208,6 +232,17 @@ SUPPORTED = [
         lambda output: output.square().sum(),
     ),
     case("tensors that are neither parameter, buffer nor input", uses_table),
+    Case(
+        "models that allow no single graph, block by block",
+        Recounting,
+        lambda: (torch.randn(4, 8),),
+        lambda output: output.square().sum(),
+    ),
+    Case(
+        "sparse gradients beside blocks",
+        lambda: SparseWords(nn.Sequential(nn.Linear(8, 8), nn.Tanh())),
+        lambda: (torch.randint(0, 20, (3, 4)),),
+    ),
     case("attributes that a forward gives its module when it first runs", sets_up),
     case("sorting and indexing", lambda s, h: s.b(h).sort(1)[0][torch.randperm(4)]),
 ]
@@ -233,15 +268,6 @@ def called(make: Callable[[], nn.Module], *inputs: Callable[[], Any]):
 
 def wrapped(function: Callable[..., Any], **modules):
     return called(lambda: Wrapped(function, **{k: m() for k, m in modules.items()}))
-
-
-class SparseWords(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(20, 8, sparse=True)
-
-    def forward(self, tokens):
-        return self.words(tokens).sum()
 
 
 def distributed_tensor() -> torch.Tensor:
@@ -290,11 +316,11 @@ REFUSED = [
         "leave it a tensor, compare before reading, or a module of its own around it",
     ),
     Refused(
-        "sparse gradients (`Embedding(sparse=True)`)",
+        "sparse gradients (`Embedding(sparse=True)`) without blocks beside them",
         called(SparseWords, lambda: torch.randint(0, 20, (3, 4))),
         CaptureError,
         "'words'.*sparse=False",
-        "`sparse=False`",
+        "`sparse=False`, or an inner module around the rest",
     ),
     Refused(
         "sparse tensors",

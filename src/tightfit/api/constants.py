@@ -32,10 +32,18 @@ def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
     """
     seen: dict[int, int] = {}
     for tensor in map(private.local_tensor, tensors):
-        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            seen[storage._cdata] = _rounded(storage.nbytes(), granularity)
+        if isinstance(tensor, torch.Tensor):
+            for part in _strided_parts(tensor):
+                storage = part.untyped_storage()
+                seen[storage._cdata] = _rounded(storage.nbytes(), granularity)
     return sum(seen.values())
+
+
+def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return what a tensor lies in: itself, or the indices and values of a sparse gradient."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,) if tensor.layout == torch.strided else ()
 
 
 def gradient_bytes(modules: dict[str, nn.Module], granularity: int) -> int:

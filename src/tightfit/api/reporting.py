@@ -27,8 +27,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         Where costs come from.
     measured : StepPeaks or None
         What the last complete step held.
-    plan : Plan
-        The current plan.
+    plan : Plan or None
+        The current plan; None where blocks are planned one by one.
     compiled : bool
         Whether the plan runs compiled, not operator by operator.
     """
@@ -42,7 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     cost_source: str
     measured: StepPeaks | None
-    plan: Plan
+    plan: Plan | None
     compiled: bool = False
 
     @property

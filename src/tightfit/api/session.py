@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.api.blocks import Blocks, run_in_blocks
 from tightfit.api.budget import Budget, close_windows, limit_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.compiling import still_fits
@@ -43,7 +44,7 @@ from tightfit.capture.signature import (
     input_signature,
     module_signature,
 )
-from tightfit.errors import BadInput, SecondForward
+from tightfit.errors import BadInput, CaptureError, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
@@ -102,6 +103,7 @@ class Session:
         self.reported = False
         self.warned_hooks: set[str] = set()
         self.replicas: Replicas | None = None
+        self.blocks: Blocks | None = None
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -116,8 +118,12 @@ class Session:
             return self.function(*args, **kwargs)
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
-        key = self._signature(leaves, spec)
-        shape = self.shape_for(key, args, kwargs)
+        if self.blocks is not None:
+            return self.blocks(args, kwargs)
+        try:
+            shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
+        except CaptureError as error:
+            return run_in_blocks(self, error, args, kwargs)
         self.watch(shape)
         shape, outputs = run_as_data_decide(self, shape, leaves, args, kwargs)
         if self.guard is not None:
@@ -138,6 +144,8 @@ class Session:
 
     def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Report:
         """Capture, price and plan for the given inputs without running anything."""
+        if self.blocks is not None:
+            return self.report()
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         self.last = planned_for(self, shape, self._gradients(shape.captured, inputs), inputs)
@@ -158,6 +166,8 @@ class Session:
         BadInput
             If nothing has been planned yet.
         """
+        if self.blocks is not None:
+            return self.blocks.report()
         if self.last is None:
             raise BadInput(
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"

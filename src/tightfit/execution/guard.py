@@ -7,9 +7,10 @@ and what the allocator gave out on top (metered).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -123,7 +124,7 @@ class Guard:
     def after_forward(self) -> None:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
-            self._open.forward_bytes = self._take_peak()
+            self._open.forward_bytes = max(self._open.forward_bytes, self._take_peak())
             self._open.boundary_bytes = self.meter.live_bytes() - (self._start or 0)
 
     def before_backward(self) -> None:
@@ -134,7 +135,23 @@ class Guard:
     def after_backward(self) -> None:
         """Note the peak of the backward program."""
         if self.meter is not None and self._open is not None:
-            self._open.backward_bytes = self._take_peak()
+            self._open.backward_bytes = max(self._open.backward_bytes, self._take_peak())
+
+    def held_bytes(self) -> int:
+        """Return what is held now: the constants of the open step and what came on top."""
+        if self.meter is None or self._open is None:
+            return 0
+        return self._open.constant_bytes + self.meter.live_bytes() - (self._start or 0)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out of a forward what is done to plan it."""
+        self.after_forward()
+        try:
+            yield
+        finally:
+            if self.meter is not None:
+                self.meter.reset_peak()
 
     def close(self) -> StepPeaks | None:
         """End the window of the open step; return what it held.
