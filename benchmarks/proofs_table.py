@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks" / "results" / "proofs_models.jsonl"
 TABLE = ROOT / "docs" / "models.md"
+BUDGETS = ("0.8", "0.6", "minimum")
 
 HEAD = """# Proofs on models people have
 
@@ -18,7 +19,7 @@ Written by `benchmarks/proofs_table.py` from `benchmarks/results/proofs_models.j
 `benchmarks/proofs.py --suite models` appends to. Small configurations from `transformers` and
 `monai` with random weights, as in `benchmarks/real_models.py`. Memory is the activation peak as a
 share of plain PyTorch's; the prediction's error is a share of the planned activations; extra
-compute is predicted.
+compute is predicted, by measured costs or, where a row says `"costs": "cpu"`, modelled ones.
 
 | model | budget | memory | within budget | prediction off by | bitwise | extra compute |
 |---|---|--:|---|--:|---|--:|
@@ -45,7 +46,9 @@ def main() -> None:
     for text in ROWS.read_text().splitlines():
         row = json.loads(text)
         rows[row["model"].rpartition(":")[2], row["asked"]] = row
-    lines = [line({**row, "model": model}) for (model, _), row in rows.items()]
+    models = dict.fromkeys(model for model, _ in rows)
+    ordered = [(m, b) for m in models for b in BUDGETS if (m, b) in rows]
+    lines = [line({**rows[m, b], "model": m}) for m, b in ordered]
     TABLE.write_text(HEAD + "\n".join(lines) + "\n")
 
 

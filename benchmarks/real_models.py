@@ -4,7 +4,7 @@ Each factory is a target of the command line, for example ::
 
     tightfit prove benchmarks/real_models.py:llama --budget-ratio 0.6
 
-Sizes are such that activations outweigh gradients, with an eager peak of some 200 to 600 MiB and a
+Sizes are such that activations outweigh gradients, with an eager peak of some 50 to 400 MiB and a
 step of a few seconds on one core. Dropout is what each configuration has by default.
 """
 
@@ -138,7 +138,7 @@ def t5(batch: int = 8) -> Example:
     return Example(model, None, {"input_ids": ids, "labels": labels}, None)
 
 
-def vit(batch: int = 16) -> Example:
+def vit(batch: int = 6) -> Example:
     """ViT, patches of 16."""
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -153,7 +153,7 @@ def vit(batch: int = 16) -> Example:
     return _images(ViTForImageClassification(config), batch, 192)
 
 
-def swin(batch: int = 8) -> Example:
+def swin(batch: int = 3) -> Example:
     """Swin transformer, tiny widths, shifted windows, stochastic depth."""
     from transformers import SwinConfig, SwinForImageClassification
 
@@ -163,7 +163,7 @@ def swin(batch: int = 8) -> Example:
     return _images(SwinForImageClassification(config), batch, 224)
 
 
-def convnext(batch: int = 8) -> Example:
+def convnext(batch: int = 3) -> Example:
     """ConvNeXt with stochastic depth and layer scale."""
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
@@ -173,7 +173,7 @@ def convnext(batch: int = 8) -> Example:
     return _images(ConvNextForImageClassification(config), batch, 192)
 
 
-def whisper(batch: int = 8) -> Example:
+def whisper(batch: int = 3) -> Example:
     """Whisper: convolutions over a spectrogram, encoder and decoder."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -203,7 +203,7 @@ def whisper(batch: int = 8) -> Example:
     return Example(model, None, inputs, None)
 
 
-def clip(batch: int = 16) -> Example:
+def clip(batch: int = 6) -> Example:
     """CLIP: two towers and their contrastive loss."""
     from transformers import CLIPConfig, CLIPModel
 
@@ -229,7 +229,7 @@ def clip(batch: int = 16) -> Example:
     return Example(model, None, inputs, None)
 
 
-def mixtral(batch: int = 8) -> Example:
+def mixtral(batch: int = 3) -> Example:
     """Mixtral: a mixture of 4 experts, 2 for each token."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -270,7 +270,7 @@ def monai_unet(batch: int = 3) -> Example:
     )
 
 
-def monai_densenet(batch: int = 24) -> Example:
+def monai_densenet(batch: int = 8) -> Example:
     """MONAI's DenseNet: concatenations of everything before."""
     from monai.networks.nets import DenseNet
 
