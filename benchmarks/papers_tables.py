@@ -96,7 +96,7 @@ def cell(rows: Sequence[Row], planner: str, ratio: float) -> str:
         seconds += f"/{row['processor_s']:.1f}"
     if row["status"] == "infeasible" or row["note"].startswith("proven"):
         return f"none ({seconds})"
-    bound = "-" if row["bound_percent"] is None else f"{row['bound_percent']:.2f}"
+    bound = "-" if row["bound_percent"] is None else f"{max(0.0, row['bound_percent']):.2f}"
     if row["overhead_percent"] is None:
         return f"- / {bound} ({seconds})"
     if row["status"] == "optimal":
