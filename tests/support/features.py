@@ -441,6 +441,8 @@ UNCOMPILED = {
     "packing and unpacking in the outermost forward": "eagerly|decides",
     "a branch on computed values in the outermost forward": "value that decides",
     "selections by computed masks": "value that decides",
+    "models that allow no single graph, block by block": "allows no single graph to compile",
+    "sparse gradients beside blocks": "allows no single graph to compile",
     "generators of its own": "torch.Generator of its own",
 }
 """What is supported but not with ``compile=True``: the name of the case, the message."""

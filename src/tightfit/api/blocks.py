@@ -26,12 +26,11 @@ from tightfit.api.block_plans import (
     plans_of_levels,
     predicted_peak,
 )
-from tightfit.api.candidates import has_blocks, may_be_planned
+from tightfit.api.candidates import may_be_planned
 from tightfit.api.constants import gradient_bytes, new_gradient_bytes, resident_tensor_bytes
 from tightfit.api.pipeline import capture_step
 from tightfit.api.reporting import Report
 from tightfit.capture.capture import placeholder_tensors
-from tightfit.capture.generators import GeneratorStates
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.signature import flatten, input_signature, module_signature
@@ -39,7 +38,6 @@ from tightfit.errors import (
     BadInput,
     CaptureError,
     InfeasibleBudget,
-    NothingToTrain,
     OpaqueChanged,
 )
 from tightfit.execution.guard import Guard, StepPeaks, announce
@@ -51,7 +49,7 @@ from tightfit.units import format_bytes
 if TYPE_CHECKING:
     from tightfit.api.session import Session
 
-__all__ = ["Blocks", "run_in_blocks"]
+__all__ = ["Blocks"]
 
 
 class _Planned:
@@ -371,30 +369,3 @@ class Blocks:
             return None
         self.known.setdefault(place, []).append(planned)
         return planned
-
-
-def run_in_blocks(
-    session: Session, reason: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run a call that cannot be planned as a whole block by block, and go on so.
-
-    Raises
-    ------
-    CaptureError
-        The reason, if there is no block that can be planned; generators are then as before.
-    """
-    if isinstance(reason, NothingToTrain) or not has_blocks(session.modules, session.root):
-        raise reason
-    before = GeneratorStates(session.modules)
-    buffers = {b: b.clone() for m in session.modules.values() for b in m.buffers()}
-    blocks = Blocks(session, reason)
-    try:
-        output = blocks(args, kwargs)
-    except BaseException:
-        before.restore()
-        for buffer, value in buffers.items():
-            buffer.copy_(value)
-        session.guard = None
-        raise
-    session.blocks = blocks
-    return output

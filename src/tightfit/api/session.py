@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.blocks import Blocks, run_in_blocks
+from tightfit.api.block_fallback import run_in_blocks
+from tightfit.api.blocks import Blocks
 from tightfit.api.budget import Budget, close_windows, limit_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.compiling import still_fits
