@@ -9,6 +9,7 @@ keep. Each block is checked, before it runs, against what is held at that moment
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,7 @@ class Blocks:
         self._replaced: list[tuple[nn.Module, Any]] = []
         self._backward_begun = False
         self._learned: StepPeaks | None = None
+        gc.collect()  # what is freed during a step would look like room
         announce(f"{session.name} is planned block by block, not as a whole: {reason}")
 
     # -- running ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ and what the allocator gave out on top (metered).
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -145,11 +146,12 @@ class Guard:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out of a forward what is done to plan it."""
+        """Leave out of a forward what is done to plan it, and the garbage that leaves behind."""
         self.after_forward()
         try:
             yield
         finally:
+            gc.collect()
             if self.meter is not None:
                 self.meter.reset_peak()
 
