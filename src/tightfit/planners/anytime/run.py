@@ -41,7 +41,7 @@ __all__ = ["FirstPlan", "Run"]
 _LARGE = 1000  # ops from which on long searches beat many short ones
 _FIRST_SOLVE_S = 1.0
 _SHORT_SEARCH_S = 1.0
-_CHEAP_CUTS_S = 4.0  # for programs before anything else, if each takes less than the first may
+_CHEAP_CUTS_S = 2.0  # for programs before anything else, if each takes less than the first may
 _DESCENT_S = 2.0
 _DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
 _LIMIT_S = 1.0
@@ -107,11 +107,11 @@ class Run:
         if self.pool.best is None:
             self.first_plan()
         self.report()
+        self.prove_infeasible()
         loop = CutLoop(self.outline, self.pool, self.limits.solver)
         if self.limits.iterations is None:
             self.cut_while_cheap(loop)
         self.plan_with_defaults()
-        self.prove_infeasible()
         if self.pool.done:
             return
         if self.limits.iterations is not None:
