@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["SILENT", "Progress", "Silent"]
+__all__ = ["SILENT", "Progress", "Silent", "Until"]
 
 
 class Progress(Protocol):
@@ -28,6 +28,10 @@ class Progress(Protocol):
         ...
 
 
+class _Event(Protocol):
+    def is_set(self) -> bool: ...
+
+
 class Silent:
     """A progress that shows nothing."""
 
@@ -39,6 +43,24 @@ class Silent:
 
     def stop(self) -> None:
         """Do nothing."""
+
+
+class Until(Silent):
+    """A progress that shows nothing and interrupts its task once an event is set.
+
+    Parameters
+    ----------
+    stopped : event
+        Of a thread or of a process.
+    """
+
+    def __init__(self, stopped: _Event) -> None:
+        self._stopped = stopped
+
+    def update(self, done: int, note: str = "") -> None:
+        """Interrupt the task if the event is set."""
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
 
 
 SILENT = Silent()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from tightfit.plan.plan import Outcome
-from tightfit.progress import Progress
+from tightfit.progress import Progress, Until
 
 __all__ = ["Search", "searching"]
 
@@ -70,31 +70,13 @@ class Search:
         try:
             with _ONE_AT_A_TIME:
                 if not self._stopped.is_set():
-                    self._outcome = self._plan(_Until(self._stopped))
+                    self._outcome = self._plan(Until(self._stopped))
         except KeyboardInterrupt:  # raised by the progress of a cancelled search
             pass
         except Exception as error:  # the training loop's thread raises it
             self._error = error
         finally:
             _UNFINISHED.discard(self)
-
-
-class _Until:
-    """A progress that interrupts its task once an event is set."""
-
-    def __init__(self, stopped: threading.Event) -> None:
-        self._stopped = stopped
-
-    def start(self, title: str, total: int | None = None) -> None:
-        """Do nothing."""
-
-    def update(self, done: int, note: str = "") -> None:
-        """Interrupt the task if it was cancelled."""
-        if self._stopped.is_set():
-            raise KeyboardInterrupt
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 def searching() -> bool:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tightfit.api.constants import gradient_bytes, optimizer_state_bytes, resident_tensor_bytes
+from tightfit.capture.capture import granularity_of
 from tightfit.errors import BadInput, CaptureError
 
 if TYPE_CHECKING:
     from tightfit.api.session import Session
 
 __all__ = ["BlockBytes"]
-
-_GRANULARITY = {"cpu": 64, "cuda": 512}
 
 
 class BlockBytes:
@@ -33,7 +32,7 @@ class BlockBytes:
         self.reason = reason
         parameters = (p for m in session.modules.values() for p in m.parameters())
         self.device = next(parameters).device.type
-        self.granularity = _GRANULARITY.get(self.device, 512)
+        self.granularity = granularity_of(self.device)
 
     @property
     def budget(self) -> int:

@@ -300,12 +300,7 @@ class Blocks:
         """Capture a block again whose outputs receive other gradients than it was planned for."""
         for place, alike in self.known.items():
             if planned in alike:
-                outputs = len(planned.captured.joint.outputs)
-                before = self.detached.get(place, frozenset())
-                if run.state == "refused":
-                    self.detached[place] = before - set(run.unplanned)
-                else:
-                    self.detached[place] = before | {i for i in run.without_gradient if i < outputs}
+                self.detached[place] = run.detached_after(self.detached.get(place, frozenset()))
                 alike.remove(planned)
 
     def _finished(self, run: Run) -> None:

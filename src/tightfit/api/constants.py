@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tightfit.capture import _torch as private
+from tightfit.capture.capture import granularity_of
 
 __all__ = [
     "device_of_modules",
@@ -96,7 +97,7 @@ def lasting_bytes(optimizer: Any, modules: dict[str, nn.Module], *, expected: bo
     """
     members = [t for m in modules.values() for t in (*m.parameters(), *m.buffers())]
     device = device_of_modules(modules).type
-    granularity = 512 if device == "cuda" else 64
+    granularity = granularity_of(device)
     held = resident_tensor_bytes(members, granularity)
     gradients = gradient_bytes(modules, granularity)
     known = optimizer is not None and any(optimizer.state.values())

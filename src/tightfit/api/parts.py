@@ -367,7 +367,7 @@ class Part:
 
         def started(run: Run) -> None:
             recorder.backward_begins(call)
-            self._learn_outputs(key, kind, run)
+            self._learn_outputs(key, run)
 
         run = Run(started, lambda run: recorder.backward_ended())
         whole.open.add(run)
@@ -382,16 +382,12 @@ class Part:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return any(t.requires_grad for t in (*tensors, *self.module.parameters()))
 
-    def _learn_outputs(self, key: Any, kind: Kind, run: Run) -> None:
+    def _learn_outputs(self, key: Any, run: Run) -> None:
         """Plan without the gradients of outputs that have received none, or with them again."""
-        detached = self.whole.detached.get(key, frozenset())
-        if run.state == "refused":
-            self.whole.detached[key] = detached - set(run.unplanned)
-        else:
-            outputs = len(kind.captured.joint.outputs)
-            unused = frozenset(i for i in run.without_gradient if i < outputs)
-            if not unused:
-                return
-            self.whole.detached[key] = detached | unused
-            announce(f"outputs {sorted(unused)} of part {self.name!r} receive no gradient")
+        if run.state != "refused" and not run.unused:
+            return
+        before = self.whole.detached.get(key, frozenset())
+        self.whole.detached[key] = run.detached_after(before)
+        if run.state != "refused":
+            announce(f"outputs {sorted(run.unused)} of part {self.name!r} receive no gradient")
         self.whole.kinds.pop(key, None)

@@ -458,18 +458,14 @@ class Session:
                 shape.tuner.begin()
             if self.guard is not None:
                 self.guard.before_backward()
-            if run.state == "refused":
-                self.detached[shape.key] = self.detached.get(shape.key, frozenset()) - set(
-                    run.unplanned
-                )
-                self.shapes.pop(shape.key, None)
+            if run.state != "refused" and not run.unused:
                 return
-            outputs = len(shape.captured.joint.outputs)
-            unused = frozenset(i for i in run.without_gradient if i < outputs)
-            if unused:
-                self.detached[shape.key] = self.detached.get(shape.key, frozenset()) | unused
-                self.shapes.pop(shape.key, None)
-                announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")
+            before = self.detached.get(shape.key, frozenset())
+            self.detached[shape.key] = run.detached_after(before)
+            self.shapes.pop(shape.key, None)
+            if run.state != "refused":
+                unused = sorted(run.unused)
+                announce(f"output(s) {unused} receive no gradient: planning without them")
 
         return started
 

@@ -18,7 +18,7 @@ from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 
-__all__ = ["capture", "device_of", "placeholder_tensors"]
+__all__ = ["capture", "device_of", "granularity_of", "placeholder_tensors"]
 
 _GRANULARITY = {"cpu": 64, "cuda": 512}
 
@@ -68,6 +68,11 @@ def capture(
     return lift(joint, device_of(call), name, tied)
 
 
+def granularity_of(kind: str) -> int:
+    """Return the bytes that the allocator of a kind of device rounds sizes up to."""
+    return _GRANULARITY.get(kind, 512)
+
+
 def device_of(call: TracedCall) -> Device:
     """Return the device the modules and inputs of a call lie on.
 
@@ -89,7 +94,7 @@ def device_of(call: TracedCall) -> Device:
     device = kinds.pop()
     return Device(
         kind=device.type,
-        granularity_bytes=_GRANULARITY.get(device.type, 512),
+        granularity_bytes=granularity_of(device.type),
         name=_device_name(device),
     )
 

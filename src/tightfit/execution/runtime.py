@@ -123,6 +123,25 @@ class Run:
         self.on_finish = on_finish
         self.without_gradient: tuple[int, ...] = ()
 
+    def detached_after(self, before: frozenset[int]) -> frozenset[int]:
+        """Return the outputs to plan without a gradient for, now that backward has begun.
+
+        Parameters
+        ----------
+        before : frozenset of int
+            Those it was planned without a gradient for; it is refused if one of them got one.
+        """
+        if self.state == "refused":
+            return before - set(self.unplanned)
+        return before | self.unused
+
+    @property
+    def unused(self) -> frozenset[int]:
+        """The outputs that were planned to receive a gradient and have received none."""
+        assert self.runner is not None
+        outputs = len(self.runner.joint.outputs)
+        return frozenset(index for index in self.without_gradient if index < outputs)
+
     def forward(self) -> tuple[torch.Tensor, ...]:
         """Run the forward program; keep what backward needs."""
         runner = self.runner

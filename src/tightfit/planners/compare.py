@@ -13,7 +13,7 @@ from tightfit.errors import BadInput, MissingExtra
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import PLANNERS, find_planner, plan_with
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import SILENT, Progress, Until
 
 __all__ = ["ComparisonRow", "compare", "compared", "comparison_row", "planners_named"]
 
@@ -85,7 +85,7 @@ def compare(
     try:
         with ThreadPoolExecutor(max(1, limits.workers)) as pool:
             running = {
-                pool.submit(compared, task, planner, alone, _Stopping(interrupted)): number
+                pool.submit(compared, task, planner, alone, Until(interrupted)): number
                 for number, (task, planner) in enumerate(jobs)
             }
             _collect(running, rows, progress, interrupted)
@@ -134,24 +134,6 @@ def comparison_row(task: Task, planner: str, outcome: Outcome, status: str) -> C
         bound_source=outcome.bound_source,
         note=outcome.note,
     )
-
-
-class _Stopping:
-    """A progress that shows nothing and interrupts its planner once the event is set."""
-
-    def __init__(self, interrupted: Event) -> None:
-        self._interrupted = interrupted
-
-    def start(self, title: str, total: int | None = None) -> None:
-        """Do nothing."""
-
-    def update(self, done: int, note: str = "") -> None:
-        """Interrupt the planner if the user asked for it."""
-        if self._interrupted.is_set():
-            raise KeyboardInterrupt
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 def _collect(

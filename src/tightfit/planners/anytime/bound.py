@@ -17,6 +17,7 @@ from tightfit.planners.anytime.kcut import CutProgram, cut_program
 from tightfit.planners.anytime.outline import Outline
 from tightfit.planners.anytime.pool import Candidate, Pool
 from tightfit.planners.solvers import Answer, Options, solve
+from tightfit.progress import Until
 
 __all__ = ["BoundWorker", "CutLoop"]
 
@@ -26,23 +27,6 @@ _ROUND_S = 8.0  # per program; then its best solution gives the next cut
 _MOST_DENSE_OPS = 64  # of graphs whose second program cuts at every stage: it is then exact
 _TOLERANCE = 1e-8  # what the solver's feasibility tolerance may be worth
 _DEAREST = 1.6  # completions above this many times the baseline are no seeds
-
-
-class _Until:
-    """A progress that interrupts its task once an event is set."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self.stop_event = stop
-
-    def start(self, title: str, total: int | None = None) -> None:
-        pass
-
-    def update(self, done: int, note: str = "") -> None:
-        if self.stop_event.is_set():
-            raise KeyboardInterrupt
-
-    def stop(self) -> None:
-        pass
 
 
 class CutLoop:
@@ -112,7 +96,7 @@ class CutLoop:
             model.program,
             options,
             solver=self.solver,
-            progress=_Until(self.stop_event),
+            progress=Until(self.stop_event),
             in_child=in_child,
         )
 
