@@ -14,15 +14,17 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import torch
 
 import tightfit
+from benchmarks.training import circumstances
 from tightfit.api.session import Session
 from tightfit.execution.attach import attached
 from tightfit.graph.liveness import budget_of_ratio
@@ -60,7 +62,8 @@ def measure(ratio: float) -> None:
     for length in LENGTHS:
         row = one_length(model, optimizer, length)
         with ROWS.open("a") as file:
-            file.write(json.dumps({**surroundings(), "ratio": ratio, **row}) + "\n")
+            surroundings = circumstances(torch.get_num_threads(), rounds=1)
+            file.write(json.dumps({**surroundings, "ratio": ratio, **row}) + "\n")
         print(row, flush=True)
 
 
@@ -100,13 +103,6 @@ def step(model: Any, optimizer: Any, length: int) -> dict[str, float]:
 def texts(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and targets [4, length]."""
     return tuple(torch.randint(0, VOCABULARY, (BATCH, length)) for _ in range(2))  # type: ignore
-
-
-def surroundings() -> dict[str, Any]:
-    """The commit, torch's version and the machine's load."""
-    asked = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    return {"commit": commit, "torch": torch.__version__, "load": round(os.getloadavg()[0], 1)}
 
 
 def write_page(rows: list[dict[str, Any]]) -> None:

@@ -341,19 +341,21 @@ class Session:
 
     def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
-        leaves, spec = flatten(args, kwargs)
-        shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
-        inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        return smallest_budget(self, shape, self._gradients(shape.captured, inputs))
+        return smallest_budget(self, *self._shape_and_gradients(args, kwargs))
 
     def declare_needs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], budget: Budget
     ) -> MinimumBudget:
         """Tell a budget that is to be shared what these inputs need; return the least."""
+        return declare_needs(self, *self._shape_and_gradients(args, kwargs), budget)
+
+    def _shape_and_gradients(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Shape, Gradients]:
         leaves, spec = flatten(args, kwargs)
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
-        return declare_needs(self, shape, self._gradients(shape.captured, inputs), budget)
+        return shape, self._gradients(shape.captured, inputs)
 
     def _gradients(self, captured: Captured, inputs: list[Any]) -> Gradients:
         """Return whether gradients outlive their hand-over, or go into what exists before."""
