@@ -18,7 +18,7 @@ from tightfit.execution.attach import attach
 
 
 def test_sharded_parameters() -> None:
-    assert run_ranks(support.sharded.__file__) == []
+    assert run_ranks(support.sharded) == []
 
 
 def holding(saved: int, forward: int, rise: int) -> Holding:

@@ -7,4 +7,4 @@ from support.processes import run_ranks
 
 
 def test_data_parallel() -> None:
-    assert run_ranks(support.replicas.__file__) == []
+    assert run_ranks(support.replicas) == []

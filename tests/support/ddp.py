@@ -1,4 +1,4 @@
-"""One rank of a step under DistributedDataParallel: ``python ddp.py RANK PORT plain|fitted``."""
+"""One rank of a DistributedDataParallel step: ``python -m support.ddp RANK PORT plain|fitted``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import tightfit
+from support.processes import end_rank
 
 
 class Checkpointed(nn.Module):
@@ -62,3 +63,4 @@ def ddp_step(rank: int, port: int, plain: bool) -> None:
 
 if __name__ == "__main__":
     ddp_step(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "plain")
+    end_rank()

@@ -1,4 +1,4 @@
-"""One rank that trains under DistributedDataParallel: ``python replicas.py RANK PORT``.
+"""One rank that trains under DistributedDataParallel: ``python -m support.replicas RANK PORT``.
 
 Each check trains a model twice, plainly and fitted, and compares every bit.
 """
@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tightfit
+from support.processes import end_rank
 from tightfit.allocator import meter_for
 from tightfit.api import pipeline
 from tightfit.errors import BadInput, CaptureError
@@ -243,3 +244,4 @@ def main(rank: int, port: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
+    end_rank()

@@ -1,4 +1,4 @@
-"""One rank that trains a model sharded by FSDP2: ``python sharded.py RANK PORT``."""
+"""One rank that trains a model sharded by FSDP2: ``python -m support.sharded RANK PORT``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import tightfit
+from support.processes import end_rank
 from tightfit.allocator import meter_for
 from tightfit.errors import BadInput, CaptureError, InfeasibleBudget
 from tightfit.execution.attach import attached
@@ -194,3 +195,4 @@ def main(rank: int, port: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
+    end_rank()

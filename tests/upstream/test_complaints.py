@@ -98,5 +98,5 @@ def test_an_option_without_effect_is_seen():
 
 def test_no_parameter_is_ready_twice_with_ddp():
     """transformers #23018: 'marked as ready twice' with checkpointing under DDP."""
-    assert any("ready only once" in text for text in run_ranks(support.ddp.__file__, "plain"))
-    assert run_ranks(support.ddp.__file__, "fitted") == []
+    assert any("ready only once" in text for text in run_ranks(support.ddp, "plain"))
+    assert run_ranks(support.ddp, "fitted") == []
