@@ -40,7 +40,7 @@ def document() -> str:
         "data what it runs (this is announced).",
         "",
         "A model that allows no single graph (numbers read from computed tensors, numpy, Python "
-        "state, sparse gradients, layers left out at random) is planned block by block: inner "
+        "state, sparse gradients, layers left out at random) is planned part by part: inner "
         "modules that hold others are captured and planned each by itself, what lies between runs "
         "eagerly and is measured. This is announced. Where no such module is left, the model is "
         "refused as below.",

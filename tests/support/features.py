@@ -233,7 +233,7 @@ SUPPORTED = [
     ),
     case("tensors that are neither parameter, buffer nor input", uses_table),
     Case(
-        "models that allow no single graph, block by block",
+        "models that allow no single graph, part by part",
         Recounting,
         lambda: (torch.randn(4, 8),),
         lambda output: output.square().sum(),
@@ -441,7 +441,7 @@ UNCOMPILED = {
     "packing and unpacking in the outermost forward": "eagerly|decides",
     "a branch on computed values in the outermost forward": "value that decides",
     "selections by computed masks": "value that decides",
-    "models that allow no single graph, block by block": "allows no single graph to compile",
+    "models that allow no single graph, part by part": "allows no single graph to compile",
     "sparse gradients beside blocks": "allows no single graph to compile",
     "generators of its own": "torch.Generator of its own",
 }

@@ -12,10 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.api.budget import Budget
 from tightfit.api.options import Options, make_options
-from tightfit.api.parts import Parts
+from tightfit.api.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
 from tightfit.api.reporting import Report
 from tightfit.api.session import Session
-from tightfit.api.sharded import group_of, late_bytes, sharded_parts
 from tightfit.capture.signature import flatten
 from tightfit.errors import BadInput
 from tightfit.execution.attach import (
@@ -180,7 +179,8 @@ def _fit_in_parts(model: nn.Module, parts: dict[str, nn.Module], options: Option
     if replaced is not None:
         replaced.leave()
     refuse_unfittable(model)
-    session = Parts(model, parts, options, group=group_of(model), late_bytes=late_bytes(parts))
+    group, late = group_of(model), late_bytes(parts)
+    session = ShardedModel(model, parts, options, group=group, late_bytes=late)
     attach(model, session, refit)
     session.attach_parts()
 

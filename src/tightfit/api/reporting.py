@@ -28,9 +28,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     measured : StepPeaks or None
         What the last complete step held.
     plan : Plan or None
-        The current plan; None where blocks are planned one by one.
+        The current plan; None where parts are planned one by one.
     compiled : bool
         Whether the plan runs compiled, not operator by operator.
+    plans : dict of str to Plan
+        Where parts are: for each kind of part, named by the first one, its plan.
+    calls : int
+        Calls of parts in a step. Cost and overhead are of the parts.
     """
 
     budget_bytes: int
@@ -44,6 +48,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     measured: StepPeaks | None
     plan: Plan | None
     compiled: bool = False
+    plans: dict[str, Plan] = {}
+    calls: int = 0
 
     @property
     def measured_peak_bytes(self) -> int | None:
@@ -59,9 +65,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{'peak of the compiled plan' if self.compiled else 'planned peak'} "
             f"{format_bytes(self.planned_peak_bytes)} (constants "
             f"{format_bytes(self.constant_bytes)}){held}\n"
-            f"extra compute {self.overhead:.1%}, proven least {self.bound:.1%} ({self.status}, "
-            f"costs {self.cost_source})"
+            f"extra compute {self.overhead:.1%}, {self._scope}"
         )
+
+    @property
+    def _scope(self) -> str:
+        """What the extra compute is of, and how good that is."""
+        if self.plan is None:
+            return (
+                f"of {self.calls} planned parts of {len(self.plans)} kinds (costs "
+                f"{self.cost_source})"
+            )
+        return f"proven least {self.bound:.1%} ({self.status}, costs {self.cost_source})"
 
 
 def report_of(

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.block_fallback import run_in_blocks
-from tightfit.api.blocks import Blocks
 from tightfit.api.budget import Budget, close_windows, limit_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.compiling import still_fits
@@ -19,6 +17,7 @@ from tightfit.api.constants import device_of_modules, gradient_bytes
 from tightfit.api.deciding import run_as_data_decide
 from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
+from tightfit.api.parts.fallback import Fallback, run_in_parts
 from tightfit.api.planning import (
     declare_needs,
     held_gradient_bytes,
@@ -104,7 +103,7 @@ class Session:
         self.reported = False
         self.warned_hooks: set[str] = set()
         self.replicas: Replicas | None = None
-        self.blocks: Blocks | None = None
+        self.parts: Fallback | None = None
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -119,12 +118,12 @@ class Session:
             return self.function(*args, **kwargs)
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
-        if self.blocks is not None:
-            return self.blocks(args, kwargs)
+        if self.parts is not None:
+            return self.parts(args, kwargs)
         try:
             shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         except CaptureError as error:
-            return run_in_blocks(self, error, args, kwargs)
+            return run_in_parts(self, error, args, kwargs)
         self.watch(shape)
         shape, outputs = run_as_data_decide(self, shape, leaves, args, kwargs)
         if self.guard is not None:
@@ -145,7 +144,7 @@ class Session:
 
     def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Report:
         """Capture, price and plan for the given inputs without running anything."""
-        if self.blocks is not None:
+        if self.parts is not None:
             return self.report()
         shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
@@ -167,8 +166,8 @@ class Session:
         BadInput
             If nothing has been planned yet.
         """
-        if self.blocks is not None:
-            return self.blocks.report()
+        if self.parts is not None:
+            return self.parts.report()
         if self.last is None:
             raise BadInput(
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
@@ -229,10 +228,15 @@ class Session:
         """Plan the next step within another budget; what was captured and priced stays."""
         self.close_step()
         self.options = dataclasses.replace(self.options, budget_bytes=budget_bytes)
-        self.guard = None
+        if self.parts is not None:
+            self.parts.steps.change_budget(self.options)
+        else:
+            self.guard = None
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
+        if self.parts is not None:
+            return self.parts.close_step()
         return self.guard.close() if self.guard is not None else None
 
     def leave(self) -> None:

@@ -119,9 +119,7 @@ def train(
         loss = _watched_step(subject, function, own if planned is None else None)
         if index == 0:
             trace.first_s = time.perf_counter() - began
-        guard = own if planned is None else planned._session.guard
-        assert guard is not None
-        peaks = guard.close()
+        peaks = own.close() if planned is None else planned._session.close_step()
         if peaks is not None and index > 0:
             trace.peak_bytes = max(trace.peak_bytes, peaks.peak_bytes)
             trace.program_bytes = max(trace.program_bytes, peaks.program_bytes)

@@ -6,6 +6,7 @@ is compared on every call; any difference means another plan.
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ __all__ = [
     "input_signature",
     "module_signature",
     "refuse_subclass",
+    "same_attributes",
 ]
 
 _PLAIN = (bool, int, float, str, type(None))
+_BY_IDENTITY = (torch.Generator, torch.Tensor, types.FunctionType, types.BuiltinFunctionType)
 _SKIPPED = frozenset(
     {
         "training",
@@ -37,6 +40,7 @@ _SKIPPED = frozenset(
         "_is_full_backward_hook",
     }
 )
+_KEPT_APART = frozenset(nn.Module().__dict__) | {"forward"}
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -162,15 +166,53 @@ def hooked_modules(
 
 
 def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    return [
-        (key, value)
-        for key, value in module.__dict__.items()
-        if isinstance(value, _PLAIN) and key not in _SKIPPED
-    ] + [
-        (key, id(value))
-        for key, value in module.__dict__.items()
-        if isinstance(value, torch.Generator | torch.Tensor)
-    ]
+    found: list[tuple[str, Any]] = []
+    for key, value in module.__dict__.items():
+        if key in _SKIPPED:
+            continue
+        if isinstance(value, _PLAIN):
+            found.append((key, value))
+        elif type(value) is tuple:
+            if all(isinstance(element, _PLAIN) for element in value):
+                found.append((key, value))
+        elif isinstance(value, _BY_IDENTITY):
+            found.append((key, id(value)))
+    return found
+
+
+def same_attributes(one: dict[str, nn.Module], other: dict[str, nn.Module]) -> bool:
+    """Whether modules of the same signature also agree in every further attribute.
+
+    A signature tells whether one module has changed; it leaves out attributes that would be dear to
+    compare at every call, in which two modules of a class may well differ. Attributes whose names
+    begin with two underscores are what tools such as FSDP2 keep in a module.
+    """
+    return one.keys() == other.keys() and all(
+        _same(_further_attributes(a), _further_attributes(b))
+        for name, top in one.items()
+        for a, b in zip(top.modules(), other[name].modules(), strict=True)
+    )
+
+
+def _further_attributes(module: nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in module.__dict__.items()
+        if name not in _KEPT_APART and not name.startswith("__")
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two attributes are one object, equal plain data, or such things in containers."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return isinstance(one, PLAIN) and one == other
 
 
 def _modes() -> tuple[Any, ...]:

@@ -13,13 +13,19 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tightfit.allocator import Meter, hook_unavailable_reason, meter_for
 from tightfit.errors import BudgetExceeded, TightfitError
 from tightfit.units import format_bytes
 
 __all__ = ["Guard", "StepPeaks", "announce"]
+
+_Phase: TypeAlias = Literal["forward", "between", "backward", "after"]
+_ADVICE = (
+    "Pass optimizer= so that its state is planned for, put the loss inside (tightfit.step), or "
+    "raise the budget or the reserve"
+)
 
 
 def announce(message: str) -> None:
@@ -81,6 +87,8 @@ class Guard:
         ``"raise"`` or ``"warn"``.
     constants : callable
         Returns the bytes resident now: parameters, buffers, inputs, gradients, optimizer state.
+    advice : str
+        What to try, for the message of a step that exceeded the budget.
     growth_bytes : int
         How much more was alive at the start of this step than of the one before.
     """
@@ -89,11 +97,13 @@ class Guard:
     device: str
     on_exceed: Literal["raise", "warn"]
     constants: Callable[[], int]
+    advice: str = _ADVICE
     steps: list[StepPeaks] = field(default_factory=list)
     meter: Meter | None = None
     growth_bytes: int = 0
     _start: int | None = None
     _open: StepPeaks | None = None
+    _phase: _Phase = "forward"
     _warned: bool = False
 
     def __post_init__(self) -> None:
@@ -114,6 +124,7 @@ class Guard:
         self.growth_bytes = live - self._start if self._start is not None else 0
         self._start = live
         self._open = StepPeaks(self.constants())
+        self._phase = "forward"
         self.meter.reset_peak()
 
     def restart(self) -> None:
@@ -125,29 +136,37 @@ class Guard:
     def after_forward(self) -> None:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
-            self._open.forward_bytes = max(self._open.forward_bytes, self._take_peak())
-            self._open.boundary_bytes = self.meter.live_bytes() - (self._start or 0)
+            self._turn("forward", "between")
+            self._open.boundary_bytes = self.live_bytes()
 
     def before_backward(self) -> None:
         """Note what user code held between forward and backward."""
         if self.meter is not None and self._open is not None:
-            self._open.between_bytes = self._take_peak()
+            self._turn("between", "backward")
 
     def after_backward(self) -> None:
         """Note the peak of the backward program."""
         if self.meter is not None and self._open is not None:
-            self._open.backward_bytes = max(self._open.backward_bytes, self._take_peak())
+            self._turn("backward", "after")
+
+    def live_bytes(self) -> int:
+        """Return what is held now on top of the start of the open step."""
+        return self.meter.live_bytes() - (self._start or 0) if self.meter is not None else 0
+
+    def take_peak(self) -> int:
+        """Return the peak since the last note, on top of the step's start, and note it."""
+        return self._turn(self._phase, self._phase)
 
     def held_bytes(self) -> int:
         """Return what is held now: the constants of the open step and what came on top."""
         if self.meter is None or self._open is None:
             return 0
-        return self._open.constant_bytes + self.meter.live_bytes() - (self._start or 0)
+        return self._open.constant_bytes + self.live_bytes()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out of a forward what is done to plan it, and the garbage that leaves behind."""
-        self.after_forward()
+        self.take_peak()
         try:
             yield
         finally:
@@ -155,49 +174,57 @@ class Guard:
             if self.meter is not None:
                 self.meter.reset_peak()
 
-    def close(self) -> StepPeaks | None:
+    def close(self, where: str | None = None) -> StepPeaks | None:
         """End the window of the open step; return what it held.
+
+        Parameters
+        ----------
+        where : str, optional
+            Where its peak was, if somebody knows better.
 
         Raises
         ------
         BudgetExceeded
             If it held more than the budget and the user asked to raise.
         """
-        step, self._open = self._open, None
-        if step is None or self.meter is None:
+        if self._open is None or self.meter is None:
             return None
-        step.after_bytes = self._take_peak()
+        self._turn("after", "after")
+        step, self._open = self._open, None
         self.steps.append(step)
         del self.steps[:-8]
         if step.peak_bytes > self.budget_bytes:
-            self._exceeded(step)
+            self._exceeded(step, where)
         return step
 
     def abandon(self) -> None:
         """Forget the open window: the step failed or was dropped."""
         self._open = None
 
-    def _take_peak(self) -> int:
-        assert self.meter is not None
+    def _turn(self, ended: _Phase, begun: _Phase) -> int:
+        """Note the peak of a phase that has ended, and begin another; return that peak."""
+        if self.meter is None or self._open is None:
+            return 0
         peak = self.meter.peak_bytes() - (self._start or 0)
         self.meter.reset_peak()
+        name = f"{ended}_bytes"
+        setattr(self._open, name, max(getattr(self._open, name), peak))
+        self._phase = begun
         return peak
 
-    def _exceeded(self, step: StepPeaks) -> None:
+    def _exceeded(self, step: StepPeaks, where: str | None) -> None:
         parts = {
             "in the forward program": step.forward_bytes,
             "between forward and backward (the loss and what it keeps)": step.between_bytes,
             "in the backward program": step.backward_bytes,
             "after backward (the optimizer step and what user code keeps)": step.after_bytes,
         }
-        where = max(parts, key=parts.__getitem__)
+        where = where or max(parts, key=parts.__getitem__)
         message = (
             f"the last step held {format_bytes(step.peak_bytes)} on the {self.device}, "
             f"{format_bytes(step.peak_bytes - self.budget_bytes)} more than the budget of "
             f"{format_bytes(self.budget_bytes)}; the peak was {where} "
-            f"({format_bytes(step.constant_bytes)} of it constants). Pass optimizer= so that its "
-            "state is planned for, put the loss inside (tightfit.step), or raise the budget or "
-            "the reserve"
+            f"({format_bytes(step.constant_bytes)} of it constants). {self.advice}"
         )
         if self.on_exceed == "raise":
             raise BudgetExceeded(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from tightfit.allocator import Meter
+from tightfit.execution.guard import Guard
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Enter, Plan
 from tightfit.plan.simulate import simulate
@@ -50,6 +50,11 @@ class Holding:
     rise_bytes: int
     cost_s: float
     baseline_cost_s: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most it holds on top of what is held when its forward begins."""
+        return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.ends_bytes)
 
 
 def holding_of(graph: Graph, plan: Plan) -> Holding:
@@ -181,17 +186,16 @@ class Recorder:
 
     Parameters
     ----------
-    meter : Meter
-        Of the device the model lies on.
+    guard : Guard
+        Measures the step, which has begun.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, guard: Guard) -> None:
         self.ledger: Ledger[Any] = Ledger()
-        self.first_bytes = meter.live_bytes()
-        self._meter = meter
+        self._guard = guard
         self._open: list[int] = []
         self._stretch: tuple[Phase, int, tuple[int, ...], int] = ("between", -1, (), 0)
-        meter.reset_peak()
+        self._backward_begun = False
 
     @property
     def is_complete(self) -> bool:
@@ -215,12 +219,17 @@ class Recorder:
         """Note that a call's backward begins."""
         self._open.remove(call)
         self._turn("backward", call)
+        if not self._backward_begun:
+            self._backward_begun = True
+            self._guard.before_backward()
 
     def backward_ended(self) -> None:
         """Note that the last gradient of a call was handed over."""
         self._turn("between", -1)
+        if self.is_complete:
+            self._guard.after_backward()
 
-    def close(self) -> Ledger:
+    def close(self) -> Ledger[Any]:
         """End the step; return its ledger."""
         self._turn("between", -1)
         return self.ledger
@@ -229,15 +238,10 @@ class Recorder:
     def unwatched(self) -> Iterator[None]:
         """Leave out what happens in the context: captures and measurements of operators."""
         self._turn("between", -1)
-        try:
+        with self._guard.paused():
             yield
-        finally:
-            self._meter.reset_peak()
 
     def _turn(self, phase: Phase, call: int) -> None:
         """End the stretch under way and begin another."""
-        peak_bytes = self._meter.peak_bytes() - self.first_bytes
-        self.ledger.marks.append(Mark(*self._stretch, peak_bytes))
-        begin_bytes = self._meter.live_bytes() - self.first_bytes
-        self._stretch = (phase, call, tuple(self._open), begin_bytes)
-        self._meter.reset_peak()
+        self.ledger.marks.append(Mark(*self._stretch, self._guard.take_peak()))
+        self._stretch = (phase, call, tuple(self._open), self._guard.live_bytes())

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["has_blocks", "may_be_planned"]
+__all__ = ["has_parts", "may_be_planned"]
 
 
-def has_blocks(modules: dict[str, nn.Module], root: Any) -> bool:
+def has_parts(modules: dict[str, nn.Module], root: Any) -> bool:
     """Whether there is something to plan below the outermost forward, on one device."""
     tops = modules.values()
     if len({p.device for top in tops for p in top.parameters()}) > 1:

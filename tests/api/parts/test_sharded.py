@@ -1,4 +1,4 @@
-"""Models planned part by part: each check of `support.sharded` runs on two ranks."""
+"""Models with given parts: each check of `support.sharded` runs on two ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import nn
 import support.sharded
 from support.processes import run_ranks
 from tightfit.allocator import meter_for
-from tightfit.api.ledger import Holding, Ledger, Mark
 from tightfit.api.options import make_options
-from tightfit.api.parts import Parts
+from tightfit.api.parts.sharded import ShardedModel
 from tightfit.execution.attach import attach
 
 
@@ -21,32 +20,17 @@ def test_sharded_parameters() -> None:
     assert run_ranks(support.sharded) == []
 
 
-def holding(saved: int, forward: int, rise: int) -> Holding:
-    return Holding(None, saved, 10, forward, rise, 1.0, 1.0)
+class Dilated(nn.Module):
+    """Parameters and outputs of the same shapes, other results."""
 
+    def __init__(self, dilation: int) -> None:
+        super().__init__()
+        size = dilation, dilation
+        self.body = nn.Sequential(nn.Conv2d(2, 2, 3, padding=size, dilation=size), nn.Tanh())
+        self.scales = [float(dilation)]
 
-def test_a_ledger_tells_the_peak_under_other_plans() -> None:
-    """Two parts that save 100 each, 30 bytes of a loss between them and their backward."""
-    old = holding(100, 150, 200)
-    ledger = Ledger(
-        calls=["a", "a"],
-        holdings=[old, old],
-        marks=[
-            Mark("forward", 0, (), 0, 150),
-            Mark("forward", 1, (0,), 110, 260),
-            Mark("between", -1, (0, 1), 220, 250),
-            Mark("backward", 1, (0,), 230, 435),  # 5 more than planned
-            Mark("backward", 0, (), 130, 330),
-            Mark("between", -1, (), 20, 9999),  # the optimizer's step depends on no plan
-        ],
-    )
-    assert ledger.peak_bytes == 9999 and ledger.peak_with({}) == 435
-    new = holding(40, 180, 250)
-    assert ledger.peak_with({"a": new}) == 230 - 120 + 250 + 5
-    room = ledger.room("a", {"a": 40}, 400)
-    assert room == 400 - (230 - 100 - 60) - 5 + 10
-    fitting = holding(40, room, room - 40 - 10)
-    assert ledger.peak_with({"a": fitting}) == 400
+    def forward(self, x):
+        return self.body(x) * self.scales[0]
 
 
 class Branching(nn.Module):
@@ -93,7 +77,7 @@ def test_parts_of_a_model_in_one_process() -> None:
     budget_bytes = lasting + round(0.7 * eager_bytes)
     options = make_options(budget_bytes, costs="unit", limits=(1, 0.02), cache=False)
     blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
-    session = Parts(model, {**blocks, "sometimes": model.sometimes}, options)
+    session = ShardedModel(model, {**blocks, "sometimes": model.sometimes}, options)
     attach(model, session, lambda _: session)
     session.attach_parts()
     found, peak_bytes = train(model)
@@ -105,3 +89,20 @@ def test_parts_of_a_model_in_one_process() -> None:
     assert {"blocks.0", "blocks.1"} <= set(report.plans) <= {"blocks.0", "blocks.1", "sometimes"}
     session.leave()
     assert "forward" not in model.blocks[0].__dict__
+
+
+def test_parts_that_differ_in_an_attribute_only() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(Dilated(1), Dilated(2), Dilated(1))
+    plain[2].scales = [3.0]
+    model = copy.deepcopy(plain)
+    options = make_options("1GiB", costs="unit", limits=(1, 0.02), cache=False)
+    session = ShardedModel(model, dict(model.named_children()), options)
+    attach(model, session, lambda _: session)
+    session.attach_parts()
+    x = torch.randn(2, 2, 8, 8, requires_grad=True)
+    for each in (plain, model):
+        each(x).sum().backward()
+    gradients = zip(plain.parameters(), model.parameters(), strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in gradients)
+    assert len(session.report().plans) == 3

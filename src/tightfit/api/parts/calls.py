@@ -1,0 +1,176 @@
+"""Calls of parts: what is captured of them, once for all calls that are alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.api.options import Options
+from tightfit.api.parts.kinds import Kind, least_plan, most_plan
+from tightfit.api.parts.ledger import holding_of
+from tightfit.api.ranks import agreed
+from tightfit.capture.joint import TracedCall
+from tightfit.capture.lift import Captured
+from tightfit.capture.signature import flatten, input_signature, module_signature, same_attributes
+from tightfit.execution.guard import announce
+from tightfit.execution.runtime import Run
+from tightfit.graph.fingerprint import fingerprint
+from tightfit.plan.plan import Plan
+from tightfit.plan.verify import verify
+
+__all__ = ["Call", "Kinds", "Part", "forget_oldest"]
+
+_MOST_KEPT = 64  # signatures of calls
+
+
+@dataclass(eq=False)
+class Part:
+    """A module that is planned by itself.
+
+    Parameters
+    ----------
+    name : str
+        In the model.
+    module : nn.Module
+        The part; no more than a weak reference to it is kept.
+    function : callable
+        Its own forward.
+    """
+
+    name: str
+    module: dataclasses.InitVar[nn.Module]
+    function: Callable[..., Any]
+
+    def __post_init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The part under a name that all parts share."""
+        module = self._module()
+        assert module is not None
+        return {"part": module}
+
+    def is_like(self, other: Part) -> bool:
+        """Whether a step captured of the other one is a step of this one."""
+        return same_attributes(self.modules, other.modules)
+
+    def needs_gradient(self, leaves: list[Any]) -> bool:
+        """Whether a call with these inputs can need a gradient."""
+        if not torch.is_grad_enabled():
+            return False
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return any(t.requires_grad for t in (*tensors, *self.modules["part"].parameters()))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a part.
+
+    Parameters
+    ----------
+    key : hashable
+        Of calls that are alike.
+    kind : Kind
+        What is known of those.
+    leaves : list
+        Its flattened inputs.
+    """
+
+    key: Any
+    kind: Kind
+    leaves: list[Any]
+
+
+class Kinds:
+    """What is known of the parts of a model.
+
+    Parameters
+    ----------
+    capture : callable
+        Given a call and a name, returns the captured step of a part.
+    """
+
+    def __init__(self, capture: Callable[[TracedCall, str], Captured]) -> None:
+        self._capture = capture
+        self._known: dict[Any, list[tuple[Part, Kind]]] = {}
+        self._detached: dict[Any, frozenset[int]] = {}
+
+    def __len__(self) -> int:
+        """Return how many kinds of calls are known."""
+        return len(self._known)
+
+    def known(self, part: Part, leaves: list[Any], spec: Any) -> Call | None:
+        """Return the kind of a call, if one like it was captured."""
+        key = _key(part, leaves, spec)
+        for owner, kind in self._known.get(key, ()):
+            joint = kind.captured.joint
+            alike = owner is part or (not joint.opaque.blocks and part.is_like(owner))
+            if alike and joint.decisions.hold(leaves, {**part.modules, **joint.outside}):
+                if owner is not part:
+                    self._known[key].append((part, kind))
+                return Call(key, kind, leaves)
+        return None
+
+    def capture(
+        self,
+        part: Part,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        room_bytes: int,
+    ) -> Call:
+        """Capture a call.
+
+        Parameters
+        ----------
+        options : Options
+            The user's.
+        room_bytes : int
+            What is left of the budget.
+        """
+        leaves, spec = flatten(args, kwargs)
+        key = _key(part, leaves, spec)
+        detached = self._detached.get(key, frozenset())
+        traced = TracedCall(part.function, part.modules, args, kwargs, detached_outputs=detached)
+        captured = self._capture(traced, part.name)
+        graph = captured.graph
+        least = agreed(
+            options.ranks,
+            f"least {fingerprint(graph)}",
+            Plan,
+            lambda: least_plan(graph, room_bytes, options.limits),
+        )
+        verify(least, graph)
+        before = sum(owner is part for alike in self._known.values() for owner, _ in alike)
+        name = f"{part.name} (another call, {before})" if before else part.name
+        kind = Kind(captured, name, holding_of(graph, least), holding_of(graph, most_plan(graph)))
+        self._known.setdefault(key, []).append((part, kind))
+        forget_oldest(self._known)
+        return Call(key, kind, leaves)
+
+    def learn_outputs(self, part: Part, key: Any, run: Run) -> None:
+        """Plan without the gradients of outputs that have received none, or with them again."""
+        if run.state != "refused" and not run.unused:
+            return
+        self._detached[key] = run.detached_after(self._detached.get(key, frozenset()))
+        if run.state != "refused":
+            announce(f"outputs {sorted(run.unused)} of part {part.name!r} receive no gradient")
+        self._known.pop(key, None)
+
+
+def _key(part: Part, leaves: list[Any], spec: Any) -> Any:
+    modules = part.modules
+    return input_signature(leaves, spec), module_signature(modules, modules["part"])
+
+
+def forget_oldest(known: dict[Any, Any]) -> None:
+    """Keep no more than some entries of what is known of calls, the latest ones."""
+    while len(known) > _MOST_KEPT:
+        del known[next(iter(known))]

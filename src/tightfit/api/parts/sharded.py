@@ -1,0 +1,211 @@
+"""Models whose parameters FSDP2 (`fully_shard`) spreads over processes: their units are planned."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.allocator import meter_for
+from tightfit.api.budget import with_ranks
+from tightfit.api.capturing import capture_around_data
+from tightfit.api.constants import device_of_modules, lasting_bytes, library_bytes
+from tightfit.api.options import Options
+from tightfit.api.parts.calls import Part
+from tightfit.api.parts.steps import Steps
+from tightfit.api.ranks import Ranks
+from tightfit.api.reporting import Report
+from tightfit.capture.joint import TracedCall
+from tightfit.capture.lift import Captured
+from tightfit.capture.signature import flatten, input_signature
+from tightfit.errors import BadInput
+from tightfit.execution.attach import attach_part, detach, original_forward
+from tightfit.execution.guard import StepPeaks
+
+__all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
+
+
+class ShardedModel:
+    """Runs a model whose sharded modules are planned, as a session does.
+
+    Parameters
+    ----------
+    root : nn.Module
+        The model.
+    parts : mapping of str to nn.Module
+        By name, none inside another.
+    options : Options
+        The user's.
+    group : ProcessGroup or None
+        The processes that train the model together.
+    late_bytes : int
+        Of the budget, what plans leave unused for memory that other threads free in their own time.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        parts: Mapping[str, nn.Module],
+        options: Options,
+        *,
+        group: Any = None,
+        late_bytes: int = 0,
+    ) -> None:
+        _refuse_options(options)
+        if group is not None:
+            options = with_ranks(options, Ranks(group))
+        self.root = weakref.ref(root)
+        self.function = original_forward(root)
+        device = device_of_modules({"model": root})
+        meter = meter_for(device)
+        lasting = lasting_bytes(options.optimizer, {"model": root}, expected=False)
+        base_bytes = lasting + library_bytes(device) - meter.live_bytes()
+
+        def capture(call: TracedCall, name: str) -> Captured:
+            return capture_around_data(call, options, name)[0]
+
+        self.steps = Steps(
+            type(root).__name__,
+            options,
+            str(device),
+            constants=lambda: base_bytes + meter.live_bytes(),
+            capture=capture,
+            late_bytes=late_bytes,
+        )
+        self.parts = [_Unit(name, module, self.steps) for name, module in parts.items()]
+
+    def is_of(self, module: nn.Module) -> bool:
+        """Whether this was made for the module (and not for one it was copied from)."""
+        return self.root() is module
+
+    def attach_parts(self) -> None:
+        """Replace the forwards of the parts."""
+        for part in self.parts:
+            if not self.is_of(part.module):
+                attach_part(part.module, part)
+
+    def leave(self) -> None:
+        """Give every part its own forward back."""
+        for part in self.parts:
+            if not self.is_of(part.module):
+                detach(part.module)
+
+    def join_replicas(self, wrapper: Any) -> None:
+        """Refuse to run inside DistributedDataParallel."""
+        if wrapper is not None:
+            raise BadInput("a model with sharded parts is not wrapped in DistributedDataParallel")
+
+    def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Report:
+        """Refuse: parts are captured while the model runs."""
+        raise BadInput(
+            "parts are planned while the model takes its first step: train, then ask for "
+            "tightfit.report(model)"
+        )
+
+    def report(self) -> Report:
+        """Return what the plans promise and what the last complete step held."""
+        return self.steps.report()
+
+    def close_step(self) -> StepPeaks | None:
+        """End the measured window of the last step now; return what it held."""
+        return self.steps.close()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model; its parts run their plans."""
+        if torch.is_grad_enabled():
+            self.steps.begin(input_signature(*flatten(args, kwargs)))
+        own = next((part for part in self.parts if self.is_of(part.module)), None)
+        return self.function(*args, **kwargs) if own is None else own(args, kwargs)
+
+
+class _Unit:
+    """Stands in for the forward of one sharded module."""
+
+    def __init__(self, name: str, module: nn.Module, steps: Steps) -> None:
+        self.name = name
+        self._steps = steps
+        self._part = Part(name, module, original_forward(module))
+
+    @property
+    def module(self) -> nn.Module:
+        """The sharded module."""
+        return self._part.modules["part"]
+
+    def is_of(self, module: nn.Module) -> bool:
+        """Whether this was made for the module (and not for one it was copied from)."""
+        return self.module is module
+
+    def leave(self) -> None:
+        """Refuse: parts leave with the whole model."""
+        raise BadInput(f"{self.name!r} is part of a fitted model: tightfit.unfit the model")
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one forward of the module by its plan."""
+        call = self._steps.kind_of(self._part, args, kwargs)
+        return self._steps.run(self._part, call, args, kwargs)
+
+
+def sharded_parts(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the innermost modules that were given to `fully_shard`, by name; often none.
+
+    Their parameters are gathered whole while their forward runs. A module around other such
+    modules runs eagerly in what it does itself.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return {}
+    sharded = {n: m for n, m in model.named_modules() if isinstance(m, fsdp.FSDPModule)}
+    return {
+        name: module
+        for name, module in sharded.items()
+        if not any(isinstance(m, fsdp.FSDPModule) for m in module.modules() if m is not module)
+    }
+
+
+def group_of(model: nn.Module) -> Any:
+    """Return the processes the parameters are spread over; None if it is one alone.
+
+    Raises
+    ------
+    BadInput
+        If only a part of the model was given: its root must be, for the step to be seen whole.
+    """
+    fsdp = sys.modules["torch.distributed.fsdp"]
+    if not isinstance(model, fsdp.FSDPModule):
+        raise BadInput(
+            "parts of the model were given to fully_shard, but not the model itself: call "
+            "fully_shard(model) too, then tightfit.fit(model, ...)"
+        )
+    group = torch.distributed.group.WORLD
+    return group if torch.distributed.get_world_size(group) > 1 else None
+
+
+def late_bytes(parts: dict[str, nn.Module]) -> int:
+    """Return what collectives on a CPU may hold longer than they run: a part's gathered parameters.
+
+    There threads of the process group let go of buffers; on a GPU the stream's order does.
+    """
+    sizes = [sum(p.numel() * p.element_size() for p in m.parameters()) for m in parts.values()]
+    on_cpu = all(p.device.type == "cpu" for m in parts.values() for p in m.parameters())
+    return max(sizes, default=0) if on_cpu else 0
+
+
+def _refuse_options(options: Options) -> None:
+    """Refuse what is not done part by part, and name it."""
+    wanted = {
+        "budget='device'": options.budget_bytes is None,
+        "a shared Budget": options.shared is not None,
+        "plan=": options.plan is not None,
+        "compile=": options.compile,
+        "in_flight=": options.in_flight != 1,
+    }
+    refused = [name for name, is_wanted in wanted.items() if is_wanted]
+    if refused:
+        raise BadInput(
+            f"a model planned part by part takes no {', no '.join(refused)}: give a budget in "
+            "bytes of its own, such as '8GiB', and leave the rest out"
+        )

@@ -1,0 +1,98 @@
+"""Finding the parts of a model while it runs: stand-ins for the forwards of its inner modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.api.parts.calls import Part
+from tightfit.api.parts.candidates import may_be_planned
+from tightfit.api.parts.steps import Steps
+from tightfit.errors import BadInput, CaptureError, OpaqueChanged
+
+__all__ = ["StandIns"]
+
+
+class StandIns:
+    """A context in which the inner modules of a model run by their plans where they can.
+
+    A module that cannot be captured runs as plain Python; what stands in then are its children.
+
+    Parameters
+    ----------
+    modules : dict of str to nn.Module
+        The model's.
+    steps : Steps
+        Runs the parts.
+    outermost : bool
+        Whether the modules themselves may be parts; otherwise only what they hold.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module], steps: Steps, *, outermost: bool) -> None:
+        self.modules = modules
+        self.steps = steps
+        self.outermost = outermost
+        self.names = {
+            module: name if len(modules) == 1 else f"{prefix}.{name}".rstrip(".")
+            for prefix, top in modules.items()
+            for name, module in top.named_modules()
+        }
+        self.glue: set[nn.Module] = set()
+        self.parts: dict[nn.Module, Part] = {}
+        self._replaced: list[tuple[nn.Module, Any]] = []
+
+    def __enter__(self) -> None:
+        for top in self.modules.values():
+            if not self.outermost or top in self.glue:
+                self._replace_children(top)
+            else:
+                self._replace(top)
+
+    def __exit__(self, *details: object) -> None:
+        while self._replaced:
+            module, own = self._replaced.pop()
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
+
+    def absent(self) -> list[Part]:
+        """Return the parts that have not run yet, while others of their class have."""
+        kinds = {type(module) for module, part in self.parts.items() if part in self.steps.latest}
+        return [
+            part
+            for module, part in self.parts.items()
+            if module not in self.glue and part not in self.steps.latest and type(module) in kinds
+        ]
+
+    def _replace_children(self, module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, nn.ModuleList | nn.ModuleDict) or child in self.glue:
+                self._replace_children(child)
+            else:
+                self._replace(child)
+
+    def _replace(self, module: nn.Module) -> None:
+        """Put a stand-in in place of a module that holds others; the smallest stay as they are."""
+        if may_be_planned(module):
+            if module not in self.parts:
+                self.parts[module] = Part(self.names[module], module, module.forward)
+            self._replaced.append((module, module.__dict__.get("forward")))
+            module.__dict__["forward"] = self._stand_in(module, self.parts[module])
+
+    def _stand_in(self, module: nn.Module, part: Part) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if module in self.glue or not torch.is_grad_enabled():
+                return part.function(*args, **kwargs)
+            try:
+                kind = self.steps.kind_of(part, args, kwargs)
+            except (BadInput, CaptureError, OpaqueChanged):
+                self.glue.add(module)
+                self._replace_children(module)
+                return part.function(*args, **kwargs)
+            return self.steps.run(part, kind, args, kwargs)
+
+        return forward

@@ -1,0 +1,353 @@
+"""Steps of a model whose parts are planned one by one, all within one budget.
+
+What runs between the parts stays eager: it is measured in a first step, in which every part runs
+the plan that holds least. Then each kind of part has the plan that makes the whole step cheapest
+within the budget. A part that was not foreseen is judged by what is held when it starts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tightfit.api.constants import new_gradient_bytes
+from tightfit.api.options import Options
+from tightfit.api.parts.calls import Call, Kinds, Part
+from tightfit.api.parts.kinds import Kind
+from tightfit.api.parts.ledger import Holding, Ledger, Recorder, holding_of
+from tightfit.api.parts.levels import Level, Levels
+from tightfit.api.parts.sharing import choose
+from tightfit.api.ranks import agreed
+from tightfit.api.reporting import Report
+from tightfit.capture.capture import granularity_of, placeholder_tensors
+from tightfit.capture.joint import TracedCall
+from tightfit.capture.lift import Captured
+from tightfit.capture.signature import flatten
+from tightfit.errors import BadInput, InfeasibleBudget
+from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.runtime import Run
+from tightfit.graph.fingerprint import fingerprint
+from tightfit.plan.plan import Plan
+from tightfit.plan.verify import verify
+from tightfit.units import format_bytes
+
+__all__ = ["Steps"]
+
+_ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and still be alike
+_ADVICE = "Raise the budget, or make what lies between the parts smaller"
+
+
+class Steps:
+    """Runs the parts of a model by their plans.
+
+    Parameters
+    ----------
+    name : str
+        Of the model, for messages.
+    options : Options
+        The user's.
+    device : str
+        What the model lies on.
+    constants : callable
+        Returns the bytes held at the begin of a step.
+    capture : callable
+        Given a call and a name, returns the captured step of a part.
+    coming : callable
+        Returns the bytes that will stay once they exist: the optimizer's state.
+    late_bytes : int
+        Of the budget, what plans leave unused for memory that other threads free in their own time.
+    wanted : str
+        What a user who is short of memory may do besides.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        device: str,
+        constants: Callable[[], int],
+        capture: Callable[[TracedCall, str], Captured],
+        *,
+        coming: Callable[[], int] = lambda: 0,
+        late_bytes: int = 0,
+        wanted: str = "make the batch smaller",
+    ) -> None:
+        self.name = name
+        self.options = options
+        self.late_bytes = late_bytes
+        self.guard = Guard(self.limit_bytes, device, options.on_exceed, constants, _ADVICE)
+        self.granularity = granularity_of(device)
+        self.kinds = Kinds(capture)
+        self.latest: dict[Part, Kind] = {}
+        self.called: set[Part] = set()
+        self.open: weakref.WeakSet[Run] = weakref.WeakSet()
+        self.recorder: Recorder | None = None
+        self._coming = coming
+        self._wanted = wanted
+        self._levels = Levels()
+        self._level = Level(0)
+        self._coming_bytes = 0
+        self._choices_made: Counter[Any] = Counter()
+        self._last: tuple[Ledger[Kind], int] | None = None
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a step may hold."""
+        assert self.options.budget_bytes is not None
+        return self.options.budget_bytes - self.options.reserve_bytes
+
+    @property
+    def _alike_bytes(self) -> int:
+        return max(round(_ALIKE * self.limit_bytes), self.late_bytes)
+
+    def change_budget(self, options: Options) -> None:
+        """Plan the next step within another budget; what was captured stays."""
+        self.options = options
+        self.guard.budget_bytes = self.limit_bytes
+        self._levels = Levels()
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def begin(self, signature: Any, absent: Iterable[Part] = ()) -> None:
+        """Begin a step, unless one is under way.
+
+        Parameters
+        ----------
+        signature : hashable
+            Of the model's inputs.
+        absent : iterable of Part
+            Parts that have not run yet and may.
+        """
+        if any(run.is_open for run in self.open):
+            return
+        self.close()
+        self.guard.before_forward()
+        self._coming_bytes = self._coming()
+        held = self.guard.held_bytes() + self._coming_bytes
+        self._level = level = self._levels.of(signature, held, self._alike_bytes)
+        if level.ledger is not None:
+            left = self.limit_bytes - held - self.late_bytes
+            left -= self._absent_bytes(level, absent)
+            fits = not level.is_stale and level.ledger.peak_with(level.chosen) <= left
+            if not fits:
+                level.chosen = self._choose(signature, level.ledger, left)
+                self.guard.restart()
+            level.planned_bytes = held + level.ledger.peak_with(level.chosen)
+        self.called = set()
+        self.recorder = Recorder(self.guard)
+
+    def close(self) -> StepPeaks | None:
+        """End the step under way; return what it held.
+
+        Raises
+        ------
+        BudgetExceeded
+            If that was more than the budget, and the user asked to raise.
+        """
+        recorder, self.recorder = self.recorder, None
+        if recorder is None:
+            return self.guard.close()
+        is_complete = recorder.is_complete
+        ledger = recorder.close()
+        if is_complete:
+            begin_bytes = self.guard.held_bytes() - self.guard.live_bytes()
+            level = self._level
+            level.ledger, level.called = ledger, self.called
+            planned = level.planned_bytes or begin_bytes + ledger.peak_with({})
+            self._last = ledger, planned
+        return self.guard.close(_where(ledger))
+
+    def abandon(self) -> None:
+        """Forget the step under way: it has failed."""
+        self.recorder = None
+        self.guard.abandon()
+
+    def report(self) -> Report:
+        """Return what the plans promise and what the last complete step held.
+
+        Raises
+        ------
+        BadInput
+            If no step has been taken yet.
+        """
+        self.close()
+        if self._last is None:
+            raise BadInput(
+                f"{self.name} is planned part by part while it first runs: take one step, forward "
+                "and backward"
+            )
+        ledger, planned_bytes = self._last
+        step = self.guard.steps[-1]
+        cost_s = sum(holding.cost_s for holding in ledger.holdings)
+        least_s = sum(holding.baseline_cost_s for holding in ledger.holdings)
+        overhead = cost_s / least_s - 1 if least_s > 0 else 0.0
+        calls = list(zip(ledger.calls, ledger.holdings, strict=True))
+        return Report(
+            budget_bytes=self.limit_bytes,
+            constant_bytes=step.constant_bytes,
+            planned_peak_bytes=planned_bytes,
+            overhead=overhead,
+            bound=0.0,
+            gap=overhead,
+            status="feasible",
+            cost_source=next((kind.captured.graph.cost_source for kind in ledger.calls), "none"),
+            measured=step,
+            plan=None,
+            plans={kind.name: holding.plan for kind, holding in calls},
+            calls=len(calls),
+        )
+
+    # -- plans --------------------------------------------------------------------------------
+
+    def _choose(self, signature: Any, ledger: Ledger[Kind], left_bytes: int) -> dict[Kind, Holding]:
+        """Return the plans of a step's kinds of parts: those another rank chose, if they fit."""
+        kinds = {kind.name: kind for kind in ledger.calls}
+        number = self._choices_made[signature]
+        self._choices_made[signature] += 1
+        graphs = [fingerprint(kind.captured.graph) for kind in ledger.calls]
+
+        def own() -> dict[str, Plan]:
+            found = choose(ledger, left_bytes, self.options) or {}
+            return {kind.name: holding.plan for kind, holding in found.items()}
+
+        plans = agreed(self.options.ranks, f"parts {number} {graphs}", dict[str, Plan], own)
+        if kinds and not plans:
+            raise self._infeasible(ledger)
+        chosen: dict[Kind, Holding] | None = {}
+        for name, plan in plans.items():
+            verify(plan, kinds[name].captured.graph)
+            chosen[kinds[name]] = holding_of(kinds[name].captured.graph, plan)
+        if ledger.peak_with(chosen) > left_bytes + self.late_bytes:
+            chosen = choose(ledger, left_bytes, self.options)
+        if chosen is None:
+            raise self._infeasible(ledger)
+        return chosen
+
+    def _infeasible(self, ledger: Ledger[Kind]) -> InfeasibleBudget:
+        held = self.guard.held_bytes() + self._coming_bytes
+        needed = held + ledger.peak_with({kind: kind.least for kind in ledger.calls})
+        return InfeasibleBudget(
+            f"no plans were found for the {len(ledger.calls)} parts of {self.name} within "
+            f"{format_bytes(self.limit_bytes)}: {format_bytes(held)} are held between steps, and "
+            f"with plans that save least a step holds {format_bytes(needed)}. Raise the budget to "
+            f"that, or {self._wanted}",
+            budget_bytes=self.limit_bytes,
+            minimum_bytes=needed,
+        )
+
+    def _absent_bytes(self, level: Level, absent: Iterable[Part]) -> int:
+        """Return what parts that did not run last time would save with their least plans.
+
+        Of those never seen, each counts as the most that any part saves.
+        """
+        away = [part for part in self.latest if part not in level.called]
+        found = sum(_staying_bytes(self.latest[part]) for part in away)
+        unseen = [part for part in absent if part not in self.latest]
+        most = max(map(_staying_bytes, self.latest.values()), default=0)
+        gradients = (
+            new_gradient_bytes(part.modules, self.granularity) for part in (*away, *unseen)
+        )
+        return found + most * len(unseen) + sum(gradients)
+
+    def _holding_for(self, part: Part, kind: Kind) -> Holding:
+        """Return by which plan a part runs: its kind's, or its least where little is left."""
+        chosen = self._level.chosen.get(kind, kind.least)
+        if self.options.ranks is not None:
+            return chosen  # ranks decide together, between steps
+        assert self.recorder is not None
+        left = self.limit_bytes - self._coming_bytes - self.guard.held_bytes()
+        foreseen = self._level.foresees(self.recorder.ledger, kind)
+        for holding in (chosen, kind.least):
+            stays = holding.saved_bytes + kind.output_bytes
+            fits = holding.peak_bytes <= left
+            if fits and (foreseen or holding is kind.least):
+                return holding
+            if fits and stays + self._following_bytes(part) <= left:
+                return holding
+        needed = kind.least.peak_bytes
+        held = self.limit_bytes - left
+        raise InfeasibleBudget(
+            f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
+            f"{format_bytes(held)} are held when it starts: more than the budget of "
+            f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._wanted}",
+            budget_bytes=self.limit_bytes,
+        )
+
+    def _following_bytes(self, part: Part) -> int:
+        """Return the peak of the parts that have not run in this step, with their least plans."""
+        held = peak = 0
+        for other, kind in self.latest.items():
+            if other is not part and other not in self.called:
+                peak = max(peak, held + kind.least.peak_bytes)
+                held += _staying_bytes(kind)
+        return peak
+
+    # -- parts --------------------------------------------------------------------------------
+
+    def kind_of(self, part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """Return what kind of part a call is, captured the first time; None without a gradient.
+
+        Raises
+        ------
+        BadInput, CaptureError, OpaqueChanged
+            If the part cannot be captured.
+        """
+        leaves, spec = flatten(args, kwargs)
+        if self.recorder is None or not part.needs_gradient(leaves):
+            return None
+        known = self.kinds.known(part, leaves, spec)
+        if known is not None:
+            return known
+        with self.recorder.unwatched():
+            room_bytes = self.limit_bytes - self.guard.held_bytes()
+            return self.kinds.capture(part, args, kwargs, self.options, room_bytes)
+
+    def run(
+        self, part: Part, call: Call | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one forward of a part by its plan; its own forward if nothing needs a gradient.
+
+        Raises
+        ------
+        InfeasibleBudget
+            If its least plan does not fit.
+        """
+        recorder = self.recorder
+        if call is None or recorder is None:
+            return part.function(*args, **kwargs)
+        kind = call.kind
+        holding = self._holding_for(part, kind)
+        self.latest[part] = kind
+        self.called.add(part)
+        number = recorder.forward_begins(kind, holding)
+
+        def started(run: Run) -> None:
+            recorder.backward_begins(number)
+            self.kinds.learn_outputs(part, call.key, run)
+
+        def finished(run: Run) -> None:
+            if run.state == "failed":
+                self.abandon()
+            else:
+                recorder.backward_ended()
+
+        run = Run(started, finished)
+        self.open.add(run)
+        inputs = placeholder_tensors(kind.captured.joint, part.modules, call.leaves)
+        outputs = kind.runner(holding)(inputs, run)
+        recorder.forward_ended(number)
+        return kind.captured.joint.structure.filled(outputs)
+
+
+def _staying_bytes(kind: Kind) -> int:
+    return kind.least.saved_bytes + kind.output_bytes
+
+
+def _where(ledger: Ledger[Kind]) -> str:
+    """Say where a step had its peak."""
+    mark = max(ledger.marks, key=lambda mark: mark.peak_bytes)
+    if mark.phase == "between":
+        return "between the planned parts (other modules, the loss, communication, the optimizer)"
+    return f"in the {mark.phase} of part {ledger.calls[mark.call].name!r}"
