@@ -41,11 +41,14 @@ class Part:
         The part; no more than a weak reference to it is kept.
     function : callable
         Its own forward.
+    alike : int
+        How many modules of the model are of its class.
     """
 
     name: str
     module: dataclasses.InitVar[nn.Module]
     function: Callable[..., Any]
+    alike: int = 1
 
     def __post_init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -124,7 +127,6 @@ class Kinds:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: Options,
-        room_bytes: int,
     ) -> Call:
         """Capture a call.
 
@@ -132,8 +134,6 @@ class Kinds:
         ----------
         options : Options
             The user's.
-        room_bytes : int
-            What is left of the budget.
         """
         leaves, spec = flatten(args, kwargs)
         key = _key(part, leaves, spec)
@@ -145,7 +145,7 @@ class Kinds:
             options.ranks,
             f"least {fingerprint(graph)}",
             Plan,
-            lambda: least_plan(graph, room_bytes, options.limits),
+            lambda: least_plan(graph, part.alike, options.limits),
         )
         verify(least, graph)
         before = sum(owner is part for alike in self._known.values() for owner, _ in alike)

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from tightfit.api.parts.ledger import Holding
+from tightfit.api.parts.ledger import Holding, holding_of
 from tightfit.api.pipeline import with_outside
 from tightfit.capture.lift import Captured
 from tightfit.execution.lower import lower
@@ -22,6 +22,7 @@ from tightfit.planners.minimum import minimum_budget
 __all__ = ["Kind", "least_plan", "most_plan"]
 
 _LEAST_SHARE = 0.3  # of a search's time, for the plan of the first steps
+_OUTSIDE_SHARES = (0.0, 0.5, 1.0)  # of what the part holds itself with nothing recomputed
 
 
 @dataclass(eq=False)
@@ -44,12 +45,6 @@ class Kind:
     most: Holding
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
 
-    @property
-    def output_bytes(self) -> int:
-        """What it returns."""
-        values = self.captured.graph.values
-        return sum(value.size_bytes for value in values if value.fate == "returned")
-
     def runner(self, holding: Holding) -> Runner:
         """Return what runs a plan; it is lowered the first time."""
         if holding not in self._runners:
@@ -63,15 +58,24 @@ def most_plan(graph: Graph) -> Plan:
     return assemble(graph, keep_everything(graph), budget_bytes=peak_bytes)
 
 
-def least_plan(graph: Graph, room_bytes: int, limits: Limits) -> Plan:
-    """Return a plan that saves as little as possible and holds little at its peak.
+def least_plan(graph: Graph, alike: int, limits: Limits) -> Plan:
+    """Return a plan with which a model of such parts holds little at its peak.
+
+    Saving less makes the peak of a backward higher: plans are sought for little, much and nothing
+    held outside, and the one is taken with which that many parts, one at its peak, hold least.
 
     Parameters
     ----------
-    room_bytes : int
-        What is left of the budget: half of it is taken for what others hold when backward begins.
+    alike : int
+        How many parts of this kind the model may have.
     """
     eager_bytes = eager_peak_bytes(graph) - graph.constant_bytes
-    outside_bytes = max(0, min(eager_bytes, room_bytes // 2))
-    own = msgspec.structs.replace(limits, seconds=_LEAST_SHARE * limits.seconds)
-    return minimum_budget(with_outside(graph, outside_bytes), limits=own).plan
+    outsides = [round(share * eager_bytes) for share in _OUTSIDE_SHARES]
+    own = msgspec.structs.replace(limits, seconds=_LEAST_SHARE * limits.seconds / len(outsides))
+    plans = [minimum_budget(with_outside(graph, outside), limits=own).plan for outside in outsides]
+
+    def held_bytes(plan: Plan) -> int:
+        holding = holding_of(graph, plan)
+        return holding.peak_bytes + (alike - 1) * holding.staying_bytes
+
+    return min(plans, key=held_bytes)

@@ -17,7 +17,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Enter, Plan
 from tightfit.plan.simulate import simulate
 
-__all__ = ["Holding", "Ledger", "Mark", "Recorder", "holding_of"]
+__all__ = ["Further", "Holding", "Ledger", "Mark", "Recorder", "holding_of"]
 
 PartKind = TypeVar("PartKind")
 Phase: TypeAlias = Literal["forward", "backward", "between"]
@@ -33,7 +33,7 @@ class Holding:
         The plan.
     saved_bytes : int
         From the end of its forward to the begin of its backward, outputs left out.
-    ends_bytes : int
+    output_bytes, tangent_bytes : int
         Its outputs and their gradients, which others hold too.
     forward_bytes : int
         Peak of its forward.
@@ -45,16 +45,32 @@ class Holding:
 
     plan: Plan
     saved_bytes: int
-    ends_bytes: int
+    output_bytes: int
+    tangent_bytes: int
     forward_bytes: int
     rise_bytes: int
     cost_s: float
     baseline_cost_s: float
 
     @property
+    def ends_bytes(self) -> int:
+        """Its outputs and their gradients."""
+        return self.output_bytes + self.tangent_bytes
+
+    @property
+    def staying_bytes(self) -> int:
+        """What stays when its forward has ended."""
+        return self.saved_bytes + self.output_bytes
+
+    @property
     def peak_bytes(self) -> int:
-        """The most it holds on top of what is held when its forward begins."""
+        """The most it holds, its outputs included as long as anybody may."""
         return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.ends_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most on top of what is held when its forward begins: others drop its outputs."""
+        return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.tangent_bytes)
 
 
 def holding_of(graph: Graph, plan: Plan) -> Holding:
@@ -66,16 +82,14 @@ def holding_of(graph: Graph, plan: Plan) -> Holding:
         if isinstance(step, Enter) and graph.segments[step.segment].phase == "backward"
     )
     constant = graph.constant_bytes
-    ends = sum(
-        value.size_bytes
-        for value in graph.values
-        if value.fate == "returned" or value.role == "tangent"
-    )
+    outputs = sum(value.size_bytes for value in graph.values if value.fate == "returned")
+    tangents = sum(value.size_bytes for value in graph.values if value.role == "tangent")
     begin = simulation.after_bytes[crossing]
     return Holding(
         plan=plan,
-        saved_bytes=max(0, begin - constant - ends),
-        ends_bytes=ends,
+        saved_bytes=max(0, begin - constant - outputs - tangents),
+        output_bytes=outputs,
+        tangent_bytes=tangents,
         forward_bytes=max(simulation.during_bytes[:crossing], default=constant) - constant,
         rise_bytes=max(simulation.during_bytes[crossing:]) - begin,
         cost_s=simulation.cost_s,
@@ -104,6 +118,33 @@ class Mark:
     open: tuple[int, ...]
     begin_bytes: int
     peak_bytes: int
+
+    def raised(self, more_bytes: int, calls: tuple[int, ...]) -> Mark:
+        """Return the same stretch with more held, by further calls."""
+        return Mark(
+            self.phase,
+            self.call,
+            (*self.open, *calls),
+            self.begin_bytes + more_bytes,
+            self.peak_bytes + more_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Further(Generic[PartKind]):
+    """A call that a step did not have and may have.
+
+    Parameters
+    ----------
+    kind, holding : PartKind, Holding
+        Of the part, and what it holds.
+    gradient_bytes : int
+        New gradients of its parameters.
+    """
+
+    kind: PartKind
+    holding: Holding
+    gradient_bytes: int
 
 
 @dataclass
@@ -163,6 +204,34 @@ class Ledger(Generic[PartKind]):
                 left += own.saved_bytes + own.ends_bytes
             room = min(room, left)
         return room
+
+    def with_calls(self, further: Sequence[Further[PartKind]]) -> Ledger[PartKind]:
+        """Return the ledger of a step in which more parts run after the others."""
+        turn = next((i for i, m in enumerate(self.marks) if m.phase == "backward"), None)
+        if not further or turn is None:
+            return self
+        last = max(i for i, mark in enumerate(self.marks) if mark.phase == "forward") + 1
+        calls = range(len(self.calls), len(self.calls) + len(further))
+        staying = [each.holding.staying_bytes for each in further]
+        marks = self.marks[:last]
+        open_calls, held = self.marks[last].open, self.marks[last].begin_bytes
+        for call, each, stays in zip(calls, further, staying, strict=True):
+            marks.append(Mark("forward", call, open_calls, held, held + each.holding.forward_bytes))
+            open_calls, held = (*open_calls, call), held + stays
+        marks += [mark.raised(sum(staying), tuple(calls)) for mark in self.marks[last:turn]]
+        open_calls = (*self.marks[turn].open, self.marks[turn].call)
+        held = self.marks[turn].begin_bytes + sum(staying)
+        for call, each, stays in reversed(list(zip(calls, further, staying, strict=True))):
+            before = (*open_calls, *range(calls.start, call))
+            marks.append(Mark("backward", call, before, held, held + each.holding.rise_bytes))
+            held += each.gradient_bytes - stays
+        gradients = sum(each.gradient_bytes for each in further)
+        marks += [mark.raised(gradients, ()) for mark in self.marks[turn:]]
+        return Ledger(
+            [*self.calls, *(each.kind for each in further)],
+            [*self.holdings, *(each.holding for each in further)],
+            marks,
+        )
 
     def _peak(self, mark: Mark, new: Sequence[Holding]) -> int:
         """Return the peak of a stretch with other plans."""

@@ -38,12 +38,6 @@ class Level:
     chosen: dict[Kind, Holding] = field(default_factory=dict)
     planned_bytes: int = 0
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether there is a kind of part without a chosen plan."""
-        assert self.ledger is not None
-        return any(kind not in self.chosen for kind in self.ledger.calls)
-
     def foresees(self, ledger: Ledger[Kind], kind: Kind) -> bool:
         """Whether the step under way has been like the last one so far, this call included."""
         calls = len(ledger.calls)

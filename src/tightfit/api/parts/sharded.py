@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,11 @@ class ShardedModel:
             capture=capture,
             late_bytes=late_bytes,
         )
-        self.parts = [_Unit(name, module, self.steps) for name, module in parts.items()]
+        classes = Counter(map(type, parts.values()))
+        self.parts = [
+            _Unit(Part(name, m, original_forward(m), classes[type(m)]), self.steps)
+            for name, m in parts.items()
+        ]
 
     def is_of(self, module: nn.Module) -> bool:
         """Whether this was made for the module (and not for one it was copied from)."""
@@ -125,10 +130,9 @@ class ShardedModel:
 class _Unit:
     """Stands in for the forward of one sharded module."""
 
-    def __init__(self, name: str, module: nn.Module, steps: Steps) -> None:
-        self.name = name
+    def __init__(self, part: Part, steps: Steps) -> None:
         self._steps = steps
-        self._part = Part(name, module, original_forward(module))
+        self._part = part
 
     @property
     def module(self) -> nn.Module:
@@ -141,7 +145,7 @@ class _Unit:
 
     def leave(self) -> None:
         """Refuse: parts leave with the whole model."""
-        raise BadInput(f"{self.name!r} is part of a fitted model: tightfit.unfit the model")
+        raise BadInput(f"{self._part.name!r} is part of a fitted model: tightfit.unfit the model")
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one forward of the module by its plan."""

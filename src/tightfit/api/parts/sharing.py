@@ -2,8 +2,8 @@
 
 Parts that run one after the other hold their saved activations at the same time, but only one of
 them is at its peak. Saving more in every part leaves less room for the peak of each: one number,
-how far between the least and the most each part saves, is tried out, and the plans that make the
-step cheapest are taken.
+how far between the least and the most each part saves, is tried out. Out of the plans found so,
+one of each kind of part is taken such that the step is cheapest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tightfit.planners.base import Task
 __all__ = ["choose"]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+_FINER = (-0.09375, -0.0625, -0.03125, 0.03125, 0.0625, 0.09375)  # around the largest that fits
 
 
 def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> dict[Kind, Holding] | None:
@@ -40,23 +41,65 @@ def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> dict[Kin
     dict or None
         None if no choice was found that fits.
     """
-    kinds = dict.fromkeys(ledger.calls)
-    found = [{kind: kind.least for kind in kinds}]
-    for share in _SHARES:
-        saved = {kind: _saved_bytes(kind, share) for kind in kinds}
-        chosen = {
-            kind: holding
-            for kind in kinds
-            if (
-                holding := _planned(
-                    kind, saved[kind], ledger.room(kind, saved, limit_bytes), options
-                )
-            )
-        }
-        if len(chosen) == len(kinds):
-            found.append(chosen)
-    fitting = [chosen for chosen in found if ledger.peak_with(chosen) <= limit_bytes]
-    return min(fitting, key=lambda chosen: _cost_s(ledger, chosen), default=None)
+    menus = _Menus(ledger, limit_bytes, options)
+    fitting = [share for share in _SHARES if menus.extend(share)]
+    for step in _FINER:
+        menus.extend(max(0.0, max(fitting, default=0.0) + step))
+    return menus.cheapest()
+
+
+class _Menus:
+    """The plans found for each kind of part of a step.
+
+    Parameters
+    ----------
+    ledger, limit_bytes, options : Ledger, int, Options
+        As `choose` takes them.
+    """
+
+    def __init__(self, ledger: Ledger[Kind], limit_bytes: int, options: Options) -> None:
+        self.ledger = ledger
+        self.limit_bytes = limit_bytes
+        self.options = options
+        self.plans = {kind: [kind.least] for kind in ledger.calls}
+        self.uniform: list[dict[Kind, Holding]] = [{kind: kind.least for kind in self.plans}]
+
+    def extend(self, share: float) -> bool:
+        """Plan every kind to save a share of the most it can; return whether all fit together."""
+        saved = {kind: _saved_bytes(kind, share) for kind in self.plans}
+        chosen: dict[Kind, Holding] = {}
+        for kind, plans in self.plans.items():
+            room_bytes = self.ledger.room(kind, saved, self.limit_bytes)
+            holding = _planned(kind, saved[kind], room_bytes, self.options)
+            if holding is not None:
+                plans.append(holding)
+                chosen[kind] = holding
+        if len(chosen) < len(self.plans) or not self._fits(chosen):
+            return False
+        self.uniform.append(chosen)
+        return True
+
+    def cheapest(self) -> dict[Kind, Holding] | None:
+        """Return the cheapest choice found that fits, one kind changed after the other."""
+        best = min(filter(self._fits, self.uniform), key=self._cost_s, default=None)
+        while best is not None:
+            others = [
+                {**best, kind: holding}
+                for kind, plans in self.plans.items()
+                for holding in plans
+                if holding.cost_s < best[kind].cost_s
+            ]
+            better = min(filter(self._fits, others), key=self._cost_s, default=None)
+            if better is None:
+                break
+            best = better
+        return best
+
+    def _fits(self, chosen: Mapping[Kind, Holding]) -> bool:
+        return self.ledger.peak_with(chosen) <= self.limit_bytes
+
+    def _cost_s(self, chosen: Mapping[Kind, Holding]) -> float:
+        return sum(chosen[kind].cost_s for kind in self.ledger.calls)
 
 
 def _saved_bytes(kind: Kind, share: float) -> int:
@@ -65,19 +108,15 @@ def _saved_bytes(kind: Kind, share: float) -> int:
     return least + round(share * max(0, most - least))
 
 
-def _cost_s(ledger: Ledger[Kind], chosen: Mapping[Kind, Holding]) -> float:
-    return sum(chosen[kind].cost_s for kind in ledger.calls)
-
-
 def _planned(kind: Kind, saved_bytes: int, room_bytes: int, options: Options) -> Holding | None:
     """Return the cheapest plan found that keeps to what may be saved and held at the peak."""
     graph = kind.captured.graph
-    outside_bytes = max(0, room_bytes - saved_bytes - kind.output_bytes)
+    outside_bytes = max(0, room_bytes - saved_bytes - kind.most.output_bytes)
     if room_bytes <= 0:
         return None
     if kind.most.saved_bytes <= saved_bytes and kind.most.peak_bytes <= room_bytes:
         return kind.most
-    seconds = options.limits.seconds / len(_SHARES)
+    seconds = options.limits.seconds / (len(_SHARES) + len(_FINER))
     task = Task(
         graph=with_outside(graph, outside_bytes), budget_bytes=graph.constant_bytes + room_bytes
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from tightfit.api.parts.calls import Part
 from tightfit.api.parts.candidates import may_be_planned
+from tightfit.api.parts.kinds import Kind
 from tightfit.api.parts.steps import Steps
 from tightfit.errors import BadInput, CaptureError, OpaqueChanged
 
@@ -40,6 +42,7 @@ class StandIns:
             for prefix, top in modules.items()
             for name, module in top.named_modules()
         }
+        self._classes = Counter(map(type, self.names))
         self.glue: set[nn.Module] = set()
         self.parts: dict[nn.Module, Part] = {}
         self._replaced: list[tuple[nn.Module, Any]] = []
@@ -59,14 +62,15 @@ class StandIns:
             else:
                 module.__dict__["forward"] = own
 
-    def absent(self) -> list[Part]:
-        """Return the parts that have not run yet, while others of their class have."""
-        kinds = {type(module) for module, part in self.parts.items() if part in self.steps.latest}
-        return [
-            part
+    def absent(self) -> dict[Part, Kind]:
+        """Return the parts that have not run yet, where others of their class have."""
+        latest = self.steps.latest
+        like = {type(m): latest[part] for m, part in self.parts.items() if part in latest}
+        return {
+            part: like[type(module)]
             for module, part in self.parts.items()
-            if module not in self.glue and part not in self.steps.latest and type(module) in kinds
-        ]
+            if module not in self.glue and part not in latest and type(module) in like
+        }
 
     def _replace_children(self, module: nn.Module) -> None:
         for child in module.children():
@@ -79,7 +83,8 @@ class StandIns:
         """Put a stand-in in place of a module that holds others; the smallest stay as they are."""
         if may_be_planned(module):
             if module not in self.parts:
-                self.parts[module] = Part(self.names[module], module, module.forward)
+                name, alike = self.names[module], self._classes[type(module)]
+                self.parts[module] = Part(name, module, module.forward, alike)
             self._replaced.append((module, module.__dict__.get("forward")))
             module.__dict__["forward"] = self._stand_in(module, self.parts[module])
 

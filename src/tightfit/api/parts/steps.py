@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tightfit.api.constants import new_gradient_bytes
 from tightfit.api.options import Options
 from tightfit.api.parts.calls import Call, Kinds, Part
 from tightfit.api.parts.kinds import Kind
-from tightfit.api.parts.ledger import Holding, Ledger, Recorder, holding_of
+from tightfit.api.parts.ledger import Further, Holding, Ledger, Recorder, holding_of
 from tightfit.api.parts.levels import Level, Levels
 from tightfit.api.parts.sharing import choose
 from tightfit.api.ranks import agreed
@@ -110,15 +111,15 @@ class Steps:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def begin(self, signature: Any, absent: Iterable[Part] = ()) -> None:
+    def begin(self, signature: Any, absent: Mapping[Part, Kind] = MappingProxyType({})) -> None:
         """Begin a step, unless one is under way.
 
         Parameters
         ----------
         signature : hashable
             Of the model's inputs.
-        absent : iterable of Part
-            Parts that have not run yet and may.
+        absent : mapping of Part to Kind
+            Parts that have not run yet and may, and what they are taken to be like.
         """
         if any(run.is_open for run in self.open):
             return
@@ -129,10 +130,10 @@ class Steps:
         self._level = level = self._levels.of(signature, held, self._alike_bytes)
         if level.ledger is not None:
             left = self.limit_bytes - held - self.late_bytes
-            left -= self._absent_bytes(level, absent)
-            fits = not level.is_stale and level.ledger.peak_with(level.chosen) <= left
-            if not fits:
-                level.chosen = self._choose(signature, level.ledger, left)
+            worst = level.ledger.with_calls(self._further(level, absent))
+            stale = any(kind not in level.chosen for kind in worst.calls)
+            if stale or worst.peak_with(level.chosen) > left:
+                level.chosen = self._choose(signature, worst, left)
                 self.guard.restart()
             level.planned_bytes = held + level.ledger.peak_with(level.chosen)
         self.called = set()
@@ -237,19 +238,13 @@ class Steps:
             minimum_bytes=needed,
         )
 
-    def _absent_bytes(self, level: Level, absent: Iterable[Part]) -> int:
-        """Return what parts that did not run last time would save with their least plans.
-
-        Of those never seen, each counts as the most that any part saves.
-        """
-        away = [part for part in self.latest if part not in level.called]
-        found = sum(_staying_bytes(self.latest[part]) for part in away)
-        unseen = [part for part in absent if part not in self.latest]
-        most = max(map(_staying_bytes, self.latest.values()), default=0)
-        gradients = (
-            new_gradient_bytes(part.modules, self.granularity) for part in (*away, *unseen)
-        )
-        return found + most * len(unseen) + sum(gradients)
+    def _further(self, level: Level, absent: Mapping[Part, Kind]) -> list[Further[Kind]]:
+        """Return the calls of parts that did not run last time and may, with their least plans."""
+        away = {part: kind for part, kind in self.latest.items() if part not in level.called}
+        return [
+            Further(kind, kind.least, new_gradient_bytes(part.modules, self.granularity))
+            for part, kind in (away | dict(absent)).items()
+        ]
 
     def _holding_for(self, part: Part, kind: Kind) -> Holding:
         """Return by which plan a part runs: its kind's, or its least where little is left."""
@@ -260,13 +255,12 @@ class Steps:
         left = self.limit_bytes - self._coming_bytes - self.guard.held_bytes()
         foreseen = self._level.foresees(self.recorder.ledger, kind)
         for holding in (chosen, kind.least):
-            stays = holding.saved_bytes + kind.output_bytes
-            fits = holding.peak_bytes <= left
+            fits = holding.needed_bytes <= left
             if fits and (foreseen or holding is kind.least):
                 return holding
-            if fits and stays + self._following_bytes(part) <= left:
+            if fits and holding.staying_bytes + self._following_bytes(part) <= left:
                 return holding
-        needed = kind.least.peak_bytes
+        needed = kind.least.needed_bytes
         held = self.limit_bytes - left
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
@@ -280,8 +274,8 @@ class Steps:
         held = peak = 0
         for other, kind in self.latest.items():
             if other is not part and other not in self.called:
-                peak = max(peak, held + kind.least.peak_bytes)
-                held += _staying_bytes(kind)
+                peak = max(peak, held + kind.least.needed_bytes)
+                held += kind.least.staying_bytes
         return peak
 
     # -- parts --------------------------------------------------------------------------------
@@ -301,8 +295,7 @@ class Steps:
         if known is not None:
             return known
         with self.recorder.unwatched():
-            room_bytes = self.limit_bytes - self.guard.held_bytes()
-            return self.kinds.capture(part, args, kwargs, self.options, room_bytes)
+            return self.kinds.capture(part, args, kwargs, self.options)
 
     def run(
         self, part: Part, call: Call | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -339,10 +332,6 @@ class Steps:
         outputs = kind.runner(holding)(inputs, run)
         recorder.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
-
-
-def _staying_bytes(kind: Kind) -> int:
-    return kind.least.saved_bytes + kind.output_bytes
 
 
 def _where(ledger: Ledger[Kind]) -> str:
