@@ -31,8 +31,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         The current plan; None where parts are planned one by one.
     compiled : bool
         Whether the plan runs compiled, not operator by operator.
-    plans : dict of str to Plan
-        Where parts are: for each kind of part, named by the first one, its plan.
+    plans : dict of str to tuple of Plan
+        Where parts are: for each kind of part, named by the first one, the plans that run.
     calls : int
         Calls of parts in a step. Cost and overhead are of the parts.
     """
@@ -48,7 +48,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     measured: StepPeaks | None
     plan: Plan | None
     compiled: bool = False
-    plans: dict[str, Plan] = {}
+    plans: dict[str, tuple[Plan, ...]] = {}
     calls: int = 0
 
     @property

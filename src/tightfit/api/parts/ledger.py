@@ -175,7 +175,11 @@ class Ledger(Generic[PartKind]):
 
         Stretches in which no part holds anything, such as the optimizer's step, are left out.
         """
-        new = [chosen.get(kind, old) for kind, old in zip(self.calls, self.holdings, strict=True)]
+        calls = zip(self.calls, self.holdings, strict=True)
+        return self.peak_of([chosen.get(kind, old) for kind, old in calls])
+
+    def peak_of(self, new: Sequence[Holding]) -> int:
+        """Return the peak with another plan for each call, above the begin of the step."""
         marks = [mark for mark in self.marks if mark.open or mark.phase != "between"]
         return max((self._peak(mark, new) for mark in marks), default=0)
 

@@ -8,6 +8,7 @@ from typing import Any
 from tightfit.api.parts.calls import Part, forget_oldest
 from tightfit.api.parts.kinds import Kind
 from tightfit.api.parts.ledger import Holding, Ledger
+from tightfit.api.parts.sharing import Choice
 
 __all__ = ["Level", "Levels"]
 
@@ -20,28 +21,37 @@ class Level:
 
     Parameters
     ----------
+    signature : hashable
+        Of the inputs.
     held_bytes : int
         At the begin, with what is yet to come to stay.
     ledger : Ledger or None
         The last such step.
     called : set of Part
         The parts that ran in it.
-    chosen : dict of Kind to Holding
-        The plans of the kinds of parts; empty while they are learned about.
+    choice : Choice or None
+        The plans of the parts; None while they are learned about.
+    planned : list of Kind
+        The calls of the step that they are for.
     planned_bytes : int
         The peak that follows, all that is held included.
     """
 
+    signature: Any
     held_bytes: int
     ledger: Ledger[Kind] | None = None
     called: set[Part] = field(default_factory=set)
-    chosen: dict[Kind, Holding] = field(default_factory=dict)
+    choice: Choice | None = None
+    planned: list[Kind] = field(default_factory=list)
     planned_bytes: int = 0
 
-    def foresees(self, ledger: Ledger[Kind], kind: Kind) -> bool:
-        """Whether the step under way has been like the last one so far, this call included."""
+    def foreseen(self, ledger: Ledger[Kind], kind: Kind) -> Holding | None:
+        """Return the plan of the next call, if the step was like the last one up to it."""
         calls = len(ledger.calls)
-        return self.ledger is not None and self.ledger.calls[: calls + 1] == [*ledger.calls, kind]
+        if self.ledger is None or self.choice is None:
+            return None
+        alike = self.ledger.calls[: calls + 1] == [*ledger.calls, kind]
+        return self.choice.calls[calls] if alike else None
 
 
 class Levels:
@@ -71,6 +81,6 @@ class Levels:
         near = [level for level in levels if abs(level.held_bytes - held_bytes) <= alike_bytes]
         if near:
             return min(near, key=lambda level: abs(level.held_bytes - held_bytes))
-        levels.append(Level(held_bytes))
+        levels.append(Level(signature, held_bytes))
         del levels[:-_MOST_LEVELS]
         return levels[-1]

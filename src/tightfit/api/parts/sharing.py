@@ -3,12 +3,14 @@
 Parts that run one after the other hold their saved activations at the same time, but only one of
 them is at its peak. Saving more in every part leaves less room for the peak of each: one number,
 how far between the least and the most each part saves, is tried out. Out of the plans found so,
-one of each kind of part is taken such that the step is cheapest.
+one of each kind of part is taken such that the step is cheapest; as many of the calls as there is
+room for then run a cheaper one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,14 +20,79 @@ from tightfit.api.parts.ledger import Holding, Ledger, holding_of
 from tightfit.api.pipeline import plan_task, with_outside
 from tightfit.planners.base import Task
 
-__all__ = ["choose"]
+__all__ = ["Choice", "choose"]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _FINER = (-0.09375, -0.0625, -0.03125, 0.03125, 0.0625, 0.09375)  # around the largest that fits
 
 
-def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> dict[Kind, Holding] | None:
-    """Return the plan of each kind of part that makes a step cheapest within a limit.
+@dataclass(frozen=True)
+class Choice:
+    """Plans for the calls of a step.
+
+    Parameters
+    ----------
+    kinds : dict of Kind to Holding
+        With which all calls fit.
+    calls : tuple of Holding
+        For each call of the step: the same, or a cheaper one.
+    menus : dict of Kind to list of Holding
+        What was found for each kind.
+    """
+
+    kinds: dict[Kind, Holding]
+    calls: tuple[Holding, ...]
+    menus: dict[Kind, list[Holding]]
+
+    def spread(self, ledger: Ledger[Kind], limit_bytes: int) -> Choice:
+        """Return the choice for another step of the same kinds.
+
+        The later a part is called, the shorter it holds what it saves: the last calls of each kind
+        run a cheaper plan, as many as fit.
+        """
+        calls = [self.kinds[kind] for kind in ledger.calls]
+        for kind, plans in self.menus.items():
+            own = [i for i, called in enumerate(ledger.calls) if called is kind]
+            for holding in sorted(plans, key=lambda holding: holding.cost_s):
+                if not own or holding.cost_s >= self.kinds[kind].cost_s:
+                    break
+                own, calls = _spread(ledger, limit_bytes, calls, own, holding)
+        return replace(self, calls=tuple(calls))
+
+
+def _spread(
+    ledger: Ledger[Kind],
+    limit_bytes: int,
+    calls: list[Holding],
+    own: list[int],
+    holding: Holding,
+) -> tuple[list[int], list[Holding]]:
+    """Give as many calls out of some as fit another plan, the last first.
+
+    Returns
+    -------
+    list of int
+        The calls that did not get it.
+    list of Holding
+        For every call its plan.
+    """
+
+    def with_last(count: int) -> list[Holding]:
+        last = set(own[len(own) - count :])
+        return [holding if i in last else old for i, old in enumerate(calls)]
+
+    least, most = 0, len(own)
+    while least < most:
+        middle = (least + most + 1) // 2
+        if ledger.peak_of(with_last(middle)) <= limit_bytes:
+            least = middle
+        else:
+            most = middle - 1
+    return own[: len(own) - least], with_last(least)
+
+
+def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> Choice | None:
+    """Return the plans that make a step cheapest within a limit.
 
     Parameters
     ----------
@@ -38,14 +105,18 @@ def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> dict[Kin
 
     Returns
     -------
-    dict or None
+    Choice or None
         None if no choice was found that fits.
     """
     menus = _Menus(ledger, limit_bytes, options)
     fitting = [share for share in _SHARES if menus.extend(share)]
     for step in _FINER:
         menus.extend(max(0.0, max(fitting, default=0.0) + step))
-    return menus.cheapest()
+    kinds = menus.cheapest()
+    if kinds is None:
+        return None
+    menus.extend_beside(kinds)
+    return Choice(kinds, (), menus.plans).spread(ledger, limit_bytes)
 
 
 class _Menus:
@@ -61,7 +132,7 @@ class _Menus:
         self.ledger = ledger
         self.limit_bytes = limit_bytes
         self.options = options
-        self.plans = {kind: [kind.least] for kind in ledger.calls}
+        self.plans = {kind: [kind.least, kind.most] for kind in ledger.calls}
         self.uniform: list[dict[Kind, Holding]] = [{kind: kind.least for kind in self.plans}]
 
     def extend(self, share: float) -> bool:
@@ -78,6 +149,18 @@ class _Menus:
             return False
         self.uniform.append(chosen)
         return True
+
+    def extend_beside(self, chosen: Mapping[Kind, Holding]) -> None:
+        """Plan kinds to save more while all other calls run the chosen plans."""
+        saved = {kind: holding.saved_bytes for kind, holding in chosen.items()}
+        for kind, plans in self.plans.items():
+            room_bytes = self.ledger.room(kind, saved, self.limit_bytes)
+            for share in _SHARES:
+                saved_bytes = _saved_bytes(kind, share)
+                if saved_bytes > chosen[kind].saved_bytes:
+                    holding = _planned(kind, saved_bytes, room_bytes, self.options)
+                    if holding is not None:
+                        plans.append(holding)
 
     def cheapest(self) -> dict[Kind, Holding] | None:
         """Return the cheapest choice found that fits, one kind changed after the other."""
@@ -116,7 +199,7 @@ def _planned(kind: Kind, saved_bytes: int, room_bytes: int, options: Options) ->
         return None
     if kind.most.saved_bytes <= saved_bytes and kind.most.peak_bytes <= room_bytes:
         return kind.most
-    seconds = options.limits.seconds / (len(_SHARES) + len(_FINER))
+    seconds = options.limits.seconds / (2 * len(_SHARES) + len(_FINER))
     task = Task(
         graph=with_outside(graph, outside_bytes), budget_bytes=graph.constant_bytes + room_bytes
     )

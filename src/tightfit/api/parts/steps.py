@@ -15,11 +15,12 @@ from typing import Any
 
 from tightfit.api.constants import new_gradient_bytes
 from tightfit.api.options import Options
+from tightfit.api.parts.agreement import ToldChoice
 from tightfit.api.parts.calls import Call, Kinds, Part
 from tightfit.api.parts.kinds import Kind
-from tightfit.api.parts.ledger import Further, Holding, Ledger, Recorder, holding_of
+from tightfit.api.parts.ledger import Further, Holding, Ledger, Recorder
 from tightfit.api.parts.levels import Level, Levels
-from tightfit.api.parts.sharing import choose
+from tightfit.api.parts.sharing import Choice, choose
 from tightfit.api.ranks import agreed
 from tightfit.api.reporting import Report
 from tightfit.capture.capture import granularity_of, placeholder_tensors
@@ -31,7 +32,6 @@ from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.plan.plan import Plan
-from tightfit.plan.verify import verify
 from tightfit.units import format_bytes
 
 __all__ = ["Steps"]
@@ -88,7 +88,7 @@ class Steps:
         self._coming = coming
         self._wanted = wanted
         self._levels = Levels()
-        self._level = Level(0)
+        self._level = Level(None, 0)
         self._coming_bytes = 0
         self._choices_made: Counter[Any] = Counter()
         self._last: tuple[Ledger[Kind], int] | None = None
@@ -130,12 +130,10 @@ class Steps:
         self._level = level = self._levels.of(signature, held, self._alike_bytes)
         if level.ledger is not None:
             left = self.limit_bytes - held - self.late_bytes
-            worst = level.ledger.with_calls(self._further(level, absent))
-            stale = any(kind not in level.chosen for kind in worst.calls)
-            if stale or worst.peak_with(level.chosen) > left:
-                level.chosen = self._choose(signature, worst, left)
-                self.guard.restart()
-            level.planned_bytes = held + level.ledger.peak_with(level.chosen)
+            self._plan(level, level.ledger.with_calls(self._further(level, absent)), left)
+            assert level.choice is not None
+            calls = level.choice.calls[: len(level.ledger.calls)]
+            level.planned_bytes = held + level.ledger.peak_of(calls)
         self.called = set()
         self.recorder = Recorder(self.guard)
 
@@ -184,7 +182,6 @@ class Steps:
         cost_s = sum(holding.cost_s for holding in ledger.holdings)
         least_s = sum(holding.baseline_cost_s for holding in ledger.holdings)
         overhead = cost_s / least_s - 1 if least_s > 0 else 0.0
-        calls = list(zip(ledger.calls, ledger.holdings, strict=True))
         return Report(
             budget_bytes=self.limit_bytes,
             constant_bytes=step.constant_bytes,
@@ -196,35 +193,43 @@ class Steps:
             cost_source=next((kind.captured.graph.cost_source for kind in ledger.calls), "none"),
             measured=step,
             plan=None,
-            plans={kind.name: holding.plan for kind, holding in calls},
-            calls=len(calls),
+            plans=_plans_in_use(ledger),
+            calls=len(ledger.calls),
         )
 
     # -- plans --------------------------------------------------------------------------------
 
-    def _choose(self, signature: Any, ledger: Ledger[Kind], left_bytes: int) -> dict[Kind, Holding]:
-        """Return the plans of a step's kinds of parts: those another rank chose, if they fit."""
-        kinds = {kind.name: kind for kind in ledger.calls}
-        number = self._choices_made[signature]
-        self._choices_made[signature] += 1
+    def _plan(self, level: Level, worst: Ledger[Kind], left_bytes: int) -> None:
+        """Make sure that there are plans for a step of such calls, the worst that may come."""
+        choice = level.choice
+        known = choice is not None and all(kind in choice.kinds for kind in worst.calls)
+        if choice is None or not known or worst.peak_with(choice.kinds) > left_bytes:
+            level.choice = self._choose(level, worst, left_bytes)
+            self.guard.restart()
+        elif level.planned != worst.calls or worst.peak_of(choice.calls) > left_bytes:
+            alone = self.options.ranks is None  # ranks decide together, with new plans only
+            level.choice = choice.spread(worst, left_bytes if alone else 0)
+        level.planned = worst.calls
+
+    def _choose(self, level: Level, ledger: Ledger[Kind], left_bytes: int) -> Choice:
+        """Return the plans of a step's calls: those another rank chose, if they fit."""
         graphs = [fingerprint(kind.captured.graph) for kind in ledger.calls]
+        number = self._choices_made[level.signature]
+        self._choices_made[level.signature] += 1
+        own: Choice | None = None
 
-        def own() -> dict[str, Plan]:
-            found = choose(ledger, left_bytes, self.options) or {}
-            return {kind.name: holding.plan for kind, holding in found.items()}
+        def make() -> ToldChoice:
+            nonlocal own
+            own = choose(ledger, left_bytes, self.options)
+            return ToldChoice.of(own, ledger)
 
-        plans = agreed(self.options.ranks, f"parts {number} {graphs}", dict[str, Plan], own)
-        if kinds and not plans:
+        told = agreed(self.options.ranks, f"parts {number} {graphs}", ToldChoice, make)
+        found = own or told.choice(ledger)
+        if found is not None and ledger.peak_of(found.calls) > left_bytes + self.late_bytes:
+            found = choose(ledger, left_bytes, self.options)
+        if found is None:
             raise self._infeasible(ledger)
-        chosen: dict[Kind, Holding] | None = {}
-        for name, plan in plans.items():
-            verify(plan, kinds[name].captured.graph)
-            chosen[kinds[name]] = holding_of(kinds[name].captured.graph, plan)
-        if ledger.peak_with(chosen) > left_bytes + self.late_bytes:
-            chosen = choose(ledger, left_bytes, self.options)
-        if chosen is None:
-            raise self._infeasible(ledger)
-        return chosen
+        return found
 
     def _infeasible(self, ledger: Ledger[Kind]) -> InfeasibleBudget:
         held = self.guard.held_bytes() + self._coming_bytes
@@ -247,16 +252,17 @@ class Steps:
         ]
 
     def _holding_for(self, part: Part, kind: Kind) -> Holding:
-        """Return by which plan a part runs: its kind's, or its least where little is left."""
-        chosen = self._level.chosen.get(kind, kind.least)
+        """Return by which plan a part runs: the chosen one, or its least where little is left."""
+        assert self.recorder is not None
+        level = self._level
+        planned = level.foreseen(self.recorder.ledger, kind)
+        chosen = planned or (level.choice.kinds.get(kind) if level.choice else None) or kind.least
         if self.options.ranks is not None:
             return chosen  # ranks decide together, between steps
-        assert self.recorder is not None
         left = self.limit_bytes - self._coming_bytes - self.guard.held_bytes()
-        foreseen = self._level.foresees(self.recorder.ledger, kind)
         for holding in (chosen, kind.least):
             fits = holding.needed_bytes <= left
-            if fits and (foreseen or holding is kind.least):
+            if fits and (holding is planned or holding is kind.least):
                 return holding
             if fits and holding.staying_bytes + self._following_bytes(part) <= left:
                 return holding
@@ -332,6 +338,14 @@ class Steps:
         outputs = kind.runner(holding)(inputs, run)
         recorder.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
+
+
+def _plans_in_use(ledger: Ledger[Kind]) -> dict[str, tuple[Plan, ...]]:
+    """Return the plans that the calls of each kind ran, in the order of the first calls."""
+    used: dict[str, dict[Holding, None]] = {}
+    for kind, holding in zip(ledger.calls, ledger.holdings, strict=True):
+        used.setdefault(kind.name, {})[holding] = None
+    return {name: tuple(holding.plan for holding in holdings) for name, holdings in used.items()}
 
 
 def _where(ledger: Ledger[Kind]) -> str:
