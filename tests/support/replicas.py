@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -42,6 +43,23 @@ class Net(nn.Module):
         for layer in self.layers:
             x = x + F.gelu(F.dropout(layer(x).tanh(), 0.1))
         return self.norm(x).square().mean()
+
+
+class NoGraph(nn.Module):
+    """Asks numpy for an order, beyond any tracer; its blocks can be planned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+            for _ in range(DEPTH)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        order = numpy.argsort(x.detach().sum(1).numpy())
+        return x[torch.from_numpy(order)][:100].square().mean()
 
 
 class Chatty(nn.Module):
@@ -125,6 +143,35 @@ def check_bits_and_peak(
     report = tightfit.report(model)
     dist.all_gather_object(plans, (report.plan, fingerprint(session.last.graph)))
     assert plans[0] == plans[1], keywords
+
+
+def check_parts(rank: int) -> None:
+    """A model that allows no single graph, plainly and inside a tight budget."""
+    results, steps = [], []
+    for budget in (None, "2.5MiB"):
+        torch.manual_seed(0)
+        model = NoGraph()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if budget is not None:
+            options = {"costs": "unit", "cache": False, "limits": (1, 0.02)}
+            tightfit.fit(model, budget, optimizer=optimizer, **options)
+        wrapper = DistributedDataParallel(model)
+        losses = []
+        for step in range(4):
+            loss = wrapper(batch(rank, step))
+            loss.backward()
+            losses.append(loss.detach().clone())
+            del loss
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append([*losses, *(p.detach().clone() for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    report = tightfit.report(model)
+    steps = [step.peak_bytes for step in attached(model).guard.steps]
+    assert report.overhead > 0 and max(steps) <= report.budget_bytes, steps
+    plans = [None, None]
+    dist.all_gather_object(plans, report.plans)
+    assert plans[0] == plans[1]
 
 
 def check_overlap(rank: int) -> None:
@@ -229,6 +276,7 @@ DATA_PARALLEL: dict[str, Callable[[int], None]] = {
     "one plan, from costs of one rank": check_one_rank_measures,
     "the least of different budgets": check_the_least_budget_counts,
     "different shapes on different ranks": check_shapes_may_differ,
+    "a model that allows no single graph": check_parts,
 }
 """What is tested with two ranks, by name: a row each of docs/features.md."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tightfit.api.budget import usable_bytes
 from tightfit.api.check import graph_of
 from tightfit.api.target import Target
 from tightfit.errors import BadInput, InfeasibleBudget, InvalidPlan, PlanMismatch
@@ -152,12 +153,7 @@ def max_batch_size(
 
 def _spared(reserve: int | str, budget_bytes: int) -> int:
     spared = parse_bytes(reserve, what="reserve") if reserve else 0
-    if spared >= budget_bytes:
-        raise BadInput(
-            f"the reserve of {format_bytes(spared)} leaves nothing of the budget of "
-            f"{format_bytes(budget_bytes)}"
-        )
-    return spared
+    return budget_bytes - usable_bytes(budget_bytes, spared)
 
 
 def _estimate(captured: Callable[[int], Graph]) -> Callable[[int], Graph]:

@@ -29,6 +29,7 @@ __all__ = [
     "divided",
     "limit_bytes",
     "share_of",
+    "usable_bytes",
     "with_ranks",
 ]
 
@@ -160,8 +161,25 @@ def close_windows(session: Session) -> None:
         member.close_step()
 
 
-def limit_bytes(options: Options, session: Session, graph: Graph) -> int:
+def usable_bytes(budget_bytes: int, reserve_bytes: int) -> int:
+    """Return what a reserve leaves of a budget.
+
+    Raises
+    ------
+    BadInput
+        If that is nothing.
+    """
+    if reserve_bytes >= budget_bytes:
+        raise BadInput(
+            f"the reserve of {format_bytes(reserve_bytes)} leaves nothing of the budget of "
+            f"{format_bytes(budget_bytes)}"
+        )
+    return budget_bytes - reserve_bytes
+
+
+def limit_bytes(session: Session) -> int:
     """Return the bytes a step may hold: given, shared with others, or what a device has free."""
+    options = session.options
     if options.shared is not None:
         return options.shared.limit_bytes(session)
     if options.budget_bytes is not None:
@@ -174,7 +192,7 @@ def limit_bytes(options: Options, session: Session, graph: Graph) -> int:
 
 def share_of(session: Session, graph: Graph, constant_bytes: int) -> Share:
     """Return the budget of one of the calls that may be open at once, what lasts included."""
-    budget_bytes, options = session.budget_bytes(graph), session.options
+    budget_bytes, options = session.budget_bytes(), session.options
     if options.shared is not None:
         new = new_gradient_bytes(session.modules, graph.device.granularity_bytes)
         share = options.shared.share_of(session)

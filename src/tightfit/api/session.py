@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.budget import Budget, close_windows, limit_bytes, with_ranks
+from tightfit.api.budget import Budget, close_windows, limit_bytes, usable_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.compiling import still_fits
 from tightfit.api.constants import device_of_modules, gradient_bytes
@@ -177,7 +177,7 @@ class Session:
         return report_of(
             self.last.outcome,
             graph.constant_bytes,
-            self.budget_bytes(graph),
+            self.budget_bytes(),
             graph.cost_source,
             steps[-1] if steps else None,
             self.last.compiled_peak_bytes,
@@ -193,7 +193,7 @@ class Session:
         for shape in self.all_shapes():
             shape.forget_plans()
         self.shapes.clear()  # what was found out alone is found out together
-        self.guard = None
+        self.guard = self.parts = None
 
     def needs_gradient(self, leaves: list[Any]) -> bool:
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves):
@@ -333,15 +333,9 @@ class Session:
 
     # -- planning -----------------------------------------------------------------------------
 
-    def budget_bytes(self, graph: Graph) -> int:
+    def budget_bytes(self) -> int:
         """Return the bytes a plan may use: the budget, or what is free now, minus the reserve."""
-        budget = limit_bytes(self.options, self, graph)
-        if self.options.reserve_bytes >= budget:
-            raise BadInput(
-                f"the reserve of {format_bytes(self.options.reserve_bytes)} leaves nothing of the "
-                f"budget of {format_bytes(budget)}"
-            )
-        return budget - self.options.reserve_bytes
+        return usable_bytes(limit_bytes(self), self.options.reserve_bytes)
 
     def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
@@ -375,14 +369,14 @@ class Session:
         graph = shape.captured.graph
         if self.guard is None:
             self.guard = Guard(
-                self.budget_bytes(graph),
+                self.budget_bytes(),
                 str(device_of_modules(self.modules)),
                 self.options.on_exceed,
                 constants=lambda: self._constant_bytes(shape.captured.graph),
             )
         self.guard.constants = lambda: self._constant_bytes(graph)
         self.guard.before_forward()
-        self.guard.budget_bytes = self.budget_bytes(graph)
+        self.guard.budget_bytes = self.budget_bytes()
         self._learn(shape)
 
     def _constant_bytes(self, graph: Graph) -> int:
@@ -414,7 +408,7 @@ class Session:
             outside_bytes = self._agreed(shape, "outside", step.outside_bytes)
             if not still_fits(
                 self.last,
-                self.budget_bytes(self.last.graph),
+                self.budget_bytes(),
                 assumed_bytes=shape.outside_bytes,
                 outside_bytes=outside_bytes,
             ):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tightfit.api.budget import limit_bytes
 from tightfit.api.constants import (
     device_of_modules,
     gradient_bytes,
@@ -48,11 +49,12 @@ class Fallback:
     """
 
     def __init__(self, session: Session, reason: CaptureError) -> None:
-        if session.options.shared is not None or session.options.budget_bytes is None:
+        if session.options.shared is not None:
             raise BadInput(
-                f"{session.name} can only be planned part by part, which takes a budget of its own "
-                f"in bytes: {reason}"
+                f"{session.name} can only be planned part by part, which takes a budget of its "
+                f"own, not a shared one: {reason}"
             )
+        limit_bytes(session)  # what the device has free now, if the user asked for that
         self.session = session
         self.reason = reason
         self.device = str(device_of_modules(session.modules))
@@ -108,6 +110,8 @@ class Fallback:
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         held = resident_tensor_bytes(tensors, self.granularity) + (self._state_bytes or 0)
         held += library_bytes(device_of_modules(session.modules))
+        if session.replicas is not None:
+            held += session.replicas.bucket_bytes(self.granularity)
         return held + lasting_bytes(optimizer, session.modules, expected=False)
 
     def _learn_state(self) -> None:

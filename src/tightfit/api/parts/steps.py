@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from tightfit.api.budget import usable_bytes
 from tightfit.api.constants import new_gradient_bytes
 from tightfit.api.options import Options
 from tightfit.api.parts.agreement import ToldChoice
@@ -97,7 +98,7 @@ class Steps:
     def limit_bytes(self) -> int:
         """What a step may hold."""
         assert self.options.budget_bytes is not None
-        return self.options.budget_bytes - self.options.reserve_bytes
+        return usable_bytes(self.options.budget_bytes, self.options.reserve_bytes)
 
     @property
     def _alike_bytes(self) -> int:
