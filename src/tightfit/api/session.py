@@ -17,7 +17,7 @@ from tightfit.api.constants import device_of_modules, gradient_bytes
 from tightfit.api.deciding import run_as_data_decide
 from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
-from tightfit.api.parts.fallback import Fallback, run_in_parts
+from tightfit.api.parts.fallback import Fallback, refuse_to_prepare, run_in_parts
 from tightfit.api.planning import (
     declare_needs,
     held_gradient_bytes,
@@ -146,7 +146,10 @@ class Session:
         """Capture, price and plan for the given inputs without running anything."""
         if self.parts is not None:
             return self.report()
-        shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
+        try:
+            shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
+        except CaptureError as error:
+            refuse_to_prepare(self, error)
         inputs = placeholder_tensors(shape.captured.joint, self.modules, leaves)
         self.last = planned_for(self, shape, self._gradients(shape.captured, inputs), inputs)
         return self.report()

@@ -7,7 +7,7 @@ captured. The modules inside them are captured and planned each by itself.
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -36,7 +36,7 @@ from tightfit.execution.guard import StepPeaks, announce
 if TYPE_CHECKING:
     from tightfit.api.session import Session
 
-__all__ = ["Fallback", "run_in_parts"]
+__all__ = ["Fallback", "refuse_to_prepare", "run_in_parts"]
 
 
 class Fallback:
@@ -133,6 +133,22 @@ class Fallback:
             return 0
         modules, device = self.session.modules, torch.device(self.device).type
         return optimizer_state_bytes(optimizer, modules, self.granularity, device, own=True)
+
+
+def refuse_to_prepare(session: Session, reason: CaptureError) -> NoReturn:
+    """Refuse to plan before training what is planned part by part, or cannot be planned at all.
+
+    Raises
+    ------
+    CaptureError
+        The reason why the whole cannot be captured, with what happens instead where it is trained.
+    """
+    if isinstance(reason, NothingToTrain) or not has_parts(session.modules, session.root):
+        raise reason
+    raise CaptureError(
+        f"{session.name} cannot be planned beforehand: {reason}. Its parts are planned while it "
+        "takes its first step: train, then ask for tightfit.report"
+    ) from reason
 
 
 def run_in_parts(
