@@ -200,7 +200,8 @@ class _Callee(nn.Module):
         before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
         children = dict(self.named_children())
-        self._recorder.start(flatten((args, kwargs))[0], children)
+        leaves, spec = flatten((args, kwargs))
+        self._recorder.start(leaves, children)
         if self._replacing is not None:
             self._replacing.start(children[PREFIX])
         members = _members(self)
@@ -208,6 +209,7 @@ class _Callee(nn.Module):
         with private.autocast_cache(self._keeps_casts), self._recorder, outside:
             output = self._function(*args, **kwargs)
         _refuse_replaced(members, _members(self))
+        _refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         return tuple(t.detach() if i in self._detached else t for i, t in enumerate(tensors))
@@ -231,6 +233,21 @@ def _refuse_replaced(before: dict[str, Any], after: dict[str, Any]) -> None:
             f"the forward pass puts another tensor in the place of {changed[0]}. A planned step "
             "replays operators, not Python, so this would silently stop happening. Way out: write "
             f"into it (self.{changed[0].rpartition('.')[2]}.copy_(...)). The model is unchanged"
+        )
+
+
+def _refuse_rearranged(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> None:
+    """Refuse a forward that puts something else into a container or an object it was given."""
+    (leaves, spec), (now, spec_now) = before, after
+    if spec != spec_now or any(
+        new is not old and (isinstance(old, torch.Tensor) or new != old)
+        for new, old in zip(now, leaves, strict=True)
+    ):
+        raise CaptureError(
+            "the forward pass changes an input that is no tensor: it puts something else into a "
+            "list, dict or object (a cache of keys and values, say). A planned step replays "
+            "operators, not Python, so this would silently stop happening. Way out: return what "
+            "is new, or call the model so without gradients"
         )
 
 

@@ -62,13 +62,13 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
         if isinstance(leaf, torch.Tensor):
             refuse_subclass(leaf, f"input {index}")
             parts.append(_tensor(leaf))
-        elif isinstance(leaf, PLAIN):
+        elif isinstance(leaf, (type, *PLAIN)):
             parts.append((type(leaf), leaf))
         else:
             raise BadInput(
                 f"input {index} is a {type(leaf).__name__}: a planned call takes tensors and "
-                "plain values (numbers, text, None, dtypes, enums) in lists, tuples, dicts, named "
-                "tuples and dataclasses"
+                "plain values (numbers, text, None, dtypes, enums, classes) in lists, tuples, "
+                "dicts, named tuples, dataclasses and objects that hold nothing else"
             )
     return tuple(parts)
 

@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a call nest: what pytrees know, and plain dataclasses."""
+"""How the inputs and outputs of a call nest: what pytrees know, and objects of plain classes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from tightfit.capture import _torch as private
 from tightfit.errors import CaptureError
@@ -32,8 +33,12 @@ PLAIN = (
 """Types that hold no tensor and do not change."""
 
 
+_HEAP_TYPE = 1 << 9
+"""The flag of classes that a ``class`` statement made."""
+
+
 class _Fields:
-    """A dataclass instance on its way through a pytree; it comes out as the dataclass again."""
+    """An object on its way through a pytree; it comes out as one of its class again."""
 
     def __init__(self, kind: type, values: dict[str, Any]) -> None:
         self.kind = kind
@@ -55,23 +60,57 @@ def _put_together(values: Any, context: Any) -> Any:
 private.pytree.register_pytree_node(_Fields, _take_apart, _put_together)
 
 
-def _is_plain_dataclass(value: Any) -> bool:
-    known = private.is_pytree_node(type(value))
-    return dataclasses.is_dataclass(value) and not isinstance(value, type) and not known
-
-
 def opened(tree: Any) -> Any:
-    """Return a tree with its dataclasses made visible to pytrees."""
+    """Return a tree with its dataclasses and plain objects made visible to pytrees."""
+    return _opened(tree, frozenset())
 
+
+def _opened(tree: Any, around: frozenset[int]) -> Any:
     def visible(value: Any) -> Any:
-        if not _is_plain_dataclass(value):
+        if not _may_be_opened(value) or id(value) in around:
             return value
-        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
-        return _Fields(type(value), {name: opened(getattr(value, name)) for name in names})
+        inner = {k: _opened(v, around | {id(value)}) for k, v in _attributes_of(value).items()}
+        if dataclasses.is_dataclass(value) or all(map(_is_known, private.pytree.tree_leaves(inner))):
+            return _Fields(type(value), inner)
+        return value
 
     return private.pytree.tree_map(
-        visible, tree, is_leaf=lambda value: _is_plain_dataclass(value) or _is_size(value)
+        visible, tree, is_leaf=lambda value: _may_be_opened(value) or _is_size(value)
     )
+
+
+def _may_be_opened(value: Any) -> bool:
+    kind = type(value)
+    if isinstance(value, type) or private.is_pytree_node(kind):
+        return False
+    return dataclasses.is_dataclass(value) or _is_plain_object(value)
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether an object is nothing but its attributes, as ``copy.copy`` would make it again."""
+    kind = type(value)
+    return (
+        all(base is object or base.__flags__ & _HEAP_TYPE for base in kind.__mro__)
+        and hasattr(value, "__dict__")
+        and not isinstance(value, (nn.Module, *PLAIN))
+        and not any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+        and not any(hasattr(kind, name) for name in ("__setstate__", "__torch_function__"))
+        and all(
+            getattr(kind, name, None) is getattr(object, name, None)
+            for name in ("__getstate__", "__reduce__", "__reduce_ex__")
+        )
+    )
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(value):
+        return dict(vars(value))
+    names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+    return {name: getattr(value, name) for name in names}
+
+
+def _is_known(leaf: Any) -> bool:
+    return isinstance(leaf, (torch.Tensor, type, *PLAIN))
 
 
 def _is_size(value: Any) -> bool:
@@ -132,12 +171,12 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     """
     leaves, spec = private.pytree.tree_flatten(opened(output), is_leaf=_is_size)
     for leaf in leaves:
-        if not isinstance(leaf, (torch.Tensor, type, *PLAIN)):
+        if not _is_known(leaf):
             raise CaptureError(
                 f"{where} returns a {type(leaf).__name__}: a planned call returns tensors and "
-                "plain values (numbers, text, None) in tuples, lists, dicts, named tuples and "
-                "dataclasses. Way out: return its tensors (a cache of keys and values: "
-                "use_cache=False), or register the class with torch.utils._pytree"
+                "plain values (numbers, text, None) in tuples, lists, dicts, named tuples, "
+                "dataclasses and objects that hold nothing else. Way out: return its tensors, or "
+                "register the class with torch.utils._pytree"
             )
     positions = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
     tensors = [leaves[i] for i in positions]

@@ -146,17 +146,14 @@ class Run:
         """Run the forward program; keep what backward needs."""
         runner = self.runner
         assert runner is not None
-        watched = list(self.inputs)
+        late = {i: self.inputs[i] for i in runner.program.late_reads}
         inputs, self.inputs = self.inputs, []
         with private.without_autocast():
             raw, self.saved = runner.program.forward(inputs)
-        watched += [raw[i] for i in runner.plain]
         self.versions = [
-            (weakref.ref(t), t._version) for t in watched if isinstance(t, torch.Tensor)
+            (weakref.ref(t), t._version) for t in self.saved if isinstance(t, torch.Tensor)
         ]
-        self.watched = {
-            i: (weakref.ref(watched[i]), watched[i]._version) for i in runner.program.late_reads
-        }
+        self.watched = {i: (weakref.ref(t), t._version) for i, t in late.items()}
         self.state = "forward done"
         plain = set(runner.plain)
         self.aliases = {i: x for i, x in enumerate(raw) if i not in plain}
