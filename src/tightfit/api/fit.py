@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tightfit.api.around import expect_calls
 from tightfit.api.budget import Budget
 from tightfit.api.options import Options, make_options
 from tightfit.api.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
@@ -148,8 +149,10 @@ def fit(
         refuse_unfittable(module)
         if not copied:
             session.prepare_all(shapes)
-        replaced = attached(module)
+        replaced = None if copied else attached(module)
         attach(module, session, attach_to)
+        if not copied:
+            expect_calls(session)
         if replaced is not None:
             replaced.leave()
         return session
@@ -299,6 +302,7 @@ def _session_of(target: nn.Module | PlannedStep) -> Session:
     if isinstance(target, PlannedStep):
         return target._session
     module = target.module if isinstance(target, DistributedDataParallel) else target
+    module = getattr(module, "_orig_mod", module)  # where torch.compile keeps what it wraps
     session = attached(module) if isinstance(module, nn.Module) else None
     if session is None:
         raise BadInput("this is neither a fitted model nor a step: call tightfit.fit first")

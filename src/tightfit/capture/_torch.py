@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._dynamo import eval_frame as _dynamo_frames
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
@@ -66,6 +67,7 @@ __all__ = [
     "corrected_fake_kernels",
     "corrected_fake_results",
     "cublas_workspace_bytes",
+    "hide_from_dynamo",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -82,6 +84,7 @@ __all__ = [
     "store_of_processes",
     "watched_autocast",
     "without_autocast",
+    "without_dynamo",
     "without_modes",
 ]
 
@@ -323,6 +326,22 @@ def min_cut_partition(
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Return a context in which no operator is cast: a traced step has its casts inside."""
     return torch._C._DisableAutocast()
+
+
+def hide_from_dynamo(function: Any) -> None:
+    """Let Dynamo neither compile a function nor trace through a call of it."""
+    function._torchdynamo_disable = True
+    _dynamo_frames.skip_code(function.__code__)
+
+
+@contextlib.contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Let Dynamo leave alone what is called, as ``torch.compiler.disable`` does, not loading it."""
+    before = _dynamo_frames.set_eval_frame(None)
+    try:
+        yield
+    finally:
+        _dynamo_frames.set_eval_frame(before)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from tightfit.capture.modules import ModuleTrail, RepeatedMembers
 from tightfit.capture.opaque import OpaqueCalls
 from tightfit.capture.outside import PREFIX, OutsideTensors
 from tightfit.capture.packed import traced_packing
+from tightfit.capture.rearranged import members_of, refuse_rearranged, refuse_replaced
 from tightfit.capture.regions import CastRegions
 from tightfit.capture.structure import Structure, flatten, opened, structure_of
 from tightfit.costs.measured import PeakFunction
@@ -204,51 +205,15 @@ class _Callee(nn.Module):
         self._recorder.start(leaves, children)
         if self._replacing is not None:
             self._replacing.start(children[PREFIX])
-        members = _members(self)
+        members = members_of(self)
         outside = self._replacing or contextlib.nullcontext()
         with private.autocast_cache(self._keeps_casts), self._recorder, outside:
             output = self._function(*args, **kwargs)
-        _refuse_replaced(members, _members(self))
-        _refuse_rearranged((leaves, spec), flatten((args, kwargs)))
+        refuse_replaced(members, members_of(self))
+        refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         return tuple(t.detach() if i in self._detached else t for i, t in enumerate(tensors))
-
-
-def _members(module: nn.Module) -> dict[str, Any]:
-    """Return parameters and buffers by name, those of shared modules under each name."""
-    return {
-        f"{name}.{key}".lstrip("."): tensor
-        for name, child in module.named_modules(remove_duplicate=False)
-        for kept in (child._parameters, child._buffers)
-        for key, tensor in kept.items()
-    }
-
-
-def _refuse_replaced(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Refuse a forward that puts another tensor in the place of a parameter or buffer."""
-    changed = [key for key in before if after.get(key) is not before[key]]
-    if changed:
-        raise CaptureError(
-            f"the forward pass puts another tensor in the place of {changed[0]}. A planned step "
-            "replays operators, not Python, so this would silently stop happening. Way out: write "
-            f"into it (self.{changed[0].rpartition('.')[2]}.copy_(...)). The model is unchanged"
-        )
-
-
-def _refuse_rearranged(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> None:
-    """Refuse a forward that puts something else into a container or an object it was given."""
-    (leaves, spec), (now, spec_now) = before, after
-    if spec != spec_now or any(
-        new is not old and (isinstance(old, torch.Tensor) or new != old)
-        for new, old in zip(now, leaves, strict=True)
-    ):
-        raise CaptureError(
-            "the forward pass changes an input that is no tensor: it puts something else into a "
-            "list, dict or object (a cache of keys and values, say). A planned step replays "
-            "operators, not Python, so this would silently stop happening. Way out: return what "
-            "is new, or call the model so without gradients"
-        )
 
 
 def trace(

@@ -70,7 +70,9 @@ def _opened(tree: Any, around: frozenset[int]) -> Any:
         if not _may_be_opened(value) or id(value) in around:
             return value
         inner = {k: _opened(v, around | {id(value)}) for k, v in _attributes_of(value).items()}
-        if dataclasses.is_dataclass(value) or all(map(_is_known, private.pytree.tree_leaves(inner))):
+        if dataclasses.is_dataclass(value) or all(
+            map(_is_known, private.pytree.tree_leaves(inner))
+        ):
             return _Fields(type(value), inner)
         return value
 

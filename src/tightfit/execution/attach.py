@@ -1,9 +1,9 @@
 """Fit a module in place: its `forward` is replaced, everything else stays as it is.
 
 `state_dict`, the type, `isinstance`, hooks of the module itself, `torch.save` and `pickle` (of
-the plain model) keep working; no public attribute is added. The replacing function carries the
-session, so both live and die with the module; a deep copy carries the function too and is fitted
-anew on its first call.
+the plain model) keep working; no public attribute is added. The session lies in the module, so
+both live and die together; a deep copy of the module is fitted anew on its first call. Other tools
+may wrap the replaced forward (by `functools.wraps`, as autocast does): it is found beneath theirs.
 """
 
 from __future__ import annotations
@@ -16,24 +16,56 @@ from weakref import WeakSet
 
 from torch import nn
 
+from tightfit.capture import _torch as private
 from tightfit.errors import BadInput
 
 __all__ = ["attach", "attach_part", "attached", "detach", "original_forward", "refuse_unfittable"]
 
 _FITTED: WeakSet[nn.Module] = WeakSet()
-_SESSION = "_tightfit_session"
+_PLANNED: WeakSet[Any] = WeakSet()
+"""The functions that replace forwards."""
+_KEY = "_tightfit"
+
+
+class _Attachment:
+    """What is attached to one module: a session, or how a copy of the module gets its own."""
+
+    def __init__(self, session: Any, refit: Callable[[nn.Module], Any]) -> None:
+        self.session = session
+        self.refit = refit
+
+    def session_of(self, module: nn.Module) -> Any:
+        """Return the session of the module it lies in; a copy gets its own now."""
+        if self.session is None or not self.session.is_of(module):
+            return self.refit(module)
+        return self.session
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
+        return _Attachment(None, self.refit)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # what is pickled is the plain model
 
 
 def _planned_function(module: nn.Module) -> Any:
-    """Return the function that replaces a module's forward, or None."""
-    function = getattr(module.__dict__.get("forward"), "__func__", None)
-    return function if hasattr(function, _SESSION) else None
+    """Return the function that replaces a module's forward, or None; others may wrap it."""
+    seen: set[int] = set()
+    function = module.__dict__.get("forward")
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        function = getattr(function, "__func__", function)
+        if isinstance(function, types.FunctionType) and function in _PLANNED:
+            return function
+        function = getattr(function, "__wrapped__", None)
+    return None
 
 
 def attached(module: nn.Module) -> Any:
     """Return the session attached to a module, or None."""
-    function = _planned_function(module)
-    return getattr(function, _SESSION) if function is not None else None
+    attachment = module.__dict__.get(_KEY)
+    if attachment is None or _planned_function(module) is None:
+        return None
+    return attachment.session_of(module)
 
 
 def original_forward(module: nn.Module) -> Callable[..., Any]:
@@ -62,9 +94,7 @@ def attach(module: nn.Module, session: Any, refit: Callable[[nn.Module], Any]) -
         If the module cannot be fitted; see `refuse_unfittable`.
     """
     refuse_unfittable(module)
-    function = _make_function(session, refit, type(module).forward)
-    module.__dict__["forward"] = types.MethodType(function, module)
-    _FITTED.add(module)
+    _put(module, _Attachment(session, refit))
 
 
 def attach_part(module: nn.Module, part: Any) -> None:
@@ -90,9 +120,7 @@ def attach_part(module: nn.Module, part: Any) -> None:
             "part: tightfit.unfit the model before copying it, then fit the copy"
         )
 
-    function = _make_function(part, refit, type(module).forward)
-    module.__dict__["forward"] = types.MethodType(function, module)
-    _FITTED.add(module)
+    _put(module, _Attachment(part, refit))
 
 
 def refuse_unfittable(module: nn.Module) -> None:
@@ -119,15 +147,28 @@ def _refuse_foreign(module: nn.Module) -> None:
         )
 
 
-def _make_function(session: Any, refit: Callable[[nn.Module], Any], replaced: Any) -> Any:
+def _put(module: nn.Module, attachment: _Attachment) -> None:
+    if _planned_function(module) is None:
+        function = _planned_forward(type(module).forward)
+        module.__dict__["forward"] = types.MethodType(function, module)
+    module.__dict__[_KEY] = attachment
+    _FITTED.add(module)
+
+
+def _planned_forward(replaced: Any) -> Any:
+    """Return what replaces the forward of a class."""
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        mine = session if session.is_of(self) else refit(self)
-        return mine(args, kwargs)
+        attachment = self.__dict__.get(_KEY)
+        if attachment is None:  # unfitted while another tool wraps this function
+            return replaced(self, *args, **kwargs)
+        with private.without_dynamo():
+            return attachment.session_of(self)(args, kwargs)
 
     forward.__signature__ = inspect.signature(replaced)  # type: ignore[attr-defined]
     forward.__doc__ = replaced.__doc__
-    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
-    setattr(forward, _SESSION, session)
+    private.hide_from_dynamo(forward)
+    _PLANNED.add(forward)
     return forward
 
 
@@ -158,8 +199,10 @@ def _refuse_nested(module: nn.Module) -> None:
 
 def detach(module: nn.Module) -> bool:
     """Give a module its own forward back; return whether it was fitted."""
-    if _planned_function(module) is None:
+    function = _planned_function(module)
+    if function is None or module.__dict__.pop(_KEY, None) is None:
         return False
-    del module.__dict__["forward"]
+    if getattr(module.__dict__["forward"], "__func__", None) is function:
+        del module.__dict__["forward"]
     _FITTED.discard(module)
     return True

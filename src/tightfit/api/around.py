@@ -1,0 +1,54 @@
+"""Notice when a fitted model is trained around its plan: then nothing holds the budget."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tightfit.api.session import Session
+from tightfit.errors import BadInput
+
+__all__ = ["expect_calls"]
+
+
+def expect_calls(session: Session) -> None:
+    """Complain when the first gradients reach a fitted model whose forward was never called.
+
+    Code that trains may call inner modules or other methods instead: a plan sees nothing of that.
+    What watches for it goes with the first gradients.
+    """
+    handles: list[Any] = []
+    for name, parameter in session.modules["model"].named_parameters():
+        if parameter.requires_grad and parameter.is_leaf:
+            arrived = _arrival(weakref.ref(session), name, handles)
+            handles.append(parameter.register_post_accumulate_grad_hook(arrived))
+
+
+def _arrival(
+    session: weakref.ref[Session], name: str, handles: list[Any]
+) -> Callable[[torch.Tensor], None]:
+    def arrived(_: torch.Tensor) -> None:
+        for handle in handles:
+            handle.remove()
+        handles.clear()
+        expecting = session()
+        if expecting is not None and not expecting.is_used:
+            _complain(expecting, name)
+
+    return arrived
+
+
+def _complain(session: Session, name: str) -> None:
+    message = (
+        f"a gradient reached {name!r} of a fitted {session.name} whose forward was not called: it "
+        "is trained around its plan, and nothing holds the budget. Fit the module that the "
+        "training calls (in Lightning: the one inside, if training_step calls that), or the "
+        "function that computes the loss, with tightfit.step"
+    )
+    if session.options.on_exceed == "raise":
+        raise BadInput(message)
+    warnings.warn(message, stacklevel=3)
