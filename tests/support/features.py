@@ -350,7 +350,7 @@ REFUSED = [
         "norms by hooks (`nn.utils.spectral_norm`, `weight_norm`)",
         wrapped(lambda s, h: s.c(h), c=lambda: nn.utils.spectral_norm(nn.Linear(8, 8))),
         CaptureError,
-        "'c'.*parametrizations",
+        "'c.weight'.*parametrizations",
         "the same from `torch.nn.utils.parametrizations`",
     ),
     Refused(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from tightfit.api.session import Session
 from tightfit.errors import BadInput
@@ -23,7 +24,7 @@ def expect_calls(session: Session) -> None:
     """
     handles: list[Any] = []
     for name, parameter in session.modules["model"].named_parameters():
-        if parameter.requires_grad and parameter.is_leaf:
+        if not is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
             arrived = _arrival(weakref.ref(session), name, handles)
             handles.append(parameter.register_post_accumulate_grad_hook(arrived))
 

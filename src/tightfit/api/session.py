@@ -35,6 +35,7 @@ from tightfit.api.shapes import (
     assumed_outside_bytes,
     outputs_beside_the_loss,
 )
+from tightfit.capture import _torch as private
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
@@ -43,6 +44,7 @@ from tightfit.capture.signature import (
     flatten,
     input_signature,
     module_signature,
+    refuse_transforms,
 )
 from tightfit.errors import BadInput, CaptureError, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
@@ -117,10 +119,12 @@ class Session:
         return self.root is not None and self.root() is module
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one planned forward; the plain callable if nothing can need a gradient."""
+        """Run one planned forward; the plain callable if no backward can come."""
         leaves, spec = flatten(args, kwargs)
-        if not torch.is_grad_enabled() or not self.needs_gradient(leaves):
+        trains = torch.is_grad_enabled() and self.needs_gradient(leaves)
+        if not trains or private.is_exported():
             return self.function(*args, **kwargs)
+        refuse_transforms(self.name)
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
         if self.parts is not None:

@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
@@ -68,6 +69,7 @@ __all__ = [
     "corrected_fake_results",
     "cublas_workspace_bytes",
     "hide_from_dynamo",
+    "is_exported",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -79,6 +81,7 @@ __all__ = [
     "pytree",
     "reduces_after_backward",
     "regenerate_alias",
+    "running_transform",
     "sequence_number",
     "storage_key",
     "store_of_processes",
@@ -326,6 +329,18 @@ def min_cut_partition(
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Return a context in which no operator is cast: a traced step has its casts inside."""
     return torch._C._DisableAutocast()
+
+
+def is_exported() -> bool:
+    """Whether another tool records the operators that run: torch.jit.trace or torch.export."""
+    return torch.jit.is_tracing() or torch.compiler.is_exporting()
+
+
+def running_transform() -> str:
+    """Return what differentiates or maps the code that runs, instead of autograd; "" if nothing."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func"
+    return "forward-mode differentiation" if forward_ad._current_level >= 0 else ""
 
 
 def hide_from_dynamo(function: Any) -> None:

@@ -13,7 +13,7 @@ from tightfit.capture.layouts import Layouts
 from tightfit.capture.lift import Captured, lift
 from tightfit.capture.normalise import normalise
 from tightfit.capture.python_state import PythonState
-from tightfit.capture.signature import flatten, refuse_subclass
+from tightfit.capture.signature import flatten, refuse_lazy, refuse_subclass
 from tightfit.costs.measured import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
@@ -149,13 +149,8 @@ def _require_plain_state(call: TracedCall) -> None:
             _refuse_synchronising(where, module)
             for key, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
+                    refuse_lazy(tensor, f"{where}.{key}")
                     refuse_subclass(tensor, f"{where}.{key}")
-            for key, parameter in module._parameters.items():
-                if isinstance(parameter, nn.parameter.UninitializedParameter):
-                    raise CaptureError(
-                        f"{where}.{key} is a lazy parameter without a shape yet: call the model "
-                        "once before fitting it"
-                    )
 
 
 def _refuse_compiled(where: str, module: nn.Module) -> None:

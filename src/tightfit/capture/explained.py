@@ -43,7 +43,9 @@ _WAY_OUT = (
 )
 
 
-def _cause(text: str) -> Literal["", "data", "outside"]:
+def _cause(text: str) -> Literal["", "data", "outside", "state"]:
+    if "Unexpected fake buffer" in text:  # the tracer runs the code twice
+        return "state"
     if "local_scalar_dense" in text or "data-dependent" in text.lower():
         return "data"
     if "convert all Tensors to FakeTensors" in text or "Mixing fake modes" in text:
@@ -52,6 +54,11 @@ def _cause(text: str) -> Literal["", "data", "outside"]:
 
 
 def _reason(where: str, error: Exception, text: str, cause: str) -> str:
+    if cause == "state":
+        return (
+            f"{where}, keeps a tensor that it computes for later calls: a planned step replays "
+            "operators, not Python. Way out: compute it anew, or before, into a registered buffer"
+        )
     if cause == "outside":
         return (
             f"{where} uses a tensor that is neither a parameter, a buffer nor an input "

@@ -113,15 +113,19 @@ class PythonState:
         """What had changed when the trace ended."""
         return list(self._changed)
 
-    def _old_normalisation(self) -> str | None:
-        """Return the module with a norm of `torch.nn.utils.weight_norm` or `spectral_norm`."""
-        kinds = ("WeightNorm", "SpectralNorm")
+    def _set_by_hook(self) -> str | None:
+        """Return the name of a tensor that a hook gives its module anew on every forward.
+
+        So do `torch.nn.utils.weight_norm`, `spectral_norm` and `prune`.
+        """
         return next(
             (
-                name
+                change
+                for change in self._changed
                 for name, module in self._modules.items()
-                if any(type(h).__name__ in kinds for h in module._forward_pre_hooks.values())
-                and any(change.startswith(f"{name}.") for change in self._changed)
+                if module._forward_pre_hooks
+                and change.rpartition(".")[0] == name
+                and isinstance(getattr(module, change.rpartition(".")[2], None), torch.Tensor)
             ),
             None,
         )
@@ -137,12 +141,13 @@ class PythonState:
         if self._changed:
             changed = list(dict.fromkeys(self._changed))
             what = ", ".join(changed[:_MOST_NAMED])
-            old = self._old_normalisation()
-            if old is not None:
+            weight = self._set_by_hook()
+            if weight is not None:
                 raise CaptureError(
-                    f"module {old!r} is normalised by a hook that sets its weight anew on every "
-                    "forward. Way out: the same norm from torch.nn.utils.parametrizations. The "
-                    "model is unchanged",
+                    f"a hook sets {weight!r} anew on every forward (an old norm, or pruning). Way "
+                    "out: the same as a parametrization (torch.nn.utils.parametrizations, "
+                    "parametrize.register_parametrization with the mask), or what it made for "
+                    "good (prune.remove). The model is unchanged",
                 )
             if len(changed) > _MOST_NAMED:
                 what += f" and {len(changed) - _MOST_NAMED} more"

@@ -23,7 +23,9 @@ __all__ = [
     "hooked_modules",
     "input_signature",
     "module_signature",
+    "refuse_lazy",
     "refuse_subclass",
+    "refuse_transforms",
     "same_attributes",
 ]
 
@@ -118,6 +120,38 @@ def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
         )
 
 
+def refuse_transforms(name: str) -> None:
+    """Refuse a call within what differentiates by itself: a plan has only the one backward.
+
+    Raises
+    ------
+    CaptureError
+        Within `torch.func.grad`, `vmap`, `jvp` and the like, and forward-mode differentiation.
+    """
+    transform = private.running_transform()
+    if transform:
+        raise CaptureError(
+            f"{name} is fitted and called within {transform}, which a planned call cannot follow. "
+            "Way out: put the transform into the function that is planned (tightfit.step, or a "
+            "module's forward), or tightfit.unfit the model"
+        )
+
+
+def refuse_lazy(tensor: torch.Tensor, where: str) -> None:
+    """Refuse a parameter or buffer of a lazy module that has no shape yet.
+
+    Raises
+    ------
+    CaptureError
+        If it has none.
+    """
+    if nn.parameter.is_lazy(tensor):
+        raise CaptureError(
+            f"{where} is lazy, without a shape yet: call the model once, without gradients, before "
+            "it is planned"
+        )
+
+
 def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     layout = tensor.stride() if tensor.layout == torch.strided else str(tensor.layout)
     return (tuple(tensor.shape), layout, tensor.dtype, tensor.device, tensor.requires_grad)
@@ -145,6 +179,7 @@ def module_signature(modules: dict[str, nn.Module], root: nn.Module | None) -> t
                 parts.append(tuple(tuple(getattr(module, hooks)) for hooks in _HOOKS))
             for key, parameter in module._parameters.items():
                 if parameter is not None:
+                    refuse_lazy(parameter, f"{name}.{key}".lstrip("."))
                     number = seen.setdefault(id(parameter), len(seen))  # tells which are shared
                     parts.append((key, number, *_tensor(parameter)))
             for key, buffer in module._buffers.items():

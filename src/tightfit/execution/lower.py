@@ -119,7 +119,7 @@ class _Lowering:
         self.forward = _Code()
         self.backward = _Code()
         self.code = self.forward
-        self.names: dict[str, Any] = {"clock": clock, "write_back": torch.Tensor.copy_}
+        self.names: dict[str, Any] = {"clock": clock, "write_back": _write_back}
         self.known: dict[int, str] = {}
         self.home: dict[ValueId, _Code] = {}  # where the live instance of a value was made
         self.imported: set[ValueId] = set()
@@ -379,6 +379,13 @@ def _compute_counts(plan: Plan) -> dict[OpId, int]:
         if isinstance(step, Compute):
             counts[step.op] = counts.get(step.op, 0) + 1
     return counts
+
+
+def _write_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Put a new value into a buffer, which takes its shape if it had another, as eager's does."""
+    if buffer.shape != value.shape:
+        buffer.resize_(value.shape)
+    buffer.copy_(value)
 
 
 def _generator_access(device: torch.device) -> tuple[Callable[[], Any], Callable[[Any], None]]:

@@ -52,6 +52,7 @@ class Runner:
         self.canonical = {i: first.setdefault(joint.raw_outputs[i], i) for i in through}
         self.plain = [i for i in through if self.canonical[i] == i]
         self.differentiable = {index for index, _ in self.tangents}
+        self.written = {position for _, position in joint.write_backs}
         self.wants_gradient = {
             self.canonical[info.base]
             for info in joint.outputs
@@ -62,7 +63,10 @@ class Runner:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
         groups = self.program.groups or ((),)
         token = torch.empty(0, device=self.device, requires_grad=True)
-        run.inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        run.inputs = [
+            x.detach() if isinstance(x, torch.Tensor) and not self._is_written(i, x) else x
+            for i, x in enumerate(inputs)
+        ]
         run.runner = self
         raw: Any = ()
         for index in range(len(groups) - 1, -1, -1):
@@ -75,6 +79,10 @@ class Runner:
         return [
             self._output(info, inputs, by_position, i) for i, info in enumerate(self.joint.outputs)
         ]
+
+    def _is_written(self, position: int, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer that is written itself, as it may take another shape."""
+        return position in self.written and not tensor.requires_grad
 
     def _output(self, info: Any, inputs: list[Any], raw: dict[int, Any], index: int) -> Any:
         match info.kind:
