@@ -74,12 +74,68 @@ def test_containers_come_back_as_they_are(make) -> None:
     assert type(fitted(make)(batch)) is type(make(torch.randn(3, 4)))
 
 
+class Layer:
+    kind = "keys"
+
+    def __init__(self, keys: torch.Tensor | None = None) -> None:
+        self.keys = keys
+        self.inner: typing.Any = None
+
+
 class Cache:
-    def __init__(self, tensor) -> None:
-        self.tensor = tensor
+    """Keys of several layers, as caches of language models hold them."""
+
+    def __init__(self, *keys: torch.Tensor) -> None:
+        self.layers = [Layer(k) for k in keys]
+        self.new_layer = Layer
 
 
-@pytest.mark.parametrize("make", [Cache, lambda h: {1, 2}, lambda h: (h, iter([h]))])
+def test_objects_that_are_nothing_but_attributes_come_back() -> None:
+    model = Returns(lambda h: Cache(h, h.exp()))
+    x = torch.randn(3, 4)
+    expected = copy.deepcopy(model)(Batch(x))
+    model = tightfit.fit(model, "1GiB", costs="unit")
+    for _ in range(2):
+        cache = model(Batch(x))
+        assert type(cache) is Cache
+        assert cache.new_layer is Layer
+        for layer, other in zip(cache.layers, expected.layers, strict=True):
+            assert type(layer) is Layer
+            assert layer.inner is None
+            assert torch.equal(layer.keys, other.keys)
+        sum(layer.keys.sum() for layer in cache.layers).backward()
+
+
+class Reads(nn.Module):
+    """Attends to what a cache holds, and puts its own there if asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x, cache, write=False):
+        keys = self.a(x)
+        if write:
+            cache.layers.append(Layer(keys))
+        return sum(layer.keys.sum() for layer in cache.layers) * keys
+
+
+def test_objects_are_inputs_unless_the_forward_changes_them() -> None:
+    model = tightfit.fit(Reads(), "1GiB", costs="unit")
+    x, cache = torch.randn(3, 4), Cache(torch.randn(3, 4))
+    assert torch.equal(model(x, cache), tightfit.unfit(copy.deepcopy(model))(x, cache))
+    with pytest.raises(CaptureError, match=r"changes an input that is no tensor.*Way out"):
+        model(x, cache, write=True)
+    assert len(cache.layers) == 1
+
+
+def holds_generator(h: torch.Tensor) -> Layer:
+    layer = Layer(h)
+    layer.inner = iter([h])
+    return layer
+
+
+@pytest.mark.parametrize("make", [holds_generator, lambda h: {1, 2}, lambda h: (h, iter([h]))])
 def test_objects_that_may_hold_tensors_are_refused(make) -> None:
-    with pytest.raises(CaptureError, match=r"returns a (Cache|set|list_iterator).*Way out"):
+    with pytest.raises(CaptureError, match=r"returns a (Layer|set|list_iterator).*Way out"):
         fitted(make)(Batch(torch.randn(3, 4)))

@@ -35,7 +35,7 @@ from tightfit.api.shapes import (
     assumed_outside_bytes,
     outputs_beside_the_loss,
 )
-from tightfit.capture import _torch as private
+from tightfit.capture import _tools as tools
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
@@ -122,7 +122,7 @@ class Session:
         """Run one planned forward; the plain callable if no backward can come."""
         leaves, spec = flatten(args, kwargs)
         trains = torch.is_grad_enabled() and self.needs_gradient(leaves)
-        if not trains or private.is_exported():
+        if not trains or tools.is_exported():
             return self.function(*args, **kwargs)
         refuse_transforms(self.name)
         self._refuse_second_forward()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._dynamo import eval_frame as _dynamo_frames
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
@@ -32,7 +31,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
@@ -68,8 +66,6 @@ __all__ = [
     "corrected_fake_kernels",
     "corrected_fake_results",
     "cublas_workspace_bytes",
-    "hide_from_dynamo",
-    "is_exported",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -81,13 +77,11 @@ __all__ = [
     "pytree",
     "reduces_after_backward",
     "regenerate_alias",
-    "running_transform",
     "sequence_number",
     "storage_key",
     "store_of_processes",
     "watched_autocast",
     "without_autocast",
-    "without_dynamo",
     "without_modes",
 ]
 
@@ -329,34 +323,6 @@ def min_cut_partition(
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Return a context in which no operator is cast: a traced step has its casts inside."""
     return torch._C._DisableAutocast()
-
-
-def is_exported() -> bool:
-    """Whether another tool records the operators that run: torch.jit.trace or torch.export."""
-    return torch.jit.is_tracing() or torch.compiler.is_exporting()
-
-
-def running_transform() -> str:
-    """Return what differentiates or maps the code that runs, instead of autograd; "" if nothing."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "a transform of torch.func"
-    return "forward-mode differentiation" if forward_ad._current_level >= 0 else ""
-
-
-def hide_from_dynamo(function: Any) -> None:
-    """Let Dynamo neither compile a function nor trace through a call of it."""
-    function._torchdynamo_disable = True
-    _dynamo_frames.skip_code(function.__code__)
-
-
-@contextlib.contextmanager
-def without_dynamo() -> Iterator[None]:
-    """Let Dynamo leave alone what is called, as ``torch.compiler.disable`` does, not loading it."""
-    before = _dynamo_frames.set_eval_frame(None)
-    try:
-        yield
-    finally:
-        _dynamo_frames.set_eval_frame(before)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.capture import _tools as tools
 from tightfit.capture import _torch as private
 from tightfit.capture.structure import PLAIN
 from tightfit.capture.structure import flatten as flatten_tree
@@ -64,12 +65,12 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
         if isinstance(leaf, torch.Tensor):
             refuse_subclass(leaf, f"input {index}")
             parts.append(_tensor(leaf))
-        elif isinstance(leaf, (type, *PLAIN)):
+        elif isinstance(leaf, PLAIN):
             parts.append((type(leaf), leaf))
         else:
             raise BadInput(
                 f"input {index} is a {type(leaf).__name__}: a planned call takes tensors and "
-                "plain values (numbers, text, None, dtypes, enums, classes) in lists, tuples, "
+                "plain values (numbers, text, None, dtypes, enums) in lists, tuples, "
                 "dicts, named tuples, dataclasses and objects that hold nothing else"
             )
     return tuple(parts)
@@ -128,7 +129,7 @@ def refuse_transforms(name: str) -> None:
     CaptureError
         Within `torch.func.grad`, `vmap`, `jvp` and the like, and forward-mode differentiation.
     """
-    transform = private.running_transform()
+    transform = tools.running_transform()
     if transform:
         raise CaptureError(
             f"{name} is fitted and called within {transform}, which a planned call cannot follow. "

@@ -46,13 +46,15 @@ class _Fields:
 
 
 def _take_apart(fields: _Fields) -> tuple[list[Any], Any]:
-    return list(fields.values.values()), (fields.kind, tuple(fields.values))
+    classes = tuple((k, v) for k, v in fields.values.items() if isinstance(v, type))
+    rest = {k: v for k, v in fields.values.items() if not isinstance(v, type)}
+    return list(rest.values()), (fields.kind, tuple(rest), classes)
 
 
 def _put_together(values: Any, context: Any) -> Any:
-    kind, names = context
+    kind, names, classes = context
     result = object.__new__(kind)
-    for name, value in zip(names, values, strict=True):
+    for name, value in (*zip(names, values, strict=True), *classes):
         object.__setattr__(result, name, value)
     return result
 
@@ -93,6 +95,7 @@ def _is_plain_object(value: Any) -> bool:
     kind = type(value)
     return (
         all(base is object or base.__flags__ & _HEAP_TYPE for base in kind.__mro__)
+        and not kind.__module__.startswith("torch._")  # what the tracer puts in place of enums
         and hasattr(value, "__dict__")
         and not isinstance(value, (nn.Module, *PLAIN))
         and not any(getattr(base, "__slots__", ()) for base in kind.__mro__)

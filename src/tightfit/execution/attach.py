@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from tightfit.capture import _torch as private
+from tightfit.capture import _tools as tools
 from tightfit.errors import BadInput
 
 __all__ = ["attach", "attach_part", "attached", "detach", "original_forward", "refuse_unfittable"]
@@ -162,12 +162,12 @@ def _planned_forward(replaced: Any) -> Any:
         attachment = self.__dict__.get(_KEY)
         if attachment is None:  # unfitted while another tool wraps this function
             return replaced(self, *args, **kwargs)
-        with private.without_dynamo():
+        with tools.without_dynamo():
             return attachment.session_of(self)(args, kwargs)
 
     forward.__signature__ = inspect.signature(replaced)  # type: ignore[attr-defined]
     forward.__doc__ = replaced.__doc__
-    private.hide_from_dynamo(forward)
+    tools.hide_from_dynamo(forward)
     _PLANNED.add(forward)
     return forward
 
