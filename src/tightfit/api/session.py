@@ -112,7 +112,7 @@ class Session:
     @property
     def is_used(self) -> bool:
         """Whether a planned call has been run, or is to be."""
-        return self.calls > 0 or self.blocks is not None
+        return self.calls > 0 or self.parts is not None
 
     def is_of(self, module: nn.Module) -> bool:
         """Whether this session was made for the module (and not for one it was copied from)."""
