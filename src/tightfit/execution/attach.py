@@ -24,7 +24,7 @@ __all__ = ["attach", "attach_part", "attached", "detach", "original_forward", "r
 _FITTED: WeakSet[nn.Module] = WeakSet()
 _PLANNED: WeakSet[Any] = WeakSet()
 """The functions that replace forwards."""
-_KEY = "_tightfit"
+_KEY = "__tightfit"
 
 
 class _Attachment:
