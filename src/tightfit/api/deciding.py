@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from tightfit.api.watching import watch
 from tightfit.capture.generators import GeneratorStates
 from tightfit.capture.probe import probe
 from tightfit.errors import CaptureError, Diverged, OpaqueChanged
@@ -69,5 +70,5 @@ def _shape_answering(session: Session, unfit: Shape, args: Any, kwargs: Any) -> 
     announce(f"{session.name} computes values that decide otherwise: making a new plan")
     call = dataclasses.replace(call, answers=found.answers, examples=found.examples)
     shape = session.new_shape(unfit.key, call)
-    session.watch(shape)
+    watch(session, shape)
     return shape

@@ -12,21 +12,16 @@ from torch import nn
 
 from tightfit.api.budget import Budget, close_windows, limit_bytes, usable_bytes, with_ranks
 from tightfit.api.capturing import capture_around_data, warn_of_hooks
-from tightfit.api.compiling import still_fits
-from tightfit.api.constants import device_of_modules, gradient_bytes
 from tightfit.api.deciding import run_as_data_decide
 from tightfit.api.expected import worst_first
 from tightfit.api.options import Options
 from tightfit.api.parts.fallback import Fallback, refuse_to_prepare, run_in_parts
 from tightfit.api.planning import (
     declare_needs,
-    held_gradient_bytes,
     planned_for,
     recall_costs,
     smallest_budget,
-    state_bytes,
 )
-from tightfit.api.ranks import agreed
 from tightfit.api.replicas import Replicas, running_wrapper
 from tightfit.api.reporting import Report, report_of
 from tightfit.api.shapes import (
@@ -35,6 +30,7 @@ from tightfit.api.shapes import (
     assumed_outside_bytes,
     outputs_beside_the_loss,
 )
+from tightfit.api.watching import watch
 from tightfit.capture import _tools as tools
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
@@ -49,11 +45,9 @@ from tightfit.capture.signature import (
 from tightfit.errors import BadInput, CaptureError, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.runtime import Run
-from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
 from tightfit.planners.minimum import MinimumBudget
-from tightfit.units import format_bytes
 
 __all__ = ["Session"]
 
@@ -133,7 +127,7 @@ class Session:
             shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         except CaptureError as error:
             return run_in_parts(self, error, args, kwargs)
-        self.watch(shape)
+        watch(self, shape)
         shape, outputs = run_as_data_decide(self, shape, leaves, args, kwargs)
         if self.guard is not None:
             self.guard.after_forward()
@@ -374,95 +368,7 @@ class Session:
         taken = self.replicas is not None and self.replicas.takes(missing)
         return "fresh" if missing and not taken else "accumulated"
 
-    # -- watching -----------------------------------------------------------------------------
-
-    def watch(self, shape: Shape) -> None:
-        """Begin to measure a step."""
-        graph = shape.captured.graph
-        if self.guard is None:
-            self.guard = Guard(
-                self.budget_bytes(),
-                str(device_of_modules(self.modules)),
-                self.options.on_exceed,
-                constants=lambda: self._constant_bytes(shape.captured.graph),
-            )
-        self.guard.constants = lambda: self._constant_bytes(graph)
-        self.guard.before_forward()
-        self.guard.budget_bytes = self.budget_bytes()
-        self._learn(shape)
-
-    def _constant_bytes(self, graph: Graph) -> int:
-        """Return what is resident now: the graph's constants, gradients, optimizer state."""
-        optimizer = self.options.optimizer
-        if optimizer is not None and not any(optimizer.state.values()):
-            state = 0
-        elif optimizer is None:
-            state = self.seen_state_bytes or 0
-        else:
-            state = state_bytes(self, graph)
-        return graph.constant_bytes + held_gradient_bytes(self, graph) + state
-
-    def _learn(self, shape: Shape) -> None:
-        """Replace assumptions by what the first step showed; plan again if that matters."""
-        guard = self.guard
-        if guard is None or not guard.steps or self.last is None:
-            return
-        step = guard.steps[-1]
-        if not self.reported:
-            self.reported = True
-            self._report(step.program_bytes, step.peak_bytes)
-            if self.options.optimizer is None and not self._has_company:
-                self._learn_state(shape, guard)
-        if self._has_company:
-            return  # what lies between forward and backward is theirs, too
-        if not shape.outside_known and shape.plans:
-            shape.outside_known = True
-            outside_bytes = self._agreed(shape, "outside", step.outside_bytes)
-            if not still_fits(
-                self.last,
-                self.budget_bytes(),
-                assumed_bytes=shape.outside_bytes,
-                outside_bytes=outside_bytes,
-            ):
-                shape.outside_bytes = outside_bytes
-                announce(
-                    f"user code holds {format_bytes(outside_bytes)} between forward and "
-                    "backward: planning with that"
-                )
-
-    @property
-    def _has_company(self) -> bool:
-        """Whether other members of a shared budget may run within this one's step."""
-        shared = self.options.shared
-        return shared is not None and len(shared.members()) > 1
-
-    def _learn_state(self, shape: Shape, guard: Guard) -> None:
-        """See what the first step left behind: the optimizer's state, if nobody told its size."""
-        granularity = shape.captured.graph.device.granularity_bytes
-        grown = guard.growth_bytes - gradient_bytes(self.modules, granularity)
-        if self.replicas is not None:
-            grown += self.replicas.viewed_bytes(granularity)  # were there before the step
-        self.seen_state_bytes = self._agreed(shape, "state", max(0, grown))
-        announce(
-            f"{format_bytes(self.seen_state_bytes)} of optimizer state and other lasting memory "
-            "appeared in the first step: planning with that"
-        )
-
-    def _agreed(self, shape: Shape, what: str, own_bytes: int) -> int:
-        """Return what the first rank measured, but at least the own: all then plan alike."""
-        key = f"{what} bytes {fingerprint(shape.captured.graph)}"
-        return max(own_bytes, agreed(self.options.ranks, key, int, lambda: own_bytes))
-
-    def _report(self, program_bytes: int, peak_bytes: int) -> None:
-        assert self.guard is not None and self.last is not None
-        planned = self.last.outcome.peak_bytes
-        held = self.guard.meter.held_bytes() if self.guard.meter is not None else 0
-        announce(
-            f"{self.name}: planned peak {format_bytes(planned)}, measured "
-            f"{format_bytes(program_bytes)}; whole step {format_bytes(peak_bytes)} of a budget of "
-            f"{format_bytes(self.guard.budget_bytes)}; the process holds {format_bytes(held)} "
-            "(fragmentation is not bounded yet)"
-        )
+    # -- backward -----------------------------------------------------------------------------
 
     def _backward_started(self, shape: Shape) -> Callable[[Run], None]:
         def started(run: Run) -> None:
