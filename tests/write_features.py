@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.features import REFUSED, SUPPORTED, UNCOMPILED
+from support.libraries import LIBRARIES
 from support.models import CASES
 from support.replicas import DATA_PARALLEL
 from support.sharded import SHARDED
@@ -48,6 +49,12 @@ def document() -> str:
         "## Ways of training: the same bits, measured peaks inside the budget",
         "",
         *(f"- {name}" for name in WAYS),
+        "",
+        "## Under other libraries: the same bits, measured peaks inside the budget",
+        "",
+        *(f"- {library.name}: {library.covers}" for library in LIBRARIES),
+        "",
+        "How each is used: [libraries.md](libraries.md).",
         "",
         "## Several processes: the same bits, measured peak of each rank inside the budget",
         "",

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import random
+import types
 
 import pytest
 import torch
@@ -91,6 +92,50 @@ class TestTheModuleStaysWhatItWas:
         fitted(model)
         with pytest.warns(UserWarning):
             assert torch.equal(model(x), plain(x))
+
+    def test_wrappers_of_other_tools_stay_around_it(self):
+        model = fitted()
+        model.__dict__["forward"] = types.MethodType(  # as accelerate does
+            torch.autocast("cpu", dtype=torch.bfloat16)(model.forward.__func__), model
+        )
+        for each in (model, copy.deepcopy(model)):
+            output = each(batch())
+            assert output.dtype == torch.bfloat16
+            output.sum().backward()
+            assert tightfit.report(each).plan is not None
+        first = tightfit.report(model).budget_bytes
+        fitted(model, "2GiB")(batch())
+        assert tightfit.report(model).budget_bytes == 2 * first
+        tightfit.unfit(model)
+        assert model(batch()).dtype == torch.bfloat16
+        with pytest.raises(BadInput, match="neither a fitted model"):
+            tightfit.report(model)
+
+    def test_dynamo_compiles_nothing_of_it(self):
+        graphs = []
+
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        plain = small()
+        model = fitted(copy.deepcopy(plain))
+        compiled = torch.compile(model, backend=backend)
+        x = batch()
+        assert torch.equal(compiled(x), plain(x))
+        compiled(x[:3]).sum().backward()
+        assert not graphs
+        assert tightfit.report(compiled).plan is not None
+
+    def test_exports_hold_the_plain_model(self):
+        model = fitted().eval()
+        x = batch()
+        exported = torch.export.export(model, (x,)).module()
+        with pytest.warns(DeprecationWarning):
+            traced = torch.jit.trace(model, x)
+        with torch.no_grad():
+            assert torch.equal(exported(x), model(x))
+            assert torch.equal(traced(x), model(x))
 
     def test_no_grad_and_frozen_models_run_plainly(self):
         model = fitted()

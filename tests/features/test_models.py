@@ -32,6 +32,7 @@ def test_supported(case: Case) -> None:
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
 @pytest.mark.filterwarnings("ignore:hooks on module")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_refused(refused: Refused) -> None:
     torch.manual_seed(0)
     with pytest.raises(refused.error, match=f"(?s){refused.message}"):

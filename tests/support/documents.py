@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["example_of"]
+__all__ = ["DOCS", "example_of"]
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from support.models import Case
@@ -144,6 +144,47 @@ class Recounting(Wrapped):
         return self.block(h) / float(h.detach().norm()) * self.calls
 
 
+class FakeQuantized(nn.Module):
+    """Weights rounded per channel, by scales that take their shape in the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("lowest", torch.tensor([]))
+        self.register_buffer("highest", torch.tensor([]))
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("zero_point", torch.zeros(1, dtype=torch.int))
+        self.register_buffer("enabled", torch.ones(1, dtype=torch.long))
+
+    def forward(self, x):
+        ranges = self.lowest, self.highest, self.scale, self.zero_point
+        weight = torch.fused_moving_avg_obs_fake_quant(
+            self.weight, self.enabled, self.enabled, *ranges, 0.01, -128, 127, 0, True, True
+        )
+        return F.linear(x, weight).tanh()
+
+
+class Remembers(nn.Module):
+    """Computes a norm once, and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.norm: torch.Tensor | None = None
+
+    def forward(self, x, edges):
+        if self.norm is None:
+            self.norm = torch.zeros(8).index_add(0, edges, torch.ones(len(edges)))
+        return (self.a(x) * self.norm).tanh()
+
+
+class Keys:
+    """A cache: nothing but what it holds."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.layers = [keys]
+
+
 def case(name: str, function: Callable[..., Any], *inputs: Callable[[], Any], **modules) -> Case:
     makers = inputs or (lambda: torch.randn(4, 8),)
     return Case(
@@ -244,6 +285,24 @@ SUPPORTED = [
         lambda: (torch.randint(0, 20, (3, 4)),),
     ),
     case("attributes that a forward gives its module when it first runs", sets_up),
+    Case(
+        "buffers that take another shape (fake quantization)",
+        FakeQuantized,
+        lambda: (torch.randn(4, 8),),
+        lambda output: output.square().sum(),
+    ),
+    Case(
+        "tensors that a forward computes once and keeps",
+        Remembers,
+        lambda: (torch.randn(4, 8), torch.randint(0, 8, (20,))),
+        lambda output: output.square().sum(),
+    ),
+    Case(
+        "objects that hold tensors (caches of keys and values)",
+        lambda: Wrapped(lambda s, h, cache: Keys(s.b(h) * cache.layers[0])),
+        lambda: (torch.randn(4, 8), Keys(torch.randn(4, 8))),
+        lambda cache: cache.layers[0].square().sum(),
+    ),
     case("sorting and indexing", lambda s, h: s.b(h).sort(1)[0][torch.randperm(4)]),
 ]
 """Checked with three steps each; those in `CASES` also with random plans."""
@@ -307,7 +366,68 @@ def counting(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     return h
 
 
+def trained_around(fit):
+    model = fit(Wrapped(lambda s, h: s.b(h)))
+    model.b(torch.randn(4, 8)).sum().backward()
+
+
+def transformed(fit):
+    torch.func.vmap(fit(Wrapped(lambda s, h: s.b(h))))(torch.randn(4, 8))
+
+
+def forward_mode(fit):
+    with torch.autograd.forward_ad.dual_level():
+        x = torch.randn(4, 8)
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        fit(Wrapped(lambda s, h: s.b(h)))(dual)
+
+
+def pruned() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    prune.l1_unstructured(layer, "weight", 0.3)
+    return layer
+
+
 REFUSED = [
+    Refused(
+        "training around the fitted module's forward (inner modules, other methods)",
+        trained_around,
+        BadInput,
+        "'b.bias'.*forward was not called.*tightfit.step",
+        "fit what the training calls, or `tightfit.step`",
+    ),
+    Refused(
+        "transforms of `torch.func` around a fitted model",
+        transformed,
+        CaptureError,
+        "torch.func.*tightfit.step",
+        "the transform inside what is planned",
+    ),
+    Refused(
+        "forward-mode differentiation of a fitted model",
+        forward_mode,
+        CaptureError,
+        "forward-mode.*tightfit.unfit",
+        "`torch.func.jvp` inside what is planned",
+    ),
+    Refused(
+        "containers and objects among the inputs that the forward changes",
+        called(
+            lambda: Wrapped(lambda s, h, kept: (kept.append(h), h)[1]),
+            lambda: torch.randn(4, 8),
+            list,
+        ),
+        CaptureError,
+        "changes an input that is no tensor.*return",
+        "return what is new",
+    ),
+    Refused(
+        "pruning (`nn.utils.prune`)",
+        wrapped(lambda s, h: s.c(h), c=pruned),
+        CaptureError,
+        "'c.weight'.*prune.remove",
+        "the mask as a parametrization, or `prune.remove`",
+    ),
     Refused(
         "computed numbers that the outermost forward reads (`loss.item()`)",
         wrapped(lambda s, h: h / h.max().item()),

@@ -311,6 +311,53 @@ def freezing(model, fit):
     return losses
 
 
+@way("a loss changed in place")
+def scaled_in_place(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for x, y in batches():
+        output = model(x)
+        output.mul_(0.5)
+        loss = F.cross_entropy(output, y)
+        loss /= 3
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss, output
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@way("modules changed between steps: replaced, parametrized, other modes")
+def changed(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = steps(model, optimizer, 2)
+    model.body[5].p = 0.5
+    model.body[1].eval()
+    losses += steps(model, optimizer, 2)
+    model.body[4] = nn.ReLU()
+    model.train()
+    losses += steps(model, optimizer, 2)
+    nn.utils.parametrize.register_parametrization(model.head, "weight", nn.Softplus())
+    losses += steps(model, optimizer, 2)
+    nn.utils.parametrize.remove_parametrizations(model.head, "weight")
+    return losses + steps(model, optimizer, 1)
+
+
+@way("other weights for a call (`torch.func.functional_call`)")
+def other_weights(model, fit):
+    fit(model, None)
+    weights = {k: (p / 2).detach().requires_grad_() for k, p in model.named_parameters()}
+    found = []
+    for x, y in batches():
+        loss = F.cross_entropy(torch.func.functional_call(model, weights, (x,)), y)
+        found += [loss.detach(), *torch.autograd.grad(loss, list(weights.values()))]
+        del loss
+    return found
+
+
 @way("a last batch of another size")
 def last_batch(model, fit):
     optimizer = sgd(model)

@@ -19,7 +19,7 @@ from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.lift import Captured
 from tightfit.errors import CompileError
 from tightfit.execution.functional_random import get_state, set_state
-from tightfit.execution.lower import Program
+from tightfit.execution.lower import Program, write_back
 from tightfit.execution.pieces import cut
 from tightfit.execution.tracing import Constant, TracedProgram, explained, trace_program
 
@@ -142,7 +142,7 @@ class _Forward:
         *outputs, state = self.run([*arguments, *self.constants, get_state(self.device)])
         set_state(self.device, state)
         for place, source in self.written:
-            given[place].copy_(outputs[source])
+            write_back(given[place], outputs[source])
         kept = [given[k.index] if k.is_input else outputs[k.index] for k in self.kept]
         returned = [x.value if isinstance(x, Constant) else outputs[x] for x in self.returned]
         mine = {id(x) for x in returned}

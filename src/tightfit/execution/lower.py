@@ -22,7 +22,7 @@ from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import OpId, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
 
-__all__ = ["Program", "lower"]
+__all__ = ["Program", "lower", "write_back"]
 
 aten = torch.ops.aten
 
@@ -119,7 +119,7 @@ class _Lowering:
         self.forward = _Code()
         self.backward = _Code()
         self.code = self.forward
-        self.names: dict[str, Any] = {"clock": clock, "write_back": _write_back}
+        self.names: dict[str, Any] = {"clock": clock, "write_back": write_back}
         self.known: dict[int, str] = {}
         self.home: dict[ValueId, _Code] = {}  # where the live instance of a value was made
         self.imported: set[ValueId] = set()
@@ -381,7 +381,7 @@ def _compute_counts(plan: Plan) -> dict[OpId, int]:
     return counts
 
 
-def _write_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+def write_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
     """Put a new value into a buffer, which takes its shape if it had another, as eager's does."""
     if buffer.shape != value.shape:
         buffer.resize_(value.shape)

@@ -1,0 +1,59 @@
+"""Under each library a fitted model gives the bits of the plain one, inside the budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from support.libraries import LIBRARIES, Library
+from tightfit.execution.attach import attached
+
+SHARE = 0.85
+"""Of what steps hold above the constants when every activation is kept."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(library: Library, folder: Path, budget: Any = None) -> tuple[list[Any], list[Any]]:
+    """Return what a way of training yields, and the steps of the model it fitted."""
+    fitted: list[nn.Module] = []
+
+    def fit(model: nn.Module, optimizer: Any) -> nn.Module:
+        if budget is not None:
+            options = {"costs": "unit", "cache": False, "limits": (1, 0.05)}
+            fitted.append(tightfit.fit(model, budget, optimizer=optimizer, **options))
+        return model
+
+    torch.manual_seed(0)
+    found = [x.clone() if isinstance(x, torch.Tensor) else x for x in library.way(fit, folder)]
+    return found, [step for model in fitted for step in attached(model).guard.steps]
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+def test_same_bits_inside_the_budget(library: Library, tmp_path: Path) -> None:
+    for package in library.packages:
+        pytest.importorskip(package)
+    plain, _ = run(library, tmp_path)
+    _, steps = run(library, tmp_path, "1GiB")
+    constant = max(s.constant_bytes for s in steps)
+    kept = max(s.peak_bytes for s in steps) - constant
+    # a whole step that exceeds it raises at the next call of the model
+    found, steps = run(library, tmp_path, constant + round(SHARE * kept))
+    assert steps
+    for mine, reference in zip(found, plain, strict=True):
+        if isinstance(reference, torch.Tensor):
+            assert torch.equal(mine, reference)
+        else:
+            assert mine == reference
