@@ -48,3 +48,27 @@ def test_a_parameter_changed_inside_backward_is_not_read_again():
     loss = model(x).square().sum()
     with pytest.raises(TightfitError, match="changed during backward"):
         loss.backward()
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.a(x).tanh() + x.sigmoid()
+
+
+@pytest.mark.parametrize("outside", ["later", "earlier", "none"])
+def test_sums_that_code_outside_adds_to_in_another_order_are_announced(outside, capsys) -> None:
+    torch.manual_seed(0)
+    first, last = nn.Linear(8, 8), nn.Linear(8, 8)
+    model = tightfit.fit(Twice(), "1GiB", costs="unit")
+    for _ in range(2):
+        x = first(torch.randn(4, 8))
+        beside = last(x) if outside == "earlier" else 0
+        output = model(x) + beside
+        if outside == "later":
+            output = output + last(x)
+        output.sum().backward()
+    assert ("is a sum" in capsys.readouterr().err) == (outside == "later")

@@ -19,9 +19,12 @@ from tightfit.capture import _torch as private
 from tightfit.capture.joint import JointGraph
 from tightfit.capture.lift import Captured
 from tightfit.errors import PlanMismatch, TightfitError
+from tightfit.execution.guard import announce
 from tightfit.execution.lower import Program
 
 __all__ = ["Run", "Runner"]
+
+aten = torch.ops.aten
 
 
 class Runner:
@@ -53,6 +56,9 @@ class Runner:
         self.plain = [i for i in through if self.canonical[i] == i]
         self.differentiable = {index for index, _ in self.tangents}
         self.written = {position for _, position in joint.write_backs}
+        self.summed = {
+            position for node, position in joint.gradients if node.target is aten.add.Tensor
+        }
         self.wants_gradient = {
             self.canonical[info.base]
             for info in joint.outputs
@@ -68,6 +74,8 @@ class Runner:
             for i, x in enumerate(inputs)
         ]
         run.runner = self
+        for position in self.summed:
+            run.watch_sum(position, inputs[position])
         raw: Any = ()
         for index in range(len(groups) - 1, -1, -1):
             owners = [inputs[position] for position in groups[index]]
@@ -130,6 +138,31 @@ class Run:
         self.on_start = on_start
         self.on_finish = on_finish
         self.without_gradient: tuple[int, ...] = ()
+        self.sums: dict[int, int] = {}
+
+    def watch_sum(self, position: int, owner: torch.Tensor) -> None:
+        """Say it if a gradient that is a sum is added to one that came from outside the plan.
+
+        Plain PyTorch adds one term after the other, so the result may differ in its last bit. A
+        gradient that came later was added into ours, as plain PyTorch does.
+        """
+        handle: Any = None
+
+        def arrived(gradient: torch.Tensor) -> None:
+            handle.remove()
+            own = self.sums.pop(position, None)
+            runner = self.runner
+            if own is None or own == gradient.data_ptr() or runner is None:
+                return
+            runner.summed.discard(position)
+            announce(
+                f"the gradient of {runner.joint.sources[position].name} of "
+                f"{runner.captured.graph.name} is a sum, and code outside the plan adds to it: in "
+                "another order than plain PyTorch, so that last bits may differ. Put that code "
+                "into the plan, too (tightfit.step)"
+            )
+
+        handle = owner.register_hook(arrived)
 
     def detached_after(self, before: frozenset[int]) -> frozenset[int]:
         """Return the outputs to plan without a gradient for, now that backward has begun.
@@ -228,7 +261,11 @@ class Run:
         except BaseException:
             self._end("failed")
             raise
-        if index + 1 >= len(self.runner.program.groups):
+        groups = self.runner.program.groups
+        for position, gradient in zip(groups[index] if groups else (), gradients, strict=False):
+            if position in self.runner.summed:
+                self.sums[position] = gradient.data_ptr()
+        if index + 1 >= len(groups):
             self._end("done")
         return gradients
 
