@@ -18,7 +18,7 @@ import torch
 from tightfit.api.fit import PlannedStep, step
 from tightfit.api.subject import Subject, Trace, step_time, train
 from tightfit.api.target import Target, explain_error, load_example
-from tightfit.errors import BadInput, TightfitError
+from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, TightfitError
 from tightfit.execution.guard import StepPeaks
 from tightfit.planners.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
@@ -29,6 +29,7 @@ __all__ = ["MINIMUM", "Comparison", "Proof", "prove"]
 
 MINIMUM = "minimum"
 _UNLIMITED = 1 << 60
+_MOST_ATTEMPTS = 4
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +168,32 @@ class Comparison:
         session = self.step_within(_UNLIMITED)._session
         self.subject.reset()
         return session.smallest_budget(self.subject.args, self.subject.kwargs)
+
+    def least_bytes(self) -> int:
+        """Return the smallest budget with a plan found; of a model in parts, by running it."""
+        try:
+            return self.smallest_budget().found_bytes
+        except CaptureError:
+            return self._least_bytes_of_parts()
+
+    def _least_bytes_of_parts(self) -> int:
+        """Return a budget in which a model that allows no single graph has run its steps."""
+        planned = self.step_within(_UNLIMITED)
+        train(self.subject, planned, self.steps, planned)
+        parts = planned._session.parts
+        assert parts is not None  # else the step would have said what it lacks
+        least = parts.steps.least_bytes()
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                trace = train(self.subject, self.step_within(least), self.steps, planned)
+            except InfeasibleBudget as error:
+                needed = error.minimum_bytes or least
+            else:
+                needed = trace.peak_bytes
+            if needed <= least:
+                break
+            least = needed
+        return least
 
     def at(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
         """Train inside a budget, compare everything, and time `rounds` interleaved rounds.
@@ -329,7 +356,7 @@ def prove(
         )
         progress.update(1, "plain PyTorch has run")
         if budget == MINIMUM:
-            budget_bytes = comparison.smallest_budget().found_bytes
+            budget_bytes = comparison.least_bytes()
         elif budget_ratio is not None:
             budget_bytes = comparison.budget_of(budget_ratio)
         assert budget_bytes is not None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import random
 import time
 from collections.abc import Callable
 
 import msgspec
+import numpy
 import torch
 from torch import nn
 
@@ -111,7 +113,7 @@ def train(
     subject.reset()
     own = Guard(_UNLIMITED, subject.device.type, "warn", subject.constant_bytes)
     trace = Trace([], [], 0, 0, 0, 0.0)
-    torch.manual_seed(subject.seed)
+    _seed_all(subject.seed)
     for index in range(steps):
         subject.model.zero_grad(set_to_none=True)
         gc.collect()
@@ -127,6 +129,13 @@ def train(
         trace.losses.append(loss)
         trace.digests.append(subject.digests())
     return trace
+
+
+def _seed_all(seed: int) -> None:
+    """Seed every generator that a model may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
 
 
 def _watched_step(

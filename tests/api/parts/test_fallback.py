@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import tightfit
+from tightfit.api.prove import Comparison
 from tightfit.errors import CaptureError, InfeasibleBudget
 from tightfit.execution.attach import attached
+from tightfit.zoo import Example
 
 WIDTH = 32
 LIMITS = (1.5, 0.01)  # enough to find the same least plans also on a busy machine
@@ -124,6 +126,20 @@ def test_the_same_bits_inside_the_budget(share: float, range_bytes, capsys) -> N
     assert (report.overhead > 0) == (share < 1)
     assert "part by part, not as a whole" in capsys.readouterr().err
     assert not [m for m in model.modules() if m is not model and "forward" in vars(m)]
+
+
+def test_a_proof_at_the_least_budget_and_above() -> None:
+    torch.manual_seed(0)
+    example = Example(Model(), lambda y, _: y.square().mean(), (torch.randn(256, WIDTH),), None)
+    comparison = Comparison(example, steps=2, name="model", costs="unit", limits=LIMITS)
+    least = comparison.least_bytes()
+    eager = comparison.eager.peak_bytes
+    for budget in (least, (least + eager) // 2):
+        proof = comparison.at(budget, rounds=0)
+        assert proof.succeeded
+        assert abs(proof.prediction_error) <= 0.01
+    with pytest.raises(InfeasibleBudget):
+        comparison.at(least - (eager - least) // 4, rounds=0)
 
 
 def test_a_function_of_several_modules() -> None:
