@@ -154,6 +154,49 @@ def test_a_function_of_several_modules() -> None:
     assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
 
 
+class Reader(nn.Module):
+    """Uses what the encoder gives to all readers twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, memory):
+        return x + (self.key(memory) * x).tanh() * self.value(memory), self.unused(x)
+
+
+class Drawn(nn.Module):
+    """Leaves layers of its encoder out by numbers it draws with PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(Block() for _ in range(3))
+        self.readers = nn.ModuleList(Reader() for _ in range(3))
+
+    def forward(self, x):
+        memory = y = x * 1.0
+        for layer in self.encoder:
+            if torch.rand([]) > 0.3:
+                memory = layer(memory)
+        for reader in self.readers:
+            y, _ = reader(y, memory)
+        return (y * memory).mean(1)
+
+
+def test_gradients_of_what_parts_share_are_added_as_in_eager(capsys) -> None:
+    torch.manual_seed(0)
+    plain, model = Drawn(), Drawn()
+    model.load_state_dict(plain.state_dict())
+    reference = train(plain, optimizer_of(plain), batches(4))
+    optimizer = optimizer_of(model)
+    tightfit.fit(model, "1GiB", optimizer=optimizer, costs="unit", cache=False, limits=LIMITS)
+    trained = train(model, optimizer, batches(4))
+    assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
+    assert tightfit.report(model).calls >= 4
+    assert "a number that it draws" in capsys.readouterr().err
+
+
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -351,7 +351,9 @@ class Steps:
 
         run = Run(started, finished)
         self.open.add(run)
-        inputs = placeholder_tensors(kind.captured.joint, part.modules, call.leaves)
+        weakref.finalize(run, recorder.dropped, number)
+        leaves = kind.inputs(call.leaves)
+        inputs = placeholder_tensors(kind.captured.joint, part.modules, leaves)
         outputs = kind.runner(holding)(inputs, run)
         recorder.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
