@@ -114,7 +114,7 @@ def rows(
         }
         try:
             if budget == MINIMUM:
-                budget_bytes = comparison.smallest_budget().found_bytes
+                budget_bytes = comparison.least_bytes()
             else:
                 budget_bytes = comparison.budget_of(float(budget))
             proof = comparison.at(budget_bytes, rounds=options.rounds)

@@ -69,8 +69,9 @@ class CaptureError(TightfitError):
     module : str or None
         The module whose code is the cause, where it is known; "": the outermost.
     cause : str
-        ``"data"``: what runs depends on the values of a tensor. ``"outside"``: a tensor is
-        neither parameter, buffer nor input. ``"state"``: the forward changes Python state.
+        ``"data"``: what runs depends on the values of a tensor; ``"random"``: on drawn ones.
+        ``"outside"``: a tensor is neither parameter, buffer nor input. ``"state"``: the forward
+        changes Python state.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class CaptureError(TightfitError):
         message: str,
         *,
         module: str | None = None,
-        cause: Literal["", "data", "outside", "state"] = "",
+        cause: Literal["", "data", "random", "outside", "state"] = "",
     ) -> None:
         super().__init__(message)
         self.module = module

@@ -8,6 +8,7 @@ import warnings
 from torch import nn
 
 from tightfit.api.options import Options
+from tightfit.api.parts.candidates import may_be_planned
 from tightfit.api.pipeline import capture_step
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
@@ -58,7 +59,7 @@ def capture_around_data(
                 if attempts > _MOST_ATTEMPTS:
                     raise
             except CaptureError as error:
-                if error.cause == "data":
+                if error.cause == "data" or _draws_in_a_small_module(call, error):
                     call = _around_data(call, error, name)
                 elif error.cause == "outside":
                     call = _with_outside(call, error)
@@ -72,6 +73,18 @@ def capture_around_data(
         if settled is not None:
             settled.__exit__()
         raise
+
+
+def _draws_in_a_small_module(call: TracedCall, error: CaptureError) -> bool:
+    """Whether a module decides by drawn numbers that holds nothing to be planned by itself.
+
+    Others, such as a stack of layers of which some are left out, are better planned in parts.
+    """
+    if error.cause != "random":
+        return False
+    module = _labelled(call.modules).get(error.module or "")
+    held = list(module.modules())[1:] if module is not None else list(call.modules.values())
+    return not any(map(may_be_planned, held))
 
 
 def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall:

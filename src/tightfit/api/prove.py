@@ -16,9 +16,16 @@ import msgspec
 import torch
 
 from tightfit.api.fit import PlannedStep, step
-from tightfit.api.subject import Subject, Trace, step_time, train
+from tightfit.api.subject import (
+    Subject,
+    Trace,
+    differing_parts,
+    largest_difference,
+    step_time,
+    train,
+)
 from tightfit.api.target import Target, explain_error, load_example
-from tightfit.errors import BadInput, TightfitError
+from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, TightfitError
 from tightfit.execution.guard import StepPeaks
 from tightfit.planners.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
@@ -29,6 +36,7 @@ __all__ = ["MINIMUM", "Comparison", "Proof", "prove"]
 
 MINIMUM = "minimum"
 _UNLIMITED = 1 << 60
+_MOST_ATTEMPTS = 4
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +176,32 @@ class Comparison:
         self.subject.reset()
         return session.smallest_budget(self.subject.args, self.subject.kwargs)
 
+    def least_bytes(self) -> int:
+        """Return the smallest budget with a plan found; of a model in parts, by running it."""
+        try:
+            return self.smallest_budget().found_bytes
+        except CaptureError:
+            return self._least_bytes_of_parts()
+
+    def _least_bytes_of_parts(self) -> int:
+        """Return a budget in which a model that allows no single graph has run its steps."""
+        planned = self.step_within(_UNLIMITED)
+        train(self.subject, planned, self.steps, planned)
+        parts = planned._session.parts
+        assert parts is not None  # else the step would have said what it lacks
+        least = parts.steps.least_bytes()
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                trace = train(self.subject, self.step_within(least), self.steps, planned)
+            except InfeasibleBudget as error:
+                needed = error.minimum_bytes or least
+            else:
+                needed = trace.peak_bytes
+            if needed <= least:
+                break
+            least = needed
+        return least
+
     def at(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
         """Train inside a budget, compare everything, and time `rounds` interleaved rounds.
 
@@ -179,14 +213,14 @@ class Comparison:
         planned = self.step_within(budget_bytes)
         session = planned._session
         trace = first = train(self.subject, planned, self.steps, planned)
-        difference = _largest_difference(self._final, self.subject.tensors())
-        differing = _differing(self.eager, first)
+        difference = largest_difference(self._final, self.subject.tensors())
+        differing = differing_parts(self.eager, first)
         plan_of_first = session.report().plan
         ratios, peaks = self._time(planned, rounds)
         if session.report().plan is not plan_of_first:  # the plan with costs from real steps
             trace = train(self.subject, planned, self.steps, planned)
-            difference = max(difference, _largest_difference(self._final, self.subject.tensors()))
-            differing += tuple(d for d in _differing(self.eager, trace) if d not in differing)
+            difference = max(difference, largest_difference(self._final, self.subject.tensors()))
+            differing += tuple(d for d in differing_parts(self.eager, trace) if d not in differing)
         report = session.report()
         return Proof(
             status=report.status,
@@ -329,7 +363,7 @@ def prove(
         )
         progress.update(1, "plain PyTorch has run")
         if budget == MINIMUM:
-            budget_bytes = comparison.smallest_budget().found_bytes
+            budget_bytes = comparison.least_bytes()
         elif budget_ratio is not None:
             budget_bytes = comparison.budget_of(budget_ratio)
         assert budget_bytes is not None
@@ -352,30 +386,3 @@ def _checked_budget(budget: int | str | None, budget_ratio: float | None) -> int
             f"the budget ratio must be a positive number such as 0.5, got {budget_ratio!r}"
         )
     return None if budget is None or budget == MINIMUM else parse_bytes(budget)
-
-
-def _differing(eager: Trace, planned: Trace) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for index, (a, b) in enumerate(zip(eager.losses, planned.losses, strict=True)):
-        if a != b and not (a != a and b != b):
-            found[f"loss of step {index + 1}"] = None
-    for index, (a, b) in enumerate(zip(eager.digests, planned.digests, strict=True)):
-        for key in sorted({*a, *b}):
-            if a.get(key) != b.get(key):
-                found.setdefault(f"{key} (first in step {index + 1})")
-    return tuple(found)
-
-
-def _largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference, relative to the largest magnitude of its kind."""
-    largest = 0.0
-    scale: dict[str, float] = {}
-    for key, tensor in a.items():
-        kind = key.split()[0]
-        if tensor.is_floating_point() and tensor.numel():
-            scale[kind] = max(scale.get(kind, 0.0), float(tensor.abs().max()))
-    for key, tensor in a.items():
-        if key in b and tensor.is_floating_point() and tensor.numel():
-            difference = float((tensor - b[key]).abs().max())
-            largest = max(largest, difference / (scale[key.split()[0]] or 1.0))
-    return largest

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import random
 import time
 from collections.abc import Callable
 
 import msgspec
+import numpy
 import torch
 from torch import nn
 
@@ -19,7 +21,7 @@ from tightfit.errors import NothingToTrain
 from tightfit.execution.guard import Guard
 from tightfit.zoo import Example
 
-__all__ = ["Subject", "Trace", "step_time", "train"]
+__all__ = ["Subject", "Trace", "differing_parts", "largest_difference", "step_time", "train"]
 
 _UNLIMITED = 1 << 60
 
@@ -111,7 +113,7 @@ def train(
     subject.reset()
     own = Guard(_UNLIMITED, subject.device.type, "warn", subject.constant_bytes)
     trace = Trace([], [], 0, 0, 0, 0.0)
-    torch.manual_seed(subject.seed)
+    _seed_all(subject.seed)
     for index in range(steps):
         subject.model.zero_grad(set_to_none=True)
         gc.collect()
@@ -127,6 +129,13 @@ def train(
         trace.losses.append(loss)
         trace.digests.append(subject.digests())
     return trace
+
+
+def _seed_all(seed: int) -> None:
+    """Seed every generator that a model may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
 
 
 def _watched_step(
@@ -158,3 +167,31 @@ def step_time(subject: Subject, function: Callable[..., torch.Tensor]) -> float:
     began = time.process_time()
     function(*subject.args, **subject.kwargs).backward()
     return time.process_time() - began
+
+
+def differing_parts(eager: Trace, planned: Trace) -> tuple[str, ...]:
+    """Return the losses, gradients, parameters and buffers that differ in any bit."""
+    found: dict[str, None] = {}
+    for index, (a, b) in enumerate(zip(eager.losses, planned.losses, strict=True)):
+        if a != b and not (a != a and b != b):
+            found[f"loss of step {index + 1}"] = None
+    for index, (a, b) in enumerate(zip(eager.digests, planned.digests, strict=True)):
+        for key in sorted({*a, *b}):
+            if a.get(key) != b.get(key):
+                found.setdefault(f"{key} (first in step {index + 1})")
+    return tuple(found)
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference, relative to the largest magnitude of its kind."""
+    largest = 0.0
+    scale: dict[str, float] = {}
+    for key, tensor in a.items():
+        kind = key.split()[0]
+        if tensor.is_floating_point() and tensor.numel():
+            scale[kind] = max(scale.get(kind, 0.0), float(tensor.abs().max()))
+    for key, tensor in a.items():
+        if key in b and tensor.is_floating_point() and tensor.numel():
+            difference = float((tensor - b[key]).abs().max())
+            largest = max(largest, difference / (scale[key.split()[0]] or 1.0))
+    return largest

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -23,7 +24,7 @@ from torch._functorch._aot_autograd.functional_utils import gen_alias_from_base
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._subclasses import fake_impls, functional_tensor
+from torch._subclasses import functional_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -63,9 +64,9 @@ __all__ = [
     "autocast_cache",
     "autocast_nesting",
     "backward_without_autocast",
-    "corrected_fake_kernels",
-    "corrected_fake_results",
+    "composite",
     "cublas_workspace_bytes",
+    "hidden_changes_without_tangents",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -104,8 +105,11 @@ _KEPT_WHOLE = tuple(
         "upsample_bicubic2d",
         "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa",
+        "lstm_cell",
         "multi_margin_loss",
         "multilabel_margin_loss_forward",
+        "rnn_relu_cell",
+        "rnn_tanh_cell",
     )
     if hasattr(aten, name)
 )
@@ -161,6 +165,11 @@ def python_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator
             overload._dispatch_cache.clear()
 
 
+def composite(operator: Any, *args: Any) -> Any:
+    """Run the decomposition of an operator that torch has, whatever stands in its place."""
+    return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+
+
 def is_pytree_node(kind: type) -> bool:
     """Whether pytrees know how to take instances of a class apart."""
     return kind in pytree.SUPPORTED_NODES
@@ -171,67 +180,32 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
     return is_traceable_wrapper_subclass(tensor) or tensor.is_nested
 
 
-def _fake_grouped_mm(
-    _mode: Any,
-    _func: Any,
-    a: Any,
-    b: Any,
-    offs: Any = None,
-    bias: Any = None,
-    out_dtype: Any = None,
-) -> Any:
-    """Return what the CPU kernel returns: torch's own fake kernel takes half precision only."""
-    if a.device.type != "cpu":
-        return NotImplemented
-    shape = (*a.shape[:-1], b.shape[-1])
-    if a.dim() == 2 and b.dim() == 2:  # groups along the dimension that is summed over
-        shape = (offs.shape[0], *shape)
-    elif a.dim() == 3 and b.dim() == 2:  # groups along the columns
-        shape = shape[1:]
-    return a.new_empty(shape, dtype=out_dtype or a.dtype)
-
-
-_FAKE_KERNELS = {
-    getattr(aten, name).default: kernel
-    for name, kernel in {"_grouped_mm": _fake_grouped_mm}.items()
-    if hasattr(aten, name)
-}
-
-
 @contextlib.contextmanager
-def corrected_fake_kernels() -> Iterator[None]:
-    """While tracing, use our fake kernels where torch's refuse what the CPU computes."""
-    kernels = fake_impls.op_implementations_dict
-    replaced = {op: kernels.get(op) for op in _FAKE_KERNELS}
-    kernels.update(_FAKE_KERNELS)
-    try:
-        yield
-    finally:
-        for op, kernel in replaced.items():
-            if kernel is None:
-                del kernels[op]
-            else:
-                kernels[op] = kernel
+def hidden_changes_without_tangents(is_parameter: Callable[[Any], bool]) -> Iterator[None]:
+    """While tracing, let nobody differentiate through what autograd is not told of.
 
-
-@contextlib.contextmanager
-def corrected_fake_results(correct: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
-    """While tracing, pass (operator, args, kwargs, result) of fake kernels through a function.
-
-    It runs with the fake tensors' mode active, and returns the result to use.
+    A tensor changed under `no_grad` or by its `data` is the same to autograd afterwards, whatever
+    the tracer makes of it: a further output that could receive a gradient. A parameter cannot be
+    changed otherwise.
     """
-    plain = FakeTensorMode.dispatch
+    plain = collect_metadata_analysis.InputAliasInfo
+    hidden = collect_metadata_analysis.are_all_mutations_hidden_from_autograd
 
-    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = plain(self, func, types, args, kwargs or {})
-        with self:
-            return correct(func, args, kwargs or {}, result)
+    def info(**given: Any) -> Any:
+        under_no_grad = given["mutations_under_no_grad_or_inference_mode"]
+        if given["mutates_data"] and (given["mutations_hidden_from_autograd"] or under_no_grad):
+            given["requires_grad"] = False
+        return plain(**given)
 
-    FakeTensorMode.dispatch = dispatch
+    collect_metadata_analysis.InputAliasInfo = info
+    collect_metadata_analysis.are_all_mutations_hidden_from_autograd = lambda tensor: (
+        is_parameter(tensor) or hidden(tensor)
+    )
     try:
         yield
     finally:
-        FakeTensorMode.dispatch = plain
+        collect_metadata_analysis.InputAliasInfo = plain
+        collect_metadata_analysis.are_all_mutations_hidden_from_autograd = hidden
 
 
 def sequence_number() -> int:

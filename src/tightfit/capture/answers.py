@@ -28,6 +28,7 @@ __all__ = [
     "answer_of",
     "is_asking",
     "question_of",
+    "refuse_drawn",
     "refuse_measure",
     "selected_from",
 ]
@@ -133,6 +134,16 @@ def refuse_measure(answer: Answer, last: str) -> None:
             "a tensor; compare first and read the answer (`if (x > 3):`, not `if x.item() > 3:`); "
             "for logging return it detached; or move what needs it into a module of its own"
         )
+
+
+def refuse_drawn(module: str) -> None:
+    """Refuse to decide by a number that is drawn, so that it is another one in every step."""
+    raise CaptureError(
+        f"module {module!r} decides what it runs by a number that it draws: it is another one in "
+        "every step. Way out: leave it out of the fitted part, or multiply by the drawn number",
+        module=module,
+        cause="random",
+    )
 
 
 class Question:

@@ -16,10 +16,21 @@ from tightfit.capture.answers import (
     Question,
     answer_of,
     is_asking,
+    refuse_drawn,
     refuse_measure,
     selected_from,
 )
-from tightfit.capture.decisions import Decisions, Read, Slot, Step, owned, run_step
+from tightfit.capture.decisions import (
+    Decisions,
+    Read,
+    Slot,
+    Step,
+    is_drawn,
+    is_repeatable,
+    itself,
+    owned,
+    run_step,
+)
 from tightfit.capture.eager_record import Geometry
 from tightfit.capture.modules import ModuleTrail
 from tightfit.capture.structure import flatten
@@ -111,8 +122,7 @@ class DecisionRecorder(private.TorchDispatchMode):
         self._refuse_writing_outside(func, args)
         if is_asking(func, args, kwargs):
             return self._ask(func, args, kwargs)
-        result = func(*args, **kwargs)
-        self._note(func, args, kwargs, result)
+        self._note(func, args, kwargs, result := func(*args, **kwargs))
         return result
 
     def _refuse_writing_outside(self, func: Any, args: tuple[Any, ...]) -> None:
@@ -148,7 +158,7 @@ class DecisionRecorder(private.TorchDispatchMode):
         """Return what a traced tensor is, if it follows from inputs and buffers alone."""
         slot = self._slot(tensor)
         needed = self._history({slot})
-        return None if needed is None else self._replayed(_itself(slot), needed)
+        return None if needed is None else self._replayed(itself(slot), needed)
 
     def values_of(self, tensor: torch.Tensor) -> list[int]:
         """Return the values of a traced tensor of integers; later calls check them.
@@ -167,7 +177,7 @@ class DecisionRecorder(private.TorchDispatchMode):
                 "mark it with tightfit.opaque",
                 module=self._trail.running,
             )
-        read = _itself(slot)
+        read = itself(slot)
         values = self._replayed(read, needed).tolist()
         if self._reads_leaf(read, needed):
             self._read_steps |= needed
@@ -240,9 +250,11 @@ class DecisionRecorder(private.TorchDispatchMode):
         step = self._step(func, args, kwargs, None)
         told = self._next_answer(func)
         selected = selected_from(func, args)
-        asked = [self._slot(mask) for mask in selected[1]] if selected else step.slots()
-        needed = self._history(set(asked))
+        asked = set(map(self._slot, selected[1]) if selected else step.slots())
+        needed = self._history(asked)
         if needed is None and (told is None or self._trail.running not in self._answered):
+            if func is aten._local_scalar_dense.default and is_drawn(self._tape, asked):
+                refuse_drawn(self._trail.running)
             return func(*args, **kwargs)  # fails: it is unknown, or an inner module's business
         if needed is None:
             assert told is not None
@@ -311,7 +323,7 @@ class DecisionRecorder(private.TorchDispatchMode):
             slot = self._slot(mask)
             history = self._history({slot})
             assert history is not None
-            known[slot] = self._replayed(_itself(slot), history)
+            known[slot] = self._replayed(itself(slot), history)
             total = self._new_slot()
             count = len(self._tape)
             self._tape.append(Step(aten.sum.default, (Slot(slot),), {}, (total,)))
@@ -358,7 +370,7 @@ class DecisionRecorder(private.TorchDispatchMode):
             if _is_mutable(step.function):
                 touched += list(step.slots())
             if any(self._root(t) in wanted for t in touched):
-                if not _is_repeatable(step.function):
+                if not is_repeatable(step.function):
                     return None
                 found.add(index)
                 wanted |= {self._root(s) for s in step.slots()}
@@ -366,10 +378,6 @@ class DecisionRecorder(private.TorchDispatchMode):
         made = {o for s in steps for o in s.outputs}
         used = {n for s in steps for n in s.slots()} | slots
         return found if used - made <= self._leaves.keys() else None
-
-
-def _itself(slot: int) -> Step:
-    return Step(aten.alias.default, (Slot(slot),), {}, ())
 
 
 def _is_real(value: Any) -> bool:
@@ -390,10 +398,3 @@ def _aliases(function: Any) -> bool:
     if schema is None:
         return True
     return any(r.alias_info is not None for r in schema.returns)
-
-
-def _is_repeatable(function: Any) -> bool:
-    """Whether running an operator again gives the same values."""
-    if not isinstance(function, torch._ops.OpOverload):
-        return False
-    return torch.Tag.nondeterministic_seeded not in function.tags

@@ -19,8 +19,19 @@ from torch import nn
 
 from tightfit.capture import _torch as private
 from tightfit.capture.answers import Answer, answer_of
+from tightfit.capture.effects import draws
 
-__all__ = ["Decisions", "Read", "Slot", "Step", "owned", "run_step"]
+__all__ = [
+    "Decisions",
+    "Read",
+    "Slot",
+    "Step",
+    "is_drawn",
+    "is_repeatable",
+    "itself",
+    "owned",
+    "run_step",
+]
 
 
 @dataclass(frozen=True)
@@ -124,3 +135,25 @@ def run_step(step: Step, tensors: dict[int, torch.Tensor]) -> None:
     for slot, output in zip(step.outputs, outputs, strict=True):
         if slot is not None:
             tensors[slot] = output
+
+
+def itself(slot: int) -> Step:
+    """Return a step whose result is the tensor of a slot."""
+    return Step(torch.ops.aten.alias.default, (Slot(slot),), {}, ())
+
+
+def is_drawn(tape: Sequence[Step | Read], slots: set[int]) -> bool:
+    """Whether values follow from random draws and constants alone."""
+    wanted, drew = set(slots), False
+    for step in reversed(tape):
+        if isinstance(step, Step) and not wanted.isdisjoint(step.outputs):
+            wanted = (wanted - set(step.outputs)) | set(step.slots())
+            drew = drew or draws(step.function, step.args, step.kwargs)
+    return drew and not wanted
+
+
+def is_repeatable(function: Any) -> bool:
+    """Whether running an operator again gives the same values."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded not in function.tags

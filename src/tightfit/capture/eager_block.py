@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from tightfit.capture import _torch as private
+from tightfit.capture.assignments import members_of, write_replaced
 from tightfit.capture.eager_profile import TENSOR, Operand, Profile, Result
 from tightfit.capture.eager_record import Geometry, Keeper, Record, Source
 from tightfit.capture.python_state import PythonState
@@ -41,7 +42,10 @@ class _Body(nn.Module):
         object.__setattr__(self, "function", function)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+        before = members_of(self.block)
+        output = self.function(*args, **kwargs)
+        write_replaced(self.block, before)
+        return output
 
 
 class Block:

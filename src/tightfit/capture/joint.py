@@ -17,7 +17,10 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture import _torch as private
+from tightfit.capture._fake import corrected_fake_kernels
 from tightfit.capture.answers import Answer, Question
+from tightfit.capture.assignments import DataAssignments, members_of, write_replaced
+from tightfit.capture.ctc import traced_ctc
 from tightfit.capture.decision_recorder import DecisionRecorder
 from tightfit.capture.decisions import Decisions
 from tightfit.capture.explained import explained
@@ -26,7 +29,8 @@ from tightfit.capture.modules import ModuleTrail, RepeatedMembers
 from tightfit.capture.opaque import OpaqueCalls
 from tightfit.capture.outside import PREFIX, OutsideTensors
 from tightfit.capture.packed import traced_packing
-from tightfit.capture.rearranged import members_of, refuse_rearranged, refuse_replaced
+from tightfit.capture.rearranged import refuse_rearranged
+from tightfit.capture.recurrent import traced_cells
 from tightfit.capture.regions import CastRegions
 from tightfit.capture.structure import Structure, flatten, opened, structure_of
 from tightfit.costs.measured import PeakFunction
@@ -194,6 +198,7 @@ class _Callee(nn.Module):
         self.structure: Structure | None = None
         self._keeps_casts = torch.is_autocast_cache_enabled()
         self.repeated = RepeatedMembers(call.modules)
+        self._traced_parameters: dict[int, Any] = {}
         for name, module in call.owners.items():
             self.add_module(name, module)
 
@@ -206,14 +211,19 @@ class _Callee(nn.Module):
         if self._replacing is not None:
             self._replacing.start(children[PREFIX])
         members = members_of(self)
+        self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
-        with private.autocast_cache(self._keeps_casts), self._recorder, outside:
+        with private.autocast_cache(self._keeps_casts), self._recorder, outside, DataAssignments():
             output = self._function(*args, **kwargs)
-        refuse_replaced(members, members_of(self))
+        write_replaced(self, members)
         refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         return tuple(t.detach() if i in self._detached else t for i, t in enumerate(tensors))
+
+    def is_parameter(self, tensor: Any) -> bool:
+        """Whether a tensor stood for a parameter when the forward was last traced."""
+        return id(tensor) in self._traced_parameters
 
 
 def trace(
@@ -248,10 +258,13 @@ def trace(
         callee = _Callee(call, opaque, recorder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
-            stack.enter_context(private.corrected_fake_kernels())
+            stack.enter_context(corrected_fake_kernels())
             stack.enter_context(true_layouts(layouts or {}))
             stack.enter_context(private.backward_without_autocast())
+            stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(traced_packing(recorder.values_of))
+            stack.enter_context(traced_cells())
+            stack.enter_context(traced_ctc(recorder.values_of))
             stack.enter_context(trail)
             stack.enter_context(regions)
             stack.enter_context(callee.repeated)

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _torch as private
+from tightfit.capture._fake import corrected_fake_results
 from tightfit.capture.effects import flat_outputs, is_getitem
 from tightfit.costs.measured import call_key
 
@@ -53,7 +54,7 @@ def true_layouts(layouts: Layouts) -> Any:
             return _laid_out(result, strides[0])
         return type(result)(map(_laid_out, result, strides))
 
-    return private.corrected_fake_results(correct)
+    return corrected_fake_results(correct)
 
 
 def misreported(node: fx.Node, measured: tuple[Strides, ...]) -> Layouts:

@@ -16,11 +16,11 @@ from torch import fx
 from tightfit.capture import _torch as private
 from tightfit.capture.answers import question_of
 from tightfit.capture.casts import share_casts
+from tightfit.capture.compact import compact_results
 from tightfit.capture.convolution import split_convolution_backward
 from tightfit.capture.dropout import correct_dropout
 from tightfit.capture.effects import base_of, classify, is_getitem, is_random, is_view
 from tightfit.capture.joint import JointGraph
-from tightfit.capture.losses import compact_losses
 
 __all__ = ["normalise"]
 
@@ -56,7 +56,7 @@ def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
     share_casts(joint, tied)
     _correct_statistics(joint)
     correct_dropout(joint.module.graph)
-    compact_losses(joint.module.graph)
+    compact_results(joint.module.graph)
     _drop_detaches(joint)
     _drop_clones(joint)
     _drop_unread_arguments(joint)

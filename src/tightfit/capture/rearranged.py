@@ -5,32 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from tightfit.errors import CaptureError
 
-__all__ = ["members_of", "refuse_rearranged", "refuse_replaced"]
-
-
-def members_of(module: nn.Module) -> dict[str, Any]:
-    """Return parameters and buffers by name, those of shared modules under each name."""
-    return {
-        f"{name}.{key}".lstrip("."): tensor
-        for name, child in module.named_modules(remove_duplicate=False)
-        for kept in (child._parameters, child._buffers)
-        for key, tensor in kept.items()
-    }
-
-
-def refuse_replaced(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Refuse a forward that puts another tensor in the place of a parameter or buffer."""
-    changed = [key for key in before if after.get(key) is not before[key]]
-    if changed:
-        raise CaptureError(
-            f"the forward pass puts another tensor in the place of {changed[0]}. A planned step "
-            "replays operators, not Python, so this would silently stop happening. Way out: write "
-            f"into it (self.{changed[0].rpartition('.')[2]}.copy_(...)). The model is unchanged"
-        )
+__all__ = ["refuse_rearranged"]
 
 
 def refuse_rearranged(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> None:

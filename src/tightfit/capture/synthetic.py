@@ -22,6 +22,7 @@ __all__ = ["synthetic_arguments"]
 aten = torch.ops.aten
 
 _PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
+_PIVOTED = (aten.linalg_lu_solve.default, aten.lu_unpack.default)
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -47,6 +48,10 @@ def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
         _fit_question(call.function, args[0])
     elif call.function in _PUTS:
         _fit_put(*args[:3])
+    elif call.function is aten._embedding_bag_backward.default:
+        args[4].fill_(1)  # no bag is empty
+    elif call.function in _PIVOTED:
+        args[1].copy_(torch.arange(1, args[1].shape[-1] + 1))
     elif call.function is aten.masked_scatter.default:
         _make_true(args[1], args[0].shape, args[2].numel())
     elif call.function is aten.masked_scatter_backward.default:
@@ -72,9 +77,14 @@ def _make_true(mask: torch.Tensor, shape: Sequence[int], count: int) -> None:
 
 
 def _fit_put(x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> None:
-    """Let masks select as many places as there are rows of values."""
+    """Let masks select as many places as other indices do, or as there are rows of values."""
     masks = [i for i in indices if i is not None and i.dtype in _MASKS]
     if not masks:
+        return
+    places = [i.numel() for i in indices if i is not None and i.dtype not in _MASKS]
+    if places:
+        for mask in masks:
+            _make_true(mask, mask.shape, max(places))
         return
     consumed = sum(1 if i is None or i.dtype not in _MASKS else i.dim() for i in indices)
     behind = x.dim() - consumed

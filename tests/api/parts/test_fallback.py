@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import tightfit
+from tightfit.api.prove import Comparison
 from tightfit.errors import CaptureError, InfeasibleBudget
 from tightfit.execution.attach import attached
+from tightfit.zoo import Example
 
 WIDTH = 32
 LIMITS = (1.5, 0.01)  # enough to find the same least plans also on a busy machine
@@ -126,6 +128,20 @@ def test_the_same_bits_inside_the_budget(share: float, range_bytes, capsys) -> N
     assert not [m for m in model.modules() if m is not model and "forward" in vars(m)]
 
 
+def test_a_proof_at_the_least_budget_and_above() -> None:
+    torch.manual_seed(0)
+    example = Example(Model(), lambda y, _: y.square().mean(), (torch.randn(256, WIDTH),), None)
+    comparison = Comparison(example, steps=2, name="model", costs="unit", limits=LIMITS)
+    least = comparison.least_bytes()
+    eager = comparison.eager.peak_bytes
+    for budget in (least, (least + eager) // 2):
+        proof = comparison.at(budget, rounds=0)
+        assert proof.succeeded
+        assert abs(proof.prediction_error) <= 0.01
+    with pytest.raises(InfeasibleBudget):
+        comparison.at(least - (eager - least) // 4, rounds=0)
+
+
 def test_a_function_of_several_modules() -> None:
     torch.manual_seed(0)
     plain, model = Model(), Model()
@@ -136,6 +152,49 @@ def test_a_function_of_several_modules() -> None:
     reference = train(plain, optimizer_of(plain), batches(3), lambda x: plain(x) * 2)
     trained = train(model, optimizer, batches(3), step)
     assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
+
+
+class Reader(nn.Module):
+    """Uses what the encoder gives to all readers twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, memory):
+        return x + (self.key(memory) * x).tanh() * self.value(memory), self.unused(x)
+
+
+class Drawn(nn.Module):
+    """Leaves layers of its encoder out by numbers it draws with PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(Block() for _ in range(3))
+        self.readers = nn.ModuleList(Reader() for _ in range(3))
+
+    def forward(self, x):
+        memory = y = x * 1.0
+        for layer in self.encoder:
+            if torch.rand([]) > 0.3:
+                memory = layer(memory)
+        for reader in self.readers:
+            y, _ = reader(y, memory)
+        return (y * memory).mean(1)
+
+
+def test_gradients_of_what_parts_share_are_added_as_in_eager(capsys) -> None:
+    torch.manual_seed(0)
+    plain, model = Drawn(), Drawn()
+    model.load_state_dict(plain.state_dict())
+    reference = train(plain, optimizer_of(plain), batches(4))
+    optimizer = optimizer_of(model)
+    tightfit.fit(model, "1GiB", optimizer=optimizer, costs="unit", cache=False, limits=LIMITS)
+    trained = train(model, optimizer, batches(4))
+    assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
+    assert tightfit.report(model).calls >= 4
+    assert "a number that it draws" in capsys.readouterr().err
 
 
 class Words(nn.Module):

@@ -18,6 +18,7 @@ from tightfit.api.ranks import agreed
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.signature import flatten, input_signature, module_signature, same_attributes
+from tightfit.capture.uses import captured_by_uses
 from tightfit.execution.guard import announce
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
@@ -115,7 +116,8 @@ class Kinds:
         for owner, kind in self._known.get(key, ()):
             joint = kind.captured.joint
             alike = owner is part or (not joint.opaque.blocks and part.is_like(owner))
-            if alike and joint.decisions.hold(leaves, {**part.modules, **joint.outside}):
+            inputs = kind.inputs(leaves)
+            if alike and joint.decisions.hold(inputs, {**part.modules, **joint.outside}):
                 if owner is not part:
                     self._known[key].append((part, kind))
                 return Call(key, kind, leaves)
@@ -139,7 +141,7 @@ class Kinds:
         key = _key(part, leaves, spec)
         detached = self._detached.get(key, frozenset())
         traced = TracedCall(part.function, part.modules, args, kwargs, detached_outputs=detached)
-        captured = self._capture(traced, part.name)
+        captured, repeated = captured_by_uses(lambda call: self._capture(call, part.name), traced)
         graph = captured.graph
         least = agreed(
             options.ranks,
@@ -150,7 +152,8 @@ class Kinds:
         verify(least, graph)
         before = sum(owner is part for alike in self._known.values() for owner, _ in alike)
         name = f"{part.name} (another call, {before})" if before else part.name
-        kind = Kind(captured, name, holding_of(graph, least), holding_of(graph, most_plan(graph)))
+        most = most_plan(graph)
+        kind = Kind(captured, name, holding_of(graph, least), holding_of(graph, most), repeated)
         self._known.setdefault(key, []).append((part, kind))
         forget_oldest(self._known)
         return Call(key, kind, leaves)

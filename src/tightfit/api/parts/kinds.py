@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -37,13 +38,20 @@ class Kind:
         The first such part; no two kinds have the same.
     least, most : Holding
         By the plan that saves least, and by the one that keeps everything.
+    repeated : tuple of int
+        Flattened inputs that the captured step takes again, for each use; see `capture.uses`.
     """
 
     captured: Captured
     name: str
     least: Holding
     most: Holding
+    repeated: tuple[int, ...] = ()
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
+
+    def inputs(self, leaves: list[Any]) -> list[Any]:
+        """Return the flattened inputs of the captured step for those of a call."""
+        return [*leaves, *(leaves[place] for place in self.repeated)]
 
     def runner(self, holding: Holding) -> Runner:
         """Return what runs a plan; it is lowered the first time."""

@@ -302,6 +302,13 @@ class Recorder:
         if self.is_complete:
             self._guard.after_backward()
 
+    def dropped(self, call: int) -> None:
+        """Note that a call's backward will not come: nothing it returned is used any more."""
+        if call in self._open:
+            self._open.remove(call)
+            if self._backward_begun and self.is_complete:
+                self._guard.after_backward()
+
     def close(self) -> Ledger[Any]:
         """End the step; return its ledger."""
         self._turn("between", -1)

@@ -198,6 +198,21 @@ class Steps:
             calls=len(ledger.calls),
         )
 
+    def least_bytes(self) -> int:
+        """Return what a step like the last complete one holds with the least plan of every part.
+
+        Raises
+        ------
+        BadInput
+            If no step has been taken yet.
+        """
+        held = self.report().constant_bytes
+        assert self._last is not None
+        ledger = self._last[0]
+        beside = (mark.peak_bytes for mark in ledger.marks if not mark.open and mark.call < 0)
+        least = {kind: kind.least for kind in ledger.calls}
+        return held + max(ledger.peak_with(least), max(beside, default=0))
+
     # -- plans --------------------------------------------------------------------------------
 
     def _plan(self, level: Level, worst: Ledger[Kind], left_bytes: int) -> None:
@@ -274,6 +289,7 @@ class Steps:
             f"{format_bytes(held)} are held when it starts: more than the budget of "
             f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._wanted}",
             budget_bytes=self.limit_bytes,
+            minimum_bytes=held + needed,
         )
 
     def _following_bytes(self, part: Part) -> int:
@@ -335,7 +351,9 @@ class Steps:
 
         run = Run(started, finished)
         self.open.add(run)
-        inputs = placeholder_tensors(kind.captured.joint, part.modules, call.leaves)
+        weakref.finalize(run, recorder.dropped, number)
+        leaves = kind.inputs(call.leaves)
+        inputs = placeholder_tensors(kind.captured.joint, part.modules, leaves)
         outputs = kind.runner(holding)(inputs, run)
         recorder.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)

@@ -1,4 +1,4 @@
-"""A loss is one number, not a number in a storage with room for one per element."""
+"""Results own what they show: a loss one number, an embedding bag one place per index."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tightfit
+from tightfit.api.prove import prove
+from tightfit.zoo import Example
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,21 @@ def test_a_reduced_loss_keeps_no_room_for_every_element(
     report = tightfit.report(step)
     assert report.measured is not None
     assert abs(report.measured.program_bytes - report.planned_peak_bytes) <= 128
+
+
+def test_embedding_bags_take_what_is_planned() -> None:
+    torch.manual_seed(0)
+
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = nn.EmbeddingBag(50, 8, mode="mean")
+            self.most = nn.EmbeddingBag(50, 8, mode="max")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.mean(x) * self.most(x)).sum()
+
+    example = Example(Bags(), None, (torch.randint(0, 50, (64, 4)),), None)
+    proof = prove(example, budget="1GiB", steps=2, rounds=0, costs="unit")
+    assert proof.succeeded
+    assert proof.measured_program_bytes == proof.planned_peak_bytes

@@ -1,8 +1,8 @@
-"""Losses that own one number, not room for one number per element.
+"""Results that own what they show, not the room they were made in.
 
-Some kernels of PyTorch allocate their result for every element and shrink it to the mean or sum:
-the number stays in a storage of the full size, which nothing in its geometry tells. Here it is
-copied out.
+Some kernels of PyTorch allocate more than they return and shrink it: a reduced loss is one number
+in room for every element, an embedding bag's places lie in room for one more. Nothing in their
+geometry tells. Here such a result is copied out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["compact_losses"]
+__all__ = ["compact_results"]
 
 aten = torch.ops.aten
 
@@ -37,9 +37,19 @@ def _compact(operator: Any) -> Callable[..., torch.Tensor]:
 _COMPACT = {operator: _compact(operator) for operator in _REDUCTION}
 
 
-def compact_losses(graph: fx.Graph) -> None:
-    """Let every reduced loss of a traced step own only its number."""
+def compact_embedding_bag(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Return the bags, to which bag each index belongs, their sizes and, of maxima, the places."""
+    output, bag_of_index, sizes, places = aten._embedding_bag.default(*args, **kwargs)
+    return output, bag_of_index.clone(), sizes, places
+
+
+def compact_results(graph: fx.Graph) -> None:
+    """Let every reduced loss of a traced step own only its number, and bags only their places."""
     for node in graph.nodes:
+        if node.target is aten._embedding_bag.default:
+            if node.meta["val"][1].device.type == "cpu":
+                node.target = compact_embedding_bag
+            continue
         position = _REDUCTION.get(node.target)
         if position is None:
             continue

@@ -1,0 +1,86 @@
+"""Fake kernels and results of our own, where torch's are wrong or missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = ["corrected_fake_kernels", "corrected_fake_results"]
+
+aten = torch.ops.aten
+
+
+def _fake_grouped_mm(
+    _mode: Any,
+    _func: Any,
+    a: Any,
+    b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+) -> Any:
+    """Return what the CPU kernel returns: torch's own fake kernel takes half precision only."""
+    if a.device.type != "cpu":
+        return NotImplemented
+    shape = (*a.shape[:-1], b.shape[-1])
+    if a.dim() == 2 and b.dim() == 2:  # groups along the dimension that is summed over
+        shape = (offs.shape[0], *shape)
+    elif a.dim() == 3 and b.dim() == 2:  # groups along the columns
+        shape = shape[1:]
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+
+
+def _fake_ctc_loss(
+    _mode: Any, _func: Any, scores: Any, _targets: Any, _lengths: Any, counts: Any, *_: Any
+) -> Any:
+    """Return the losses and the forward variables of the longest target; torch has no kernel."""
+    steps, batch = scores.shape[:2]
+    return scores.new_empty(batch), scores.new_empty(batch, steps, 2 * max(counts, default=0) + 1)
+
+
+_FAKE_KERNELS = {
+    getattr(aten, name).default: kernel
+    for name, kernel in {"_grouped_mm": _fake_grouped_mm, "_ctc_loss": _fake_ctc_loss}.items()
+    if hasattr(aten, name)
+}
+
+
+@contextlib.contextmanager
+def corrected_fake_kernels() -> Iterator[None]:
+    """While tracing, use our fake kernels where torch's refuse what the CPU computes."""
+    kernels = fake_impls.op_implementations_dict
+    replaced = {op: kernels.get(op) for op in _FAKE_KERNELS}
+    kernels.update(_FAKE_KERNELS)
+    try:
+        yield
+    finally:
+        for op, kernel in replaced.items():
+            if kernel is None:
+                del kernels[op]
+            else:
+                kernels[op] = kernel
+
+
+@contextlib.contextmanager
+def corrected_fake_results(correct: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
+    """While tracing, pass (operator, args, kwargs, result) of fake kernels through a function.
+
+    It runs with the fake tensors' mode active, and returns the result to use.
+    """
+    plain = FakeTensorMode.dispatch
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = plain(self, func, types, args, kwargs or {})
+        with self:
+            return correct(func, args, kwargs or {}, result)
+
+    FakeTensorMode.dispatch = dispatch
+    try:
+        yield
+    finally:
+        FakeTensorMode.dispatch = plain

@@ -1,0 +1,131 @@
+"""Gradients of an input, one for each of its uses, in the order in which autograd adds them.
+
+Autograd adds the gradients of a tensor one after the other, wherever they come from. A part of a
+model that added up those of its own uses first would round otherwise than eager as soon as the
+tensor is used elsewhere too: a skip connection, what an encoder gives to every layer of a decoder.
+So each use is traced as an input of its own, and autograd adds their gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tightfit.capture import _torch as private
+from tightfit.capture.joint import TracedCall
+from tightfit.capture.lift import Captured
+from tightfit.capture.structure import flatten
+
+__all__ = ["captured_by_uses"]
+
+
+def captured_by_uses(
+    capture: Callable[[TracedCall], Captured], call: TracedCall
+) -> tuple[Captured, tuple[int, ...]]:
+    """Capture a call such that inputs with several uses have a gradient for each.
+
+    Returns
+    -------
+    captured : Captured
+        Of a call with further flattened inputs behind its own.
+    repeated : tuple of int
+        Which of its own flattened inputs each of these is again.
+    """
+    uses = _Uses(call, ())
+    captured = capture(uses.call)
+    counts = Counter(uses.order)
+    if max(counts.values(), default=0) < 2 or not uses.written.isdisjoint(counts):
+        return captured, ()
+    uses = _Uses(call, uses.order)
+    return capture(uses.call), uses.repeated
+
+
+class _Uses:
+    """A call in whose forward every use of an input stands for itself.
+
+    Parameters
+    ----------
+    call : TracedCall
+        The call.
+    order : sequence of int
+        For each use, the last first: the place of the input among the flattened ones. Empty:
+        they are only found out.
+    """
+
+    def __init__(self, call: TracedCall, order: Sequence[int]) -> None:
+        self.repeated = tuple(order)
+        self.written: set[int] = set()
+        self._found: list[list[int]] = []
+        self._function = call.function
+        leaves = flatten((call.args, call.kwargs))[0]
+        self._trained = [
+            place
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+        again = [leaves[place].detach().requires_grad_() for place in self.repeated]
+        given = (call.args, call.kwargs, again)
+        self.call = dataclasses.replace(call, function=self._run, args=given, kwargs={})
+
+    @property
+    def order(self) -> list[int]:
+        """The places of the uses found, the last first; those of one operator in its order."""
+        return [place for places in reversed(self._found) for place in places]
+
+    def _run(self, args: Any, kwargs: Any, again: list[torch.Tensor]) -> Any:
+        leaves = flatten((args, kwargs))[0]
+        self._found.clear()
+        places = {id(leaves[place]): place for place in self._trained}
+        with _EachUse(places, again, self._found, self.written):
+            return self._function(*args, **kwargs)
+
+
+class _EachUse(TorchFunctionMode):
+    """Notes the uses of tensors, and puts others in their place: for the last use the first."""
+
+    def __init__(
+        self,
+        places: dict[int, int],
+        instead: list[torch.Tensor],
+        found: list[list[int]],
+        written: set[int],
+    ) -> None:
+        super().__init__()
+        self._places = places
+        self._instead = instead
+        self._found = found
+        self._written = written
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves, spec = private.pytree.tree_flatten((args, kwargs))
+        used = [i for i, x in enumerate(leaves) if id(x) in self._places]
+        if not used or not torch.is_grad_enabled() or not private.is_tracing():
+            return func(*args, **kwargs)
+        here = [self._places[id(leaves[i])] for i in used]
+        if _writes(func):
+            self._written.update(here)
+        if self._instead:
+            ahead = len(self._instead) - sum(map(len, self._found)) - len(used)
+            for number, index in enumerate(used if ahead >= 0 else ()):
+                leaves[index] = self._instead[ahead + number]
+            args, kwargs = private.pytree.tree_unflatten(leaves, spec)
+        result = func(*args, **kwargs)
+        outputs = private.pytree.tree_leaves(result)
+        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in outputs):
+            self._found.append(here)
+        return result
+
+
+def _writes(function: Any) -> bool:
+    """Whether a function of tensors may write into its arguments."""
+    name = getattr(function, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name.startswith("__i") or name == "__setitem__"
