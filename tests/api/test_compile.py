@@ -31,7 +31,7 @@ from tightfit.execution.compiled import compile_program
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.execution.tracing import trace_program
-from tightfit.execution.trial import TrialPeaks
+from tightfit.execution.trial import TrialPeaks, try_program
 from tightfit.plan import assemble
 from tightfit.plan.plan import Compute
 
@@ -236,3 +236,54 @@ def test_a_budget_that_no_compiled_plan_holds_is_held_operator_by_operator(
     report = tightfit.report(model)
     assert not report.compiled and report.planned_peak_bytes <= budget
     assert "running operator by operator" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_what_is_measured_to_be_faster_operator_by_operator_runs_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And it stays so when what lies around the step changes a little: nothing is compiled anew."""
+    monkeypatch.setattr(
+        "tightfit.api.compiling.time_programs", lambda _, programs, *__: range(len(programs), 0, -1)
+    )
+    torch.manual_seed(0)
+    model, inputs = Small(), (torch.randn(512, 32),)
+    plain = copy.deepcopy(model)
+    tightfit.fit(model, "1GiB", **OPTIONS)
+    for seed in range(3):  # gradients that stay make a second plan
+        for own in (model, plain):
+            torch.manual_seed(seed)
+            own(*inputs).backward()
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+    assert not tightfit.report(model).compiled
+    said = capsys.readouterr().err
+    assert said.count("running operator by operator") == 2
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_tries_correct_themselves_by_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A compiler that needs half of what operators need: the next plan may have twice as much."""
+
+    def half(captured: Any, program: Any, inputs: Any, gradients: Any) -> TrialPeaks:
+        peaks = try_program(captured, program, inputs, gradients)
+        return TrialPeaks(
+            peaks.forward_bytes // 2, peaks.boundary_bytes // 2, peaks.backward_bytes // 2
+        )
+
+    monkeypatch.setattr("tightfit.api.compile_tries.try_program", half)
+    monkeypatch.setattr(
+        "tightfit.api.compiling.time_programs",
+        lambda _, programs, *__: [*range(len(programs) - 1, 0, -1), len(programs)],
+    )
+    torch.manual_seed(0)
+    model, inputs = Small(), (torch.randn(512, 32),)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    budget = int(1.01 * smallest_budget(model, inputs, optimizer))
+    tightfit.fit(model, budget, optimizer=optimizer, **OPTIONS)
+    model(*inputs).backward()
+    planned = attached(model).last
+    assert planned.compiled_peak_bytes <= budget < planned.outcome.peak_bytes
+    assert "try 2 of at most 3" in capsys.readouterr().err

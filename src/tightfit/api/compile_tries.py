@@ -33,7 +33,8 @@ __all__ = ["MOST_TRIES", "CompiledPlan", "compiled_tries"]
 
 MOST_TRIES = 3
 _PIECES = 4  # of the backward pass, where gradients are added to those that exist
-_WORTH_A_TRY = 0.005  # extra compute, and unused share of the activations' part of the budget
+_NO_EXTRA = 0.001  # of compute: another plan would not be faster
+_USED_UP = 0.005  # of the activations' part of the budget: another plan would not keep more
 _CAUTION = 0.1  # of the difference between plan and measurement is left as a margin
 _UNLIMITED = 1 << 60
 _SHARES = (1.0, 0.75, 0.5, 0.25)  # of what the partitioner saves
@@ -147,9 +148,9 @@ class _Tries:
         if last.outcome.bound_source == "given":
             return None
         holding = [t.outcome.overhead for t in self.tried if self._unused_share(t) >= 0]
-        if holding and min(holding) < _WORTH_A_TRY:
+        if holding and min(holding) < _NO_EXTRA:
             return None
-        if not 0 <= self._unused_share(last) < _WORTH_A_TRY:
+        if not 0 <= self._unused_share(last) < _USED_UP:
             corrected = self._corrected(last)
             least = min(holding, default=math.inf)
             if corrected is not None and corrected.overhead < least and self._is_new(corrected):
@@ -157,12 +158,18 @@ class _Tries:
         return self._partitioned(last)
 
     def _corrected(self, last: CompiledPlan) -> Outcome | None:
-        """Plan for the budget plus what the last plan held less than planned, or minus it."""
+        """Plan for the budget plus what the last plan held less than planned, or minus it.
+
+        Where a plan of that size has exceeded the budget: for half of the way there.
+        """
         peak_bytes = self._peak_bytes(last)
-        difference = last.outcome.peak_bytes - peak_bytes
         margin = round(_CAUTION * abs(self.task.budget_bytes - peak_bytes))
+        aim_bytes = self.task.budget_bytes + last.outcome.peak_bytes - peak_bytes - margin
+        too_large = [t.outcome.peak_bytes for t in self.tried if self._unused_share(t) < 0]
+        if self._unused_share(last) >= 0 and too_large and aim_bytes >= min(too_large):
+            aim_bytes = (last.outcome.peak_bytes + min(too_large)) // 2
         try:
-            return self._plan(self.task.budget_bytes + difference - margin)
+            return self._plan(aim_bytes)
         except InfeasibleBudget:
             return None
 

@@ -82,18 +82,18 @@ def time_programs(
 ) -> list[float]:
     """Return the seconds that each of several programs of a step takes, forward and backward.
 
-    They run in turns, so that what else the machine does meets all of them; the fastest run of
-    each counts: processor time, or time of the device on a GPU. See `try_program`.
+    They run in turns, so that what else the machine does meets all of them, each twice in a row,
+    so that the second run finds the heap as the first has left it. The fastest second run of each
+    counts: processor time, or time of the device on a GPU. See `try_program`.
     """
     times: list[list[float]] = [[] for _ in programs]
     with _without_trace(captured, inputs) as (given, device):
-        for program in programs:  # the first run of a program sets things up
-            _run(captured, program, given, device, gradients)
         began = time.perf_counter()
         for number in range(_MOST_ROUNDS):
             if number >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_S:
                 break
             for program, own in zip(programs, times, strict=True):
+                _run(captured, program, given, device, gradients)
                 with _stopwatch(device, own):
                     _run(captured, program, given, device, gradients)
     return [min(own) for own in times]
