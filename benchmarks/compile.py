@@ -3,7 +3,8 @@
     python benchmarks/compile.py mlp
     python benchmarks/compile.py gpt --shares 1,0.75,0.5,0.25,0
 
-One process, one thread, rounds interleaved, processor time, as in ``benchmarks/training.py``. For
+One process, one thread, rounds interleaved, processor time, as in ``benchmarks/training.py``, but
+each timed step follows one of the same way: tenths of a percent count here. For
 every share of ``torch._functorch.config.activation_memory_budget`` the step is compiled by
 torch.compile and its peak measured; tightfit then gets exactly that peak as its budget, compiled
 and operator by operator. Rows are appended to ``benchmarks/results/compile.jsonl``, from which
@@ -97,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> None:
             entrant.row["difference"] = difference(gradients_of(entrant, subject), reference)
     running = [e for e in entrants if "error" not in e.row]
     with terminal_progress() as progress:
-        race(running, subject, arguments.rounds, progress)
+        race(running, subject, arguments.rounds, progress, warm_up=True)
     common = {"model": arguments.model, **circumstances(arguments.threads, arguments.rounds)}
     with arguments.output.open("a") as file:
         for entrant in entrants:

@@ -208,11 +208,24 @@ def _check(entrant: Entrant, subject: Subject) -> None:
     entrant.row["bitwise"] = digests == expected
 
 
-def race(entrants: list[Entrant], subject: Subject, rounds: int, progress: Progress) -> None:
-    """Time all entrants in rounds, the order alternating."""
+def race(
+    entrants: list[Entrant],
+    subject: Subject,
+    rounds: int,
+    progress: Progress,
+    *,
+    warm_up: bool = False,
+) -> None:
+    """Time all entrants in rounds, the order alternating.
+
+    With `warm_up` every timed step follows one of the same entrant, so that it finds the heap as
+    its own steps leave it, not as another entrant's.
+    """
     progress.start("rounds", rounds)
     for index in range(rounds):
         for entrant in entrants if index % 2 == 0 else entrants[::-1]:
+            if warm_up:
+                entrant.run(lambda function: step_time(subject, function))
             seconds = entrant.run(lambda function: step_time(subject, function))
             entrant.times.append(seconds)
         progress.update(index + 1)

@@ -31,7 +31,7 @@ from tightfit.execution.compiled import compile_program
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.execution.tracing import trace_program
-from tightfit.execution.trial import TrialPeaks
+from tightfit.execution.trial import TrialPeaks, try_program
 from tightfit.plan import assemble
 from tightfit.plan.plan import Compute
 
@@ -44,18 +44,33 @@ DRAWN_IN_ANOTHER_ORDER = {"BatchNorm of a transposed input"}
 """Where fused kernels lay a value out otherwise, dropout behind it meets elements otherwise."""
 
 
-def interpreted(module: fx.GraphModule, *, backward: bool) -> Callable[..., Sequence[Tensor]]:
-    """Return a graph run operator by operator, in the place of Inductor."""
+def interpreted(
+    module: fx.GraphModule, *, backward: bool, donated: Sequence[int] = ()
+) -> Callable[..., Sequence[Tensor]]:
+    """Return a graph run operator by operator, in the place of Inductor.
+
+    What it may write over it does write over, so that whoever still reads it gets other results.
+    """
 
     def run(arguments: list[Tensor]) -> Sequence[Tensor]:
-        return fx.Interpreter(module).boxed_run(arguments)
+        given = [arguments[i] for i in donated]
+        results = fx.Interpreter(module).boxed_run(arguments)
+        returned = {x.untyped_storage().data_ptr() for x in results}
+        for tensor in given:
+            if tensor.untyped_storage().data_ptr() not in returned:
+                tensor.zero_()
+        return results
 
     return run
 
 
 @pytest.fixture
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs run operator by operator, and count as faster than a plan that does."""
     monkeypatch.setattr("tightfit.capture._inductor.compile_graph", interpreted)
+    monkeypatch.setattr(
+        "tightfit.api.compiling.time_programs", lambda _, programs, *__: range(len(programs))
+    )
 
 
 ROUNDING, HALF, TRAINED = 1e-5, 3e-2, 1e-3
@@ -72,6 +87,7 @@ def assert_close(mine: Iterable[Any], reference: Iterable[Any], tolerance: float
 
 @pytest.mark.parametrize("case", [*CASES, *SUPPORTED], ids=lambda case: case.name)
 @pytest.mark.usefixtures("without_inductor")
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.filterwarnings("ignore:hooks on module")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
@@ -97,11 +113,12 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
     assert tightfit.report(fitted).compiled
     shape = attached(fitted).all_shapes()[-1]
     key, planned = list(shape.plans.items())[-1]
+    captured = planned.runner.captured
     for seed in range(2):
         computes = recompute_at_random(planned.graph, random.Random(seed))
         plan = assemble(planned.graph, computes, budget_bytes=1 << 40)
-        compiled = compile_program(shape.captured, lower(shape.captured, plan), 1 + 2 * seed)
-        runner = Runner(shape.captured, compiled)
+        compiled = compile_program(captured, lower(captured, plan), 1 + 2 * seed)
+        runner = Runner(captured, compiled)
         shape.plans[key] = Planned(planned.graph, planned.outcome, runner)
         reference = train_step(case, plain, inputs, seed)
         assert_close(train_step(case, fitted, own_inputs, seed), reference, tolerance)
@@ -179,14 +196,14 @@ def test_what_a_plan_recomputes_stays_in_the_graphs() -> None:
         step = tightfit.fit(copy.deepcopy(model), budget, optimizer=optimizer, **OPTIONS)
         step(*inputs).backward()
         plan = tightfit.report(step).plan
-        shape = attached(step).all_shapes()[-1]
-        traced = trace_program(shape.captured, lower(shape.captured, plan))
+        captured = attached(step).last.runner.captured
+        traced = trace_program(captured, lower(captured, plan))
         graphs = (traced.forward.module, traced.backward)
         counts.append(sum(len(g.graph.nodes) for g in graphs))
         calls = Counter(n.target for g in graphs for n in g.graph.nodes)
         products = sum(calls[t] for t in (aten.mm.default, aten.addmm.default))
         planned = sum(
-            shape.captured.nodes[i.op].target in (aten.mm.default, aten.addmm.default)
+            captured.nodes[i.op].target in (aten.mm.default, aten.addmm.default)
             for i in plan.instructions
             if isinstance(i, Compute)
         )
@@ -213,9 +230,60 @@ def test_a_budget_that_no_compiled_plan_holds_is_held_operator_by_operator(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     budget = int(1.5 * smallest_budget(model, inputs, optimizer))
     exceeding = TrialPeaks(2 * budget, 0, 0)
-    monkeypatch.setattr("tightfit.api.compiling.try_program", lambda *_: exceeding)
+    monkeypatch.setattr("tightfit.api.compile_tries.try_program", lambda *_: exceeding)
     tightfit.fit(model, budget, optimizer=optimizer, **OPTIONS)
     model(*inputs).backward()
     report = tightfit.report(model)
     assert not report.compiled and report.planned_peak_bytes <= budget
     assert "running operator by operator" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_what_is_measured_to_be_faster_operator_by_operator_runs_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And it stays so when what lies around the step changes a little: nothing is compiled anew."""
+    monkeypatch.setattr(
+        "tightfit.api.compiling.time_programs", lambda _, programs, *__: range(len(programs), 0, -1)
+    )
+    torch.manual_seed(0)
+    model, inputs = Small(), (torch.randn(512, 32),)
+    plain = copy.deepcopy(model)
+    tightfit.fit(model, "1GiB", **OPTIONS)
+    for seed in range(3):  # gradients that stay make a second plan
+        for own in (model, plain):
+            torch.manual_seed(seed)
+            own(*inputs).backward()
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+    assert not tightfit.report(model).compiled
+    said = capsys.readouterr().err
+    assert said.count("running operator by operator") == 2
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_tries_correct_themselves_by_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A compiler that needs half of what operators need: the next plan may have twice as much."""
+
+    def half(captured: Any, program: Any, inputs: Any, gradients: Any) -> TrialPeaks:
+        peaks = try_program(captured, program, inputs, gradients)
+        return TrialPeaks(
+            peaks.forward_bytes // 2, peaks.boundary_bytes // 2, peaks.backward_bytes // 2
+        )
+
+    monkeypatch.setattr("tightfit.api.compile_tries.try_program", half)
+    monkeypatch.setattr(
+        "tightfit.api.compiling.time_programs",
+        lambda _, programs, *__: [*range(len(programs) - 1, 0, -1), len(programs)],
+    )
+    torch.manual_seed(0)
+    model, inputs = Small(), (torch.randn(512, 32),)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    budget = int(1.01 * smallest_budget(model, inputs, optimizer))
+    tightfit.fit(model, budget, optimizer=optimizer, **OPTIONS)
+    model(*inputs).backward()
+    planned = attached(model).last
+    assert planned.compiled_peak_bytes <= budget < planned.outcome.peak_bytes
+    assert "try 2 of at most 3" in capsys.readouterr().err

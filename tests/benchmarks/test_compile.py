@@ -36,8 +36,8 @@ def test_only_the_newest_run_counts(table: Any) -> None:
     lines = table.section_of(table.newest(rows)).splitlines()
     assert lines[2:5] == [
         "| MLP, 6 blocks | eager | 1.0 MiB | 1.000 | 1.00x |  | 0e+00 |",
-        "|  | **tightfit compiled**, budget 3.0 MiB, fallen back | 1.0 MiB | 1.000 | 1.00x "
-        "| +2.0% | 0e+00 |",
+        "|  | **tightfit compiled**, budget 3.0 MiB, ran operator by operator "
+        "| 1.0 MiB | 1.000 | 1.00x | +2.0% | 0e+00 |",
         "|  | **tightfit**, budget 1.0 MiB | no plan | | | | |",
     ]
 

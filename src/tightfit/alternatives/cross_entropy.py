@@ -17,7 +17,7 @@ from tightfit.capture.effects import base_of
 from tightfit.capture.lift import Call
 from tightfit.graph.ir import Alternative
 
-__all__ = ["cross_entropy_gradient", "fused_cross_entropy_gradient"]
+__all__ = ["BY_ROWS", "cross_entropy_gradient", "fused_cross_entropy_gradient"]
 
 aten = torch.ops.aten
 
@@ -67,6 +67,9 @@ def cross_entropy_gradient(
 
 def _over_log_probabilities(gradient: Any, log_probabilities: torch.Tensor, *rest: Any) -> Any:
     return cross_entropy_gradient(gradient, log_probabilities, *rest, out=log_probabilities)
+
+
+BY_ROWS = (cross_entropy_gradient, _over_log_probabilities)
 
 
 def fused_cross_entropy_gradient(view: OpView) -> Extension | None:

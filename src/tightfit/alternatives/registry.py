@@ -5,6 +5,7 @@ An entry is a function from an op of a captured step to further ways of computin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,15 +14,15 @@ import torch
 
 from tightfit.alternatives.base import Extension, OpView
 from tightfit.alternatives.batch_norm import batch_norm_again, update_again
-from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
+from tightfit.alternatives.cross_entropy import BY_ROWS, fused_cross_entropy_gradient
 from tightfit.alternatives.draw_again import draw_again
 from tightfit.alternatives.in_place import IN_PLACE, in_place
-from tightfit.alternatives.tied_embedding import folded_embedding_gradient
+from tightfit.alternatives.tied_embedding import add_embedding_gradient_, folded_embedding_gradient
 from tightfit.capture.lift import Captured
 from tightfit.graph.ir import Op
 from tightfit.graph.validate import validate_graph
 
-__all__ = ["CONTRIBUTORS", "with_alternatives"]
+__all__ = ["CONTRIBUTORS", "compilable", "with_alternatives"]
 
 aten = torch.ops.aten
 
@@ -37,27 +38,34 @@ for _target in IN_PLACE:
     CONTRIBUTORS[_target] = (*CONTRIBUTORS.get(_target, ()), in_place)
 
 
-_DATA_DEPENDENT: tuple[Contributor, ...] = (folded_embedding_gradient,)
-"""What these offer runs operators whose shapes depend on data: no compiler can trace it."""
+_UNCOMPILED: tuple[Callable[..., Any], ...] = (*BY_ROWS, add_embedding_gradient_)
+"""Loops over rows, which a compiler would unroll and cannot fuse, or whose shapes data decide."""
 
 
-def with_alternatives(captured: Captured, *, compiled: bool = False) -> Captured:
-    """Return the captured step with every alternative the registry knows for its ops.
+def compilable(captured: Captured) -> Captured:
+    """Return a step with those of its alternatives that are of use to a compiler."""
+    kept = [
+        [index for index, call in enumerate(calls) if call.function not in _UNCOMPILED]
+        for calls in captured.calls
+    ]
+    ops = tuple(
+        msgspec.structs.replace(op, alternatives=tuple(op.alternatives[i] for i in indices))
+        for op, indices in zip(captured.graph.ops, kept, strict=True)
+    )
+    calls = tuple(
+        tuple(own[i] for i in indices) for own, indices in zip(captured.calls, kept, strict=True)
+    )
+    graph = validate_graph(msgspec.structs.replace(captured.graph, ops=ops))
+    return dataclasses.replace(captured, graph=graph, calls=calls)
 
-    Parameters
-    ----------
-    captured : Captured
-        A captured step.
-    compiled : bool
-        Whether only what a compiler can trace is wanted.
-    """
+
+def with_alternatives(captured: Captured) -> Captured:
+    """Return the captured step with every alternative the registry knows for its ops."""
     ops = list(captured.graph.ops)
     calls = list(captured.calls)
     number = {node: op for op, node in enumerate(captured.nodes)}
     for op in captured.graph.ops:
         for contributor in (*CONTRIBUTORS.get(captured.nodes[op.id].target, ()), draw_again):
-            if compiled and contributor in _DATA_DEPENDENT:
-                continue
             extension = contributor(OpView(captured, op))
             if extension is None:
                 continue

@@ -100,9 +100,10 @@ def fit(
         device. Other shapes may still come: each starts at once with the best plan at hand, and a
         better one is searched in the background.
     compile : bool
-        Whether Inductor compiles the planned programs. The budget then holds by measurement:
-        plans are compiled and tried, at most three times, until one does; else the step runs
-        operator by operator, which is said. Results differ from eager by rounding.
+        Whether Inductor may compile the planned programs. At most three plans are compiled and
+        tried; the fastest that was measured to hold the budget runs, or the plan whose operators
+        run one by one where none does or that is faster, which is said. Results of compiled plans
+        differ from eager by rounding.
 
     Returns
     -------

@@ -63,7 +63,7 @@ def capture_step(
 
     def traced(layouts: Layouts) -> Captured:
         step = capture(call, name=name, measure_peak=measure_peak, layouts=layouts)
-        step = with_alternatives(step, compiled=options.compile)
+        step = with_alternatives(step)
         if not kept_bytes:
             return step
         return step.with_graph(with_constants(step.graph, libraries=kept_bytes))

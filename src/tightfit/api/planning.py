@@ -11,7 +11,7 @@ import msgspec
 
 from tightfit.api.background import Search
 from tightfit.api.budget import Budget, Needs, share_of
-from tightfit.api.compiling import compiled_plan
+from tightfit.api.compiling import fastest_plan
 from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
 from tightfit.api.pipeline import plan_step, with_constants, with_outside
 from tightfit.api.quick import quick_outcome
@@ -68,9 +68,11 @@ def planned_for(
     if key not in shape.plans:
         graph = _with_surroundings(shape, existing, state, outside_bytes)
         task = Task(graph=graph, budget_bytes=share.peak_bytes, gradients=gradients)
-        shape.plans[key] = _compiled(session, shape, task, inputs) or _lowered(
-            session, shape, graph, _first_outcome(session, shape, key, task)
-        )
+        if session.options.compile:
+            shape.plans[key] = _compiled(session, shape, task, inputs)
+        else:
+            outcome = _first_outcome(session, shape, key, task)
+            shape.plans[key] = _lowered(session, shape, graph, outcome)
     search = shape.searches.get(key)
     if search is not None and search.is_done:
         del shape.searches[key]
@@ -78,16 +80,14 @@ def planned_for(
     return shape.plans[key]
 
 
-def _compiled(session: Session, shape: Shape, task: Task, inputs: Sequence[Any]) -> Planned | None:
-    """Return a compiled plan where one was asked for and holds the budget."""
-    if not session.options.compile:
-        return None
+def _compiled(session: Session, shape: Shape, task: Task, inputs: Sequence[Any]) -> Planned:
+    """Return the fastest plan within the budget, compiled or not."""
     if session.options.ranks is not None:
         raise CompileError(
             f"{session.name} runs under DistributedDataParallel, where every process must run the "
             "same plan, but each compiles and measures its own. Way out: compile=False"
         )
-    planned = compiled_plan(shape, task, session.options, inputs, session.name)
+    planned = fastest_plan(shape, task, session.options, inputs, session.name)
     if session.guard is not None:
         session.guard.restart()  # what compiling and trying took belongs to no step
     return planned

@@ -13,7 +13,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
 
 if TYPE_CHECKING:
-    from tightfit.api.compiling import CompiledPlan
+    from tightfit.api.compile_tries import CompiledPlan
 
 __all__ = [
     "Planned",
@@ -88,12 +88,15 @@ class Planned:
         Runs it.
     compiled : CompiledPlan or None
         What was measured of the compiled plan; None: it runs operator by operator.
+    beats_compiled : bool
+        Whether it runs operator by operator because that was faster than compiled plans.
     """
 
     graph: Graph
     outcome: Outcome
     runner: Runner
     compiled: CompiledPlan | None = None
+    beats_compiled: bool = False
 
     @property
     def compiled_peak_bytes(self) -> int | None:

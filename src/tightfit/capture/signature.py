@@ -6,6 +6,7 @@ is compared on every call; any difference means another plan.
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -211,9 +212,15 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
         elif type(value) is tuple:
             if all(isinstance(element, _PLAIN) for element in value):
                 found.append((key, value))
-        elif isinstance(value, _BY_IDENTITY):
+        elif _has_identity(type(value)):
             found.append((key, id(value)))
     return found
+
+
+@functools.cache
+def _has_identity(kind: type) -> bool:
+    """Whether attributes of a class count by identity; asking of each anew takes long."""
+    return issubclass(kind, _BY_IDENTITY)
 
 
 def same_attributes(one: dict[str, nn.Module], other: dict[str, nn.Module]) -> bool:

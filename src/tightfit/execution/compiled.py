@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from tightfit.capture import _inductor as private
+from tightfit.capture._torch import storage_key
 from tightfit.capture.answers import Question
 from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.lift import Captured
@@ -21,7 +22,13 @@ from tightfit.errors import CompileError
 from tightfit.execution.functional_random import get_state, set_state
 from tightfit.execution.lower import Program, write_back
 from tightfit.execution.pieces import cut
-from tightfit.execution.tracing import Constant, TracedProgram, explained, trace_program
+from tightfit.execution.tracing import (
+    Constant,
+    TracedProgram,
+    explained,
+    results_of,
+    trace_program,
+)
 
 __all__ = ["compile_program", "refuse_uncompilable"]
 
@@ -159,7 +166,6 @@ class _Backward:
         ]
         self.gradients = [tuple(node.name for node in group) for group in groups]
         self.pieces = cut(traced.backward, groups)
-        self.runs = [private.compile_graph(p.module, backward=True) for p in self.pieces]
         self.placeholders = [n.name for n in _placeholders(traced.backward)]
         self.constants = traced.constants
         self.layouts = [(t.shape, t.stride()) for t in traced.tangents]
@@ -168,6 +174,15 @@ class _Backward:
         for piece, names in zip(reversed(self.pieces), reversed(self.gradients), strict=True):
             self.last_use.insert(0, set(piece.inputs) - later)
             later |= {*piece.inputs, *names}
+        own = _owned(traced)
+        self.runs = [
+            private.compile_graph(
+                piece.module,
+                backward=True,
+                donated=[i for i, name in enumerate(piece.inputs) if name in own and name in last],
+            )
+            for piece, last in zip(self.pieces, self.last_use, strict=True)
+        ]
 
     def __call__(
         self, saved: list[torch.Tensor], tangents: list[torch.Tensor]
@@ -186,6 +201,21 @@ class _Backward:
             gradients = [values.pop(name) for name in names]
             yield gradients
             del gradients
+
+
+def _owned(traced: TracedProgram) -> set[str]:
+    """Return which placeholders of the backward graph nobody else holds, each in its own memory."""
+    forward = traced.forward
+    keys = [storage_key(node.meta["val"]) for node in results_of(forward.module)]
+    others = [storage_key(n.meta["val"]) for n in _placeholders(forward.module)]
+    others += [keys[x] for x in forward.returned if isinstance(x, int)]
+    kept = [None if k.is_input else keys[k.index] for k in forward.kept]
+    names = (node.name for node in _placeholders(traced.backward))
+    return {  # what follows in the backward graph, tangents and constants, is not ours
+        name
+        for name, key in zip(names, kept, strict=False)
+        if key is not None and key not in others and kept.count(key) == 1
+    }
 
 
 def _placeholders(module: fx.GraphModule) -> list[fx.Node]:

@@ -1,9 +1,11 @@
-"""Run a program once without leaving a trace, and measure what it holds."""
+"""Run programs of a step without leaving a trace, and measure what they hold and take."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,11 @@ from tightfit.capture.lift import Captured
 from tightfit.execution.lower import Program
 from tightfit.plan.plan import Gradients
 
-__all__ = ["TrialPeaks", "try_program"]
+__all__ = ["TrialPeaks", "time_programs", "try_program"]
+
+_MOST_ROUNDS = 9
+_FEWEST_ROUNDS = 3
+_ENOUGH_S = 5.0  # of running all programs, beyond the fewest rounds
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class TrialPeaks:
 def try_program(
     captured: Captured, program: Program, inputs: Sequence[Any], gradients: Gradients
 ) -> TrialPeaks:
-    """Run forward and backward once on the real tensors and measure.
+    """Run forward and backward once on the real tensors and measure what they hold.
 
     Parameters and inputs are only read; what the step would write to is copied first; generators
     are put back; gradients are kept or dropped as autograd will. The peak may lie above any
@@ -56,8 +62,49 @@ def try_program(
     gradients : str
         Whether finished gradients stay (``"fresh"``) or are added to others (``"accumulated"``).
     """
-    joint = captured.joint
-    written = {position for _, position in joint.write_backs}
+    with _without_trace(captured, inputs) as (given, device):
+        try:
+            (raw, saved), forward = measure_peak(
+                lambda: program.forward(list(given)), device=device
+            )
+            tangents = _tangents(captured, raw, device)
+            held = forward.growth_bytes
+            _, backward = measure_peak(
+                lambda: _backward(program, saved, tangents, gradients), device=device
+            )
+        except torch.OutOfMemoryError:
+            return TrialPeaks(sys.maxsize // 2, sys.maxsize // 2, sys.maxsize // 2)
+    return TrialPeaks(forward.peak_bytes, held, held + backward.peak_bytes)
+
+
+def time_programs(
+    captured: Captured, programs: Sequence[Program], inputs: Sequence[Any], gradients: Gradients
+) -> list[float]:
+    """Return the seconds that each of several programs of a step takes, forward and backward.
+
+    They run in turns, so that what else the machine does meets all of them, each twice in a row,
+    so that the second run finds the heap as the first has left it. The fastest second run of each
+    counts: processor time, or time of the device on a GPU. See `try_program`.
+    """
+    times: list[list[float]] = [[] for _ in programs]
+    with _without_trace(captured, inputs) as (given, device):
+        began = time.perf_counter()
+        for number in range(_MOST_ROUNDS):
+            if number >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_S:
+                break
+            for program, own in zip(programs, times, strict=True):
+                _run(captured, program, given, device, gradients)
+                with _stopwatch(device, own):
+                    _run(captured, program, given, device, gradients)
+    return [min(own) for own in times]
+
+
+@contextlib.contextmanager
+def _without_trace(
+    captured: Captured, inputs: Sequence[Any]
+) -> Iterator[tuple[list[Any], torch.device]]:
+    """Give what a step may run on without changing anything, and its device."""
+    written = {position for _, position in captured.joint.write_backs}
     given = [
         (x.detach().clone() if i in written else x.detach()) if isinstance(x, torch.Tensor) else x
         for i, x in enumerate(inputs)
@@ -65,25 +112,54 @@ def try_program(
     device = next((x.device for x in given if isinstance(x, torch.Tensor)), torch.device("cpu"))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
-        try:
-            (raw, saved), forward = measure_peak(
-                lambda: program.forward(list(given)), device=device
-            )
-            tangents = [
-                torch.zeros(node.meta["val"].shape, dtype=raw[source.index].dtype, device=device)
-                for node, source in zip(joint.placeholders, joint.sources, strict=True)
-                if source.kind == "tangent"
-            ]
-            kept: list[torch.Tensor] = []
+        yield given, device
 
-            def run() -> None:
-                for group in program.backward(saved, tangents):
-                    if gradients == "fresh":
-                        kept.extend(group)
-                    group.clear()
 
-            held = forward.growth_bytes
-            _, backward = measure_peak(run, device=device)
-        except torch.OutOfMemoryError:
-            return TrialPeaks(sys.maxsize // 2, sys.maxsize // 2, sys.maxsize // 2)
-    return TrialPeaks(forward.peak_bytes, held, held + backward.peak_bytes)
+def _run(
+    captured: Captured,
+    program: Program,
+    given: Sequence[Any],
+    device: torch.device,
+    gradients: Gradients,
+) -> None:
+    raw, saved = program.forward(list(given))
+    _backward(program, saved, _tangents(captured, raw, device), gradients)
+
+
+def _tangents(captured: Captured, raw: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
+    joint = captured.joint
+    return [
+        torch.zeros(node.meta["val"].shape, dtype=raw[source.index].dtype, device=device)
+        for node, source in zip(joint.placeholders, joint.sources, strict=True)
+        if source.kind == "tangent"
+    ]
+
+
+def _backward(
+    program: Program,
+    saved: list[torch.Tensor],
+    tangents: list[torch.Tensor],
+    gradients: Gradients,
+) -> None:
+    """Run the backward pass; gradients stay or go as autograd will let them."""
+    kept: list[torch.Tensor] = []
+    for group in program.backward(saved, tangents):
+        if gradients == "fresh":
+            kept.extend(group)
+        group.clear()
+
+
+@contextlib.contextmanager
+def _stopwatch(device: torch.device, times: list[float]) -> Iterator[None]:
+    """Add to a list the seconds that what runs inside takes."""
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        yield
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    else:
+        began = time.process_time()
+        yield
+        times.append(time.process_time() - began)

@@ -1,0 +1,220 @@
+"""Plans compiled and measured, one after the other, at most three.
+
+The first is ours for the budget, the next ours for the budget plus what the last one held less
+than planned. Where that promises nothing more, the next is what PyTorch's own partitioner would
+keep: it counts on fusion, which our costs of single operators do not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tightfit.api.options import Options
+from tightfit.api.pipeline import judged, plan_step
+from tightfit.capture.lift import Captured
+from tightfit.capture.partitioner import min_cut_schedule
+from tightfit.errors import BadInput, InfeasibleBudget
+from tightfit.execution.compiled import compile_program
+from tightfit.execution.guard import announce
+from tightfit.execution.lower import Program, lower
+from tightfit.execution.trial import TrialPeaks, try_program
+from tightfit.graph.ir import Graph
+from tightfit.plan.assemble import assemble
+from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.planners.base import Task
+from tightfit.units import format_bytes
+
+__all__ = ["MOST_TRIES", "CompiledPlan", "compiled_tries"]
+
+MOST_TRIES = 3
+_PIECES = 4  # of the backward pass, where gradients are added to those that exist
+_NO_EXTRA = 0.001  # of compute: another plan would not be faster
+_USED_UP = 0.005  # of the activations' part of the budget: another plan would not keep more
+_CAUTION = 0.1  # of the difference between plan and measurement is left as a margin
+_UNLIMITED = 1 << 60
+_SHARES = (1.0, 0.75, 0.5, 0.25)  # of what the partitioner saves
+
+
+@dataclass(frozen=True)
+class CompiledPlan:
+    """A plan, its compiled program, and what a trial run of it held.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step with the graph that was planned.
+    outcome : Outcome
+        The plan. Its peak is what the operators of the plan would hold one by one.
+    program : Program
+        Compiled.
+    trial : TrialPeaks
+        Measured.
+    """
+
+    captured: Captured
+    outcome: Outcome
+    program: Program
+    trial: TrialPeaks
+
+    @property
+    def gradients(self) -> Gradients:
+        """What the plan takes gradients for: fresh or accumulated."""
+        return _plan_of(self.outcome).gradients
+
+    def peak_bytes(self, graph: Graph) -> int:
+        """Return the measured peak with what a graph says lies around the step."""
+        outside = max((s.outside_bytes for s in graph.segments if s.phase == "backward"), default=0)
+        return graph.constant_bytes + self.trial.above_constants(outside)
+
+
+def compiled_tries(
+    captured: Captured, task: Task, options: Options, inputs: Sequence[Any], name: str
+) -> list[CompiledPlan]:
+    """Return the plans that were compiled and measured, whether they hold the budget or not.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step; its graph is planned.
+    task : Task
+        The budget and the gradients.
+    options : Options
+        What the user asked for.
+    inputs : sequence
+        The tensors of the placeholders, for the trial runs.
+    name : str
+        For messages.
+
+    Raises
+    ------
+    InfeasibleBudget
+        If there is no plan of single operators at all.
+    CompileError
+        If the step cannot be compiled.
+    """
+    return _Tries(captured, task, options, inputs, name).run()
+
+
+class _Tries:
+    def __init__(
+        self, captured: Captured, task: Task, options: Options, inputs: Sequence[Any], name: str
+    ) -> None:
+        self.captured = captured
+        self.task = task
+        self.options = options
+        self.inputs = inputs
+        self.name = name
+        self.tried: list[CompiledPlan] = []
+
+    def run(self) -> list[CompiledPlan]:
+        outcome: Outcome | None = self._first()
+        while outcome is not None and len(self.tried) < MOST_TRIES:
+            self.tried.append(self._try(outcome))
+            outcome = self._next()
+        return self.tried
+
+    def _first(self) -> Outcome:
+        """Plan for the budget; the least-memory plan where operators one by one need more."""
+        try:
+            return self._plan(self.task.budget_bytes)
+        except InfeasibleBudget as error:
+            if error.minimum_bytes is None:
+                raise
+            return self._plan(error.minimum_bytes)
+
+    def _try(self, outcome: Outcome) -> CompiledPlan:
+        program = lower(self.captured, _plan_of(outcome))
+        pieces = 1 if self.task.gradients == "fresh" else _PIECES
+        compiled = compile_program(self.captured, program, pieces)
+        trial = try_program(self.captured, compiled, self.inputs, self.task.gradients)
+        tried = CompiledPlan(self.captured, outcome, compiled, trial)
+        kept = f" {outcome.note}," if outcome.note else ""
+        announce(
+            f"{self.name}: compiled, try {len(self.tried) + 1} of at most {MOST_TRIES}:{kept} "
+            f"measured {format_bytes(self._peak_bytes(tried))} of a budget of "
+            f"{format_bytes(self.task.budget_bytes)} (the plan's operators one by one: "
+            f"{format_bytes(outcome.peak_bytes)}), extra compute {outcome.overhead:.1%}"
+        )
+        return tried
+
+    def _next(self) -> Outcome | None:
+        """Return what to try next; None where another plan could hardly be faster."""
+        last = self.tried[-1]
+        if last.outcome.bound_source == "given":
+            return None
+        holding = [t.outcome.overhead for t in self.tried if self._unused_share(t) >= 0]
+        if holding and min(holding) < _NO_EXTRA:
+            return None
+        if not 0 <= self._unused_share(last) < _USED_UP:
+            corrected = self._corrected(last)
+            least = min(holding, default=math.inf)
+            if corrected is not None and corrected.overhead < least and self._is_new(corrected):
+                return corrected
+        return self._partitioned(last)
+
+    def _corrected(self, last: CompiledPlan) -> Outcome | None:
+        """Plan for the budget plus what the last plan held less than planned, or minus it.
+
+        Where a plan of that size has exceeded the budget: for half of the way there.
+        """
+        peak_bytes = self._peak_bytes(last)
+        margin = round(_CAUTION * abs(self.task.budget_bytes - peak_bytes))
+        aim_bytes = self.task.budget_bytes + last.outcome.peak_bytes - peak_bytes - margin
+        too_large = [t.outcome.peak_bytes for t in self.tried if self._unused_share(t) < 0]
+        if self._unused_share(last) >= 0 and too_large and aim_bytes >= min(too_large):
+            aim_bytes = (last.outcome.peak_bytes + min(too_large)) // 2
+        try:
+            return self._plan(aim_bytes)
+        except InfeasibleBudget:
+            return None
+
+    def _partitioned(self, last: CompiledPlan) -> Outcome | None:
+        """Return what the partitioner keeps at the largest share that seems to fit."""
+        difference = last.outcome.peak_bytes - self._peak_bytes(last)
+        for share in _SHARES:
+            try:
+                schedule = min_cut_schedule(self.captured, share)
+            except BadInput:  # it would compute again what may not be
+                return None
+            plan = assemble(
+                self.captured.graph,
+                schedule.computes,
+                budget_bytes=_UNLIMITED,
+                gradients=self.task.gradients,
+            )
+            outcome = judged(self._task(_UNLIMITED), plan)
+            if outcome.peak_bytes - difference <= self.task.budget_bytes:
+                outcome = msgspec.structs.replace(outcome, note=f"as {schedule.setting} saves")
+                return outcome if self._is_new(outcome) else None
+        return None
+
+    def _plan(self, budget_bytes: int) -> Outcome:
+        return plan_step(self.captured.graph, budget_bytes, self.task.gradients, self.options)
+
+    def _task(self, budget_bytes: int) -> Task:
+        return msgspec.structs.replace(
+            self.task, graph=self.captured.graph, budget_bytes=budget_bytes
+        )
+
+    def _is_new(self, outcome: Outcome) -> bool:
+        instructions = _plan_of(outcome).instructions
+        return all(_plan_of(t.outcome).instructions != instructions for t in self.tried)
+
+    def _peak_bytes(self, tried: CompiledPlan) -> int:
+        return tried.peak_bytes(self.task.graph)
+
+    def _unused_share(self, tried: CompiledPlan) -> float:
+        """Return which part of the activations' budget stays unused; below 0 if exceeded."""
+        budget_bytes = self.task.budget_bytes
+        room_bytes = max(1, budget_bytes - self.task.graph.constant_bytes)
+        return (budget_bytes - self._peak_bytes(tried)) / room_bytes
+
+
+def _plan_of(outcome: Outcome) -> Plan:
+    assert outcome.plan is not None
+    return outcome.plan
