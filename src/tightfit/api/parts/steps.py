@@ -216,13 +216,17 @@ class Steps:
     # -- plans --------------------------------------------------------------------------------
 
     def _plan(self, level: Level, worst: Ledger[Kind], left_bytes: int) -> None:
-        """Make sure that there are plans for a step of such calls, the worst that may come."""
-        choice = level.choice
+        """Make sure that there are plans for a step of such calls, the worst that may come.
+
+        Those at hand stay as long as they fit at all: what is late is measured now here, now there,
+        and all ranks are to run the same.
+        """
+        choice, most_bytes = level.choice, left_bytes + self.late_bytes
         known = choice is not None and all(kind in choice.kinds for kind in worst.calls)
-        if choice is None or not known or worst.peak_with(choice.kinds) > left_bytes:
+        if choice is None or not known or worst.peak_with(choice.kinds) > most_bytes:
             level.choice = self._choose(level, worst, left_bytes)
             self.guard.restart()
-        elif level.planned != worst.calls or worst.peak_of(choice.calls) > left_bytes:
+        elif level.planned != worst.calls or worst.peak_of(choice.calls) > most_bytes:
             alone = self.options.ranks is None  # ranks decide together, with new plans only
             level.choice = choice.spread(worst, left_bytes if alone else 0)
         level.planned = worst.calls
