@@ -65,12 +65,17 @@ def interpreted(
 
 
 @pytest.fixture
-def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs run operator by operator, and count as faster than a plan that does."""
-    monkeypatch.setattr("tightfit.capture._inductor.compile_graph", interpreted)
+def compiled_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled first counts as the fastest, operators one by one as the slowest."""
     monkeypatch.setattr(
         "tightfit.api.compiling.time_programs", lambda _, programs, *__: range(len(programs))
     )
+
+
+@pytest.fixture
+def without_inductor(monkeypatch: pytest.MonkeyPatch, compiled_is_faster: None) -> None:
+    """Graphs run operator by operator, and yet count as faster than plans that do."""
+    monkeypatch.setattr("tightfit.capture._inductor.compile_graph", interpreted)
 
 
 ROUNDING, HALF, TRAINED = 1e-5, 3e-2, 1e-3
@@ -161,6 +166,7 @@ class Small(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_is_faster")
 def test_inductor_keeps_the_plan_the_budget_and_the_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
