@@ -38,7 +38,7 @@ TARGET = {"zoo": "zoo:{}", "models": f"{FOLDER / 'real_models.py'}:{{}}"}
 MODELS = {
     "zoo": "resnet50,mobilenet_v2,unet,gpt2,bert,vit,vgg16",
     "models": "gpt2,llama,mistral,qwen,bert,t5,vit,swin,convnext,whisper,clip,mixtral,"
-    "monai_unet,monai_densenet,monai_swin_unetr",
+    "m2m100,wav2vec2_ctc,monai_unet,monai_densenet,monai_swin_unetr",
 }
 
 

@@ -249,6 +249,52 @@ def mixtral(batch: int = 3) -> Example:
     return _language(MixtralForCausalLM(config), batch)
 
 
+def m2m100(batch: int = 4) -> Example:
+    """M2M-100: layers of encoder and decoder left out at random, so that no one graph holds."""
+    from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+    config = M2M100Config(
+        vocab_size=VOCABULARY,
+        d_model=128,
+        encoder_layers=3,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=512,
+        decoder_ffn_dim=512,
+        max_position_embeddings=TOKENS,
+        decoder_start_token_id=2,
+        use_cache=False,
+    )
+    model = M2M100ForConditionalGeneration(config).train()
+    ids = torch.randint(4, VOCABULARY, (batch, 128))
+    return Example(model, None, {"input_ids": ids, "labels": ids.clone()}, None)
+
+
+def wav2vec2_ctc(batch: int = 2) -> Example:
+    """Wav2Vec 2 with its CTC loss, every layer run and nothing masked."""
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+    config = Wav2Vec2Config(
+        vocab_size=40,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=512,
+        conv_dim=[64, 64, 64],
+        conv_stride=[5, 4, 2],
+        conv_kernel=[10, 4, 3],
+        num_feat_extract_layers=3,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        layerdrop=0.0,
+        apply_spec_augment=False,
+    )
+    model = Wav2Vec2ForCTC(config).train()
+    inputs = {"input_values": torch.randn(batch, 8000), "labels": torch.randint(1, 40, (batch, 20))}
+    return Example(model, None, inputs, None)
+
+
 def monai_unet(batch: int = 3) -> Example:
     """MONAI's residual 3D U-Net, instance norms and PReLU, with a cross-entropy of voxels."""
     from monai.networks.nets import UNet
@@ -315,6 +361,8 @@ MODELS = (
     whisper,
     clip,
     mixtral,
+    m2m100,
+    wav2vec2_ctc,
     monai_unet,
     monai_densenet,
     monai_swin_unetr,
