@@ -119,6 +119,22 @@ class Matched(nn.Module):
         return loss - torch.slogdet(self.scores.weight)[1]
 
 
+class Watched(nn.Module):
+    """Leaves weights in an attribute and heads in a list, as deep supervision does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.weights: torch.Tensor | None = None
+        self.heads = [torch.zeros(1), torch.zeros(1)]
+
+    def forward(self, x):
+        self.weights = self.first(x).softmax(-1)
+        self.heads[0] = x * self.weights
+        self.heads[1] = self.second(self.heads[0]).tanh()
+        return torch.stack(self.heads)
+
+
 def _chain(kind: type[nn.Module]) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), kind(), nn.Linear(8, 8), kind())
 
@@ -143,6 +159,7 @@ WRITING = (
     Case("averages of weights kept by forward", Momentum, _rows),
     Case("buffers that forward replaces", lambda: _chain(Range), _rows, torch.sum),
     Case("buffers replaced where data decide", lambda: _chain(RangeByData), _rows, torch.sum),
+    Case("tensors left in attributes and lists", Watched, _rows, torch.sum),
     Case("CTC losses", Speech, _speech),
     Case("recurrent cells", Cells, lambda: (torch.randn(6, 8),)),
     Case("targets put by masks, determinants", Matched, lambda: (*_rows(), torch.arange(6))),

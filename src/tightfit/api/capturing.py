@@ -11,6 +11,7 @@ from tightfit.api.options import Options
 from tightfit.api.parts.candidates import may_be_planned
 from tightfit.api.pipeline import capture_step
 from tightfit.capture.joint import TracedCall
+from tightfit.capture.kept import KeptTensors
 from tightfit.capture.lift import Captured
 from tightfit.capture.outside import OutsideTensors, forget_traced_results
 from tightfit.capture.probe import probe, warm_up
@@ -29,12 +30,22 @@ _MOST_OUTSIDE = 64  # a forward that makes new ones each time would never come t
 
 
 def capture_around_data(
-    call: TracedCall, options: Options, name: str, neighbour: Graph | None = None
+    call: TracedCall,
+    options: Options,
+    name: str,
+    neighbour: Graph | None = None,
+    *,
+    keeping: bool = False,
 ) -> tuple[Captured, TracedCall]:
     """Capture a step, whatever data decides in it.
 
     An inner module in which computed values decide what runs becomes one op. Where they do in the
     outermost forward, the step is captured for the answers of this call.
+
+    Parameters
+    ----------
+    keeping : bool
+        Whether tensors that the forward leaves in attributes may become further results.
 
     Returns
     -------
@@ -67,6 +78,11 @@ def capture_around_data(
                     settled = PythonState(call.modules)
                     settled.__enter__()
                     warm_up(call)
+                elif error.cause == "state" and keeping:
+                    keeping = False
+                    call = dataclasses.replace(
+                        call, function=KeptTensors(call.function, call.modules)
+                    )
                 else:
                     raise
     except BaseException:

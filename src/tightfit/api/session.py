@@ -28,12 +28,14 @@ from tightfit.api.shapes import (
     Planned,
     Shape,
     assumed_outside_bytes,
+    forget_oldest,
     outputs_beside_the_loss,
 )
 from tightfit.api.watching import watch
 from tightfit.capture import _tools as tools
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
+from tightfit.capture.kept import KeptTensors, Place, forget, put
 from tightfit.capture.lift import Captured
 from tightfit.capture.signature import (
     differ_in_sizes_only,
@@ -50,8 +52,6 @@ from tightfit.plan.plan import Gradients
 from tightfit.planners.minimum import MinimumBudget
 
 __all__ = ["Session"]
-
-_MOST_SHAPES = 16
 
 
 class Session:
@@ -90,6 +90,7 @@ class Session:
         self.detached: dict[Any, frozenset[int]] = {}
         self.opaque: frozenset[str] = frozenset()
         self.answered: frozenset[str] = frozenset()
+        self.kept: frozenset[Place] = frozenset()
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
         self.guard: Guard | None = None
         self.calls = 0
@@ -123,6 +124,7 @@ class Session:
         self.join_replicas(running_wrapper())
         if self.parts is not None:
             return self.parts(args, kwargs)
+        forget(self.modules, self.kept)
         try:
             shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
         except CaptureError as error:
@@ -131,7 +133,7 @@ class Session:
         shape, outputs = run_as_data_decide(self, shape, leaves, args, kwargs)
         if self.guard is not None:
             self.guard.after_forward()
-        return shape.captured.joint.structure.filled(outputs)
+        return put(shape.captured.joint.structure.filled(outputs), self.modules)
 
     def run(self, shape: Shape, leaves: list[Any]) -> list[Any]:
         """Run the forward of a shape's plan; return its flattened outputs."""
@@ -219,7 +221,8 @@ class Session:
 
     def _signature(self, leaves: list[Any], spec: Any) -> Any:
         root = self.root() if self.root is not None else None
-        return input_signature(leaves, spec), module_signature(self.modules, root)
+        kept = frozenset(place[:2] for place in self.kept)
+        return input_signature(leaves, spec), module_signature(self.modules, root, kept)
 
     @property
     def is_tuning(self) -> bool:
@@ -278,7 +281,7 @@ class Session:
         shape.outside_bytes = assumed_outside_bytes(shape.captured)
         self.shapes.setdefault(shape.key, []).append(shape)
         shape.used = self.calls
-        self._forget_oldest()
+        forget_oldest(self.shapes)
         return shape
 
     def _known_shape(self, key: Any, leaves: list[Any]) -> Shape | None:
@@ -319,23 +322,19 @@ class Session:
 
     def _capture(self, key: Any, call: TracedCall, neighbour: Graph | None) -> Captured:
         warn_of_hooks(self.modules, self.root() if self.root else None, self.warned_hooks)
-        captured, call = capture_around_data(call, self.options, self.name, neighbour)
+        captured, call = self._captured(call, neighbour)
         others = outputs_beside_the_loss(captured) - call.detached_outputs
         if others:
             self.detached[key] = call.detached_outputs | others
             call = dataclasses.replace(call, detached_outputs=self.detached[key])
-            captured, call = capture_around_data(call, self.options, self.name, neighbour)
+            captured, call = self._captured(call, neighbour)
         self.opaque, self.answered = call.opaque, call.answered
+        if isinstance(call.function, KeptTensors):
+            self.kept |= call.function.places
         return captured
 
-    def _forget_oldest(self) -> None:
-        while len(shapes := self.all_shapes()) > _MOST_SHAPES:
-            oldest = min(shapes, key=lambda shape: shape.used)
-            oldest.forget_plans()
-            for key, alike in list(self.shapes.items()):
-                self.shapes[key] = [shape for shape in alike if shape is not oldest]
-                if not self.shapes[key]:
-                    del self.shapes[key]
+    def _captured(self, call: TracedCall, neighbour: Graph | None) -> tuple[Captured, TracedCall]:
+        return capture_around_data(call, self.options, self.name, neighbour, keeping=True)
 
     # -- planning -----------------------------------------------------------------------------
 

@@ -19,9 +19,12 @@ __all__ = [
     "Planned",
     "Shape",
     "assumed_outside_bytes",
+    "forget_oldest",
     "outputs_beside_the_loss",
     "root_gradient_bytes",
 ]
+
+_MOST_SHAPES = 16
 
 
 @dataclass
@@ -115,6 +118,17 @@ def root_gradient_bytes(captured: Captured) -> int:
     granularity = captured.graph.device.granularity_bytes
     tangents = (v for v in captured.graph.values if v.role == "tangent")
     return sum(v.size_bytes for v in tangents if v.size_bytes <= granularity)
+
+
+def forget_oldest(known: dict[Any, list[Shape]]) -> None:
+    """Keep no more than some shapes, by signature: those used last."""
+    while len(shapes := [shape for alike in known.values() for shape in alike]) > _MOST_SHAPES:
+        oldest = min(shapes, key=lambda shape: shape.used)
+        oldest.forget_plans()
+        for key, alike in list(known.items()):
+            known[key] = [shape for shape in alike if shape is not oldest]
+            if not known[key]:
+                del known[key]
 
 
 def outputs_beside_the_loss(captured: Captured) -> frozenset[int]:

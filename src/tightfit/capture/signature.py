@@ -159,7 +159,11 @@ def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tuple(tensor.shape), layout, tensor.dtype, tensor.device, tensor.requires_grad)
 
 
-def module_signature(modules: dict[str, nn.Module], root: nn.Module | None) -> tuple[Any, ...]:
+def module_signature(
+    modules: dict[str, nn.Module],
+    root: nn.Module | None,
+    kept: frozenset[tuple[str, str]] = frozenset(),
+) -> tuple[Any, ...]:
     """Return what matters of modules: parameters, buffers, flags, plain attributes, hooks, modes.
 
     Modules that are alike have the same signature.
@@ -170,13 +174,19 @@ def module_signature(modules: dict[str, nn.Module], root: nn.Module | None) -> t
         The modules a step uses.
     root : nn.Module or None
         The module whose own hooks run around the step and so do not matter.
+    kept : set of (str, str)
+        Modules and their attributes in which every forward leaves a tensor.
     """
     parts: list[Any] = [_modes()]
     seen: dict[int, int] = {}
     for prefix, top in modules.items():
         for name, module in top.named_modules(remove_duplicate=False):
             parts.append((prefix, name, type(module), module.training))
-            parts.extend(_attributes(module))
+            own = _attributes(module)
+            if kept:
+                place = f"{prefix}.{name}".rstrip(".")
+                own = [(key, value) for key, value in own if (place, key) not in kept]
+            parts.extend(own)
             if module is not root:
                 parts.append(tuple(tuple(getattr(module, hooks)) for hooks in _HOOKS))
             for key, parameter in module._parameters.items():

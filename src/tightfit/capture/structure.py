@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tightfit.capture import _torch as private
+from tightfit.capture.kept import WithKept
 from tightfit.errors import CaptureError
 
 __all__ = ["PLAIN", "Structure", "flatten", "opened", "structure_of", "unflatten"]
@@ -186,6 +187,9 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     positions = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
     tensors = [leaves[i] for i in positions]
     rest = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
-    named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    told = output.output if isinstance(output, WithKept) else output
+    named = told.get("loss") if isinstance(told, dict) else getattr(told, "loss", None)
+    if told is not output and isinstance(told, torch.Tensor):
+        named = told  # if it is one number; what is kept beside a loss is looked at, no more
     loss = next((i for i, t in enumerate(tensors) if t is named), None)
     return tensors, Structure(spec, rest, positions, loss)
