@@ -379,6 +379,29 @@ def views_loss(out: Any) -> torch.Tensor:
     return out["h"].sum() + (out["t"] * 2).sum() + sum(p.square().sum() for p in out["parts"])
 
 
+class StateSpace(nn.Module):
+    """Convolves with a kernel out of complex poles: gradients come as conjugated views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.decay = nn.Parameter(torch.rand(8)), nn.Parameter(torch.rand(8, 4))
+        self.turn, self.gains = nn.Parameter(torch.rand(8, 4)), nn.Parameter(torch.rand(8, 4, 2))
+
+    def forward(self, x):
+        gains = torch.view_as_complex(self.gains)
+        poles = -torch.exp(self.decay) + 1j * self.turn
+        scaled = poles * torch.exp(self.step).unsqueeze(-1)
+        powers = torch.exp(scaled.unsqueeze(-1) * torch.arange(x.size(-1)))
+        gains = gains * (torch.exp(scaled) - 1.0) / poles
+        kernel = 2 * torch.einsum("hn,hnl->hl", gains, powers).real
+        spectrum = torch.fft.rfft(x, n=32) * torch.fft.rfft(kernel, n=32)
+        return x + torch.fft.irfft(spectrum, n=32)[..., : x.size(-1)]
+
+
+def states() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(1, 8, 1), StateSpace(), StateSpace())
+
+
 CASES = [
     Case("batch norm", BatchNormNet, lambda: (image(),)),
     Case("batch norm as cuDNN's is captured", UpdatingNet, lambda: (image(),)),
@@ -389,6 +412,7 @@ CASES = [
     Case("tied weights", Tied, lambda: (torch.randint(0, 20, (3, 7)),)),
     Case("weight used three times", TiedThrice, lambda: (torch.randint(0, 20, (3, 7)),)),
     Case("mutated buffers", MovingAverage, lambda: (torch.randn(4, 16),)),
+    Case("state-space kernels", states, lambda: (torch.randn(4, 1, 16),), torch.sum),
     Case("frozen parameters", Frozen, lambda: (image(),)),
     Case("outputs that are views", Views, lambda: (torch.randn(4, 6),), views_loss),
     Case("pools and upsampling", Pools, lambda: (image(),)),

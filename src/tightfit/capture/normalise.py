@@ -124,7 +124,8 @@ def _drop_detaches(joint: JointGraph) -> None:
 def _drop_clones(joint: JointGraph) -> None:
     """Drop copies with unchanged strides: in a functional graph they are the identity.
 
-    Unless somebody outside could tell: a copy that is returned, or of what the step mutates.
+    Unless somebody outside could tell: a copy that is returned, or of what the step mutates. And
+    unless it carries out what views put off: conjugation, negation.
     """
     outputs = {base_of(n) for n in _outputs(joint)}
     mutated = {joint.placeholders[i] for _, i in joint.write_backs}
@@ -132,7 +133,10 @@ def _drop_clones(joint: JointGraph) -> None:
         if node.op != "call_function" or node.target is not aten.clone.default:
             continue
         source = node.args[0]
-        same = node.meta["val"].stride() == source.meta["val"].stride()
+        value = source.meta["val"]
+        same = node.meta["val"].stride() == value.stride()
+        if value.is_conj() or value.is_neg():
+            continue
         if same and base_of(source) not in mutated and base_of(node) not in outputs:
             _replace(joint, node, source)
             joint.module.graph.erase_node(node)
