@@ -7,5 +7,4 @@ from support.processes import run_ranks
 
 
 def test_data_parallel() -> None:
-    """Gloo's threads free what they reduced when they get to run: too late at times."""
-    assert run_ranks(support.replicas) == [] or run_ranks(support.replicas) == []
+    assert run_ranks(support.replicas) == []

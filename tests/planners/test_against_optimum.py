@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.graphs import training_graphs
 from support.optimum import optimal_overhead, small_graphs
-from tightfit.graph import Graph
+from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
@@ -34,6 +34,33 @@ def test_greedy_is_never_cheaper_than_the_optimum(graph: Graph, share: float) ->
     if outcome.plan is not None:
         assert outcome.overhead >= optimum - TOLERANCE
     assert outcome.bound <= optimum + TOLERANCE
+
+
+def test_what_user_code_holds_at_a_crossing_is_gone_when_something_is_computed_again() -> None:
+    values = (Value(id=0, name="small", size_bytes=1), Value(id=1, name="large", size_bytes=8))
+    ops = [
+        Op(
+            id=i,
+            target="test",
+            segment=i,
+            alternatives=(
+                Alternative(
+                    reads=(0,) * i, writes=(i,), variants=(Variant(cost_s=1.0, workspace_bytes=i),)
+                ),
+            ),
+        )
+        for i in range(2)
+    ]
+    segments = (
+        Segment(id=0, phase="forward"),
+        Segment(id=1, phase="backward", outside_bytes=10),
+    )
+    graph = validate_graph(Graph(values=values, ops=tuple(ops), segments=segments))
+    assert optimal_overhead(graph, 11) == 0.0
+    assert optimal_overhead(graph, 10) == 0.5
+    for planner in ("greedy", "anytime"):
+        outcome = plan_with(planner, Task(graph=graph, budget_bytes=10), Limits(seconds=1))
+        assert outcome.overhead == 0.5
 
 
 @given(training_graphs(max_layers=2), st.floats(0.0, 1.0))

@@ -1,7 +1,8 @@
 """The cheapest plan of a small graph by exhaustive search over what may be alive.
 
 Every list of computes and frees whose first computations follow the graph's order is a path
-through states (first computations done, values alive); Dijkstra's algorithm finds the cheapest.
+through states (first computations done, values alive, whether the segment of the next one was
+entered); Dijkstra's algorithm finds the cheapest.
 Shares no code with any planner.
 """
 
@@ -19,7 +20,7 @@ from tightfit.graph.liveness import computed_ops
 
 __all__ = ["optimal_overhead", "small_graphs"]
 
-State = tuple[int, frozenset[int], tuple[int, ...]]
+State = tuple[int, frozenset[int], tuple[int, ...], bool]
 
 
 @st.composite
@@ -64,7 +65,7 @@ class _Search:
         self.linked = sorted({op for c in graph.choices for b in c.branches for op, _ in b})
 
     def run(self) -> float:
-        start: State = (0, frozenset(), ())
+        start: State = (0, frozenset(), (), False)
         queue: list[tuple[float, int, State]] = [(0.0, 0, start)]
         best = {start: 0.0}
         ticket = 0
@@ -72,9 +73,7 @@ class _Search:
             cost, _, state = heapq.heappop(queue)
             if cost > best[state]:
                 continue
-            if state[0] == len(self.graph.ops):
-                if not self.legal_end(state):
-                    continue
+            if state[0] == len(self.graph.ops) and self.legal_end(state):
                 return cost / self.base - 1.0
             for extra, following in self.moves(state):
                 total = cost + extra
@@ -98,27 +97,28 @@ class _Search:
         )
 
     def moves(self, state: State) -> Iterator[tuple[float, State]]:
-        done, alive, taken = state
+        done, alive, taken, entered = state
         for value in alive:
             if value < 0 or self.graph.values[value].fate == "none":
-                yield 0.0, (done, alive - {value}, taken)
+                yield 0.0, (done, alive - {value}, taken, entered)
+        if done == len(self.graph.ops):
+            return
+        if not entered:
+            after = self.crossed(done, alive)
+            if after is not None:
+                yield 0.0, (done, after, taken, True)
+            return
         op = self.graph.ops[done]
         segment = op.segment if done == 0 else max(op.segment, self.graph.ops[done - 1].segment)
-        entered = self.crossed(done, alive)
-        if entered is not None:
-            yield from self.first(op, (done, entered, taken))
-            for again in self.graph.ops[:done]:
-                yield from self.again(again, segment, (done, entered, taken))
+        yield from self.first(op, state)
+        for again in self.graph.ops[:done]:
+            yield from self.again(again, segment, state)
 
     def crossed(self, done: int, alive: frozenset[int]) -> frozenset[int] | None:
         """What is alive after the crossings between first computations done-1 and done."""
         ops, segments = self.graph.ops, self.graph.segments
         before = ops[done - 1].segment if done else -1
         after = ops[done].segment if done < len(ops) else len(segments) - 1
-        if before < after and any(
-            v >= 0 and self.graph.values[v].segment in range(before + 1, after + 1) for v in alive
-        ):
-            return alive  # already entered in an earlier move
         for segment in range(before + 1, after + 1):
             alive = frozenset(
                 v for v in alive if v < 0 or self.graph.values[v].fate != "written_back"
@@ -131,9 +131,9 @@ class _Search:
         return alive
 
     def first(self, op: Op, state: State) -> Iterator[tuple[float, State]]:
-        done, alive, taken = state
+        done, alive, taken, _ = state
         if not op.required:
-            yield 0.0, (done + 1, alive, (*taken, -1) if op.id in self.linked else taken)
+            yield 0.0, (done + 1, alive, (*taken, -1) if op.id in self.linked else taken, False)
         for number, way in enumerate(op.alternatives):
             if way.use == "again":
                 continue
@@ -143,10 +143,10 @@ class _Search:
                 held.append(frozenset({-op.id - 1}))
             for extra in held:
                 for cost, after in self.run_way(way, alive | extra):
-                    yield cost, (done + 1, after, now)
+                    yield cost, (done + 1, after, now, False)
 
     def again(self, op: Op, segment: int, state: State) -> Iterator[tuple[float, State]]:
-        done, alive, taken = state
+        done, alive, taken, entered = state
         segments = self.graph.segments
         if op.pinned is not None or segments[op.segment].program != segments[segment].program:
             return
@@ -161,7 +161,7 @@ class _Search:
             if not op.required and (way.use != "any" or op.segment != segment):
                 continue
             for cost, after in self.run_way(way, alive):
-                yield cost, (done, after, taken)
+                yield cost, (done, after, taken, entered)
 
     def run_way(
         self, way: Alternative, alive: frozenset[int]

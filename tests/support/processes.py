@@ -39,9 +39,11 @@ def run_ranks(script: ModuleType, *words: str, timeout: float = 200) -> list[str
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-        return [
+        failed = [
             file.read_text() for rank, file in zip(ranks, files, strict=True) if rank.returncode
         ]
+        print(*failed, sep="\n", file=sys.stderr)  # whole, should the test fail
+        return failed
 
 
 def end_rank() -> None:

@@ -67,12 +67,13 @@ def fastest_plan(
     refuse_uncompilable(shape.captured)
     full = shape.captured.with_graph(task.graph)
     step = _for_the_compiler(full, options)
+    uncompiled = full if options.plan is None else step
     if _was_beaten(shape, task):
-        return _one_by_one(shape, full if options.plan is None else step, task, options, True)
+        return _one_by_one(shape, uncompiled, task, options, True)
     tried = compiled_tries(step, task, options, inputs, name)
     holding = [plan for plan in tried if plan.peak_bytes(task.graph) <= task.budget_bytes]
     try:
-        single = _one_by_one(shape, full if options.plan is None else step, task, options)
+        single = _one_by_one(shape, uncompiled, task, options)
     except InfeasibleBudget:
         if not holding:
             raise

@@ -143,8 +143,7 @@ def refuse_to_prepare(session: Session, reason: CaptureError) -> NoReturn:
     CaptureError
         The reason why the whole cannot be captured, with what happens instead where it is trained.
     """
-    if isinstance(reason, NothingToTrain) or not has_parts(session.modules, session.root):
-        raise reason
+    _refuse_without_parts(session, reason)
     raise CaptureError(
         f"{session.name} cannot be planned beforehand: {reason}. Its parts are planned while it "
         "takes its first step: train, then ask for tightfit.report"
@@ -163,8 +162,7 @@ def run_in_parts(
     CaptureError
         The reason, if there is no part that can be planned; generators are then as before.
     """
-    if isinstance(reason, NothingToTrain) or not has_parts(session.modules, session.root):
-        raise reason
+    _refuse_without_parts(session, reason)
     if session.options.compile:
         raise CompileError(
             f"{session.name} allows no single graph to compile: {reason}. Way out: compile=False "
@@ -182,3 +180,8 @@ def run_in_parts(
         raise
     session.parts, session.guard = parts, parts.steps.guard
     return output
+
+
+def _refuse_without_parts(session: Session, reason: CaptureError) -> None:
+    if isinstance(reason, NothingToTrain) or not has_parts(session.modules, session.root):
+        raise reason
