@@ -22,6 +22,7 @@ from tightfit.errors import (
     SecondForward,
     TightfitError,
 )
+from tightfit.execution.attach import attached
 
 
 def small() -> nn.Sequential:
@@ -110,6 +111,21 @@ class TestTheModuleStaysWhatItWas:
         assert model(batch()).dtype == torch.bfloat16
         with pytest.raises(BadInput, match="neither a fitted model"):
             tightfit.report(model)
+
+    def test_training_around_it_is_noticed_until_it_is_left(self):
+        """Also where the first fit of two, or one that was taken back, never ran a step."""
+        x = batch()
+        with pytest.raises(BadInput, match=r"reached '.*' of a fitted Sequential whose"):
+            fitted()[0](x).sum().backward()
+        with pytest.warns(UserWarning, match="trained around its plan"):
+            fitted(on_exceed="warn")[0](x).sum().backward()
+        model = fitted()
+        first = attached(model)
+        fitted(model)(x).sum().backward()
+        model = fitted(tightfit.unfit(model))
+        second = attached(model)
+        tightfit.unfit(model)[0](x).sum().backward()
+        assert not first.is_used and not second.is_used
 
     def test_dynamo_compiles_nothing_of_it(self):
         graphs = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable
@@ -20,22 +21,27 @@ def expect_calls(session: Session) -> None:
     """Complain when the first gradients reach a fitted model whose forward was never called.
 
     Code that trains may call inner modules or other methods instead: a plan sees nothing of that.
-    What watches for it goes with the first gradients.
+    What watches for it goes with the first gradients, or when the session leaves the model.
     """
     handles: list[Any] = []
     for name, parameter in session.modules["model"].named_parameters():
         if not is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
             arrived = _arrival(weakref.ref(session), name, handles)
             handles.append(parameter.register_post_accumulate_grad_hook(arrived))
+    session.at_leaving(functools.partial(_remove, handles))
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
 
 
 def _arrival(
     session: weakref.ref[Session], name: str, handles: list[Any]
 ) -> Callable[[torch.Tensor], None]:
     def arrived(_: torch.Tensor) -> None:
-        for handle in handles:
-            handle.remove()
-        handles.clear()
+        _remove(handles)
         expecting = session()
         if expecting is not None and not expecting.is_used:
             _complain(expecting, name)

@@ -101,6 +101,7 @@ class Session:
         self.warned_hooks: set[str] = set()
         self.replicas: Replicas | None = None
         self.parts: Fallback | None = None
+        self._at_leaving: list[Callable[[], None]] = []
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -248,10 +249,17 @@ class Session:
             return self.parts.close_step()
         return self.guard.close() if self.guard is not None else None
 
+    def at_leaving(self, callback: Callable[[], None]) -> None:
+        """Call back when the model is fitted no longer, or anew."""
+        self._at_leaving.append(callback)
+
     def leave(self) -> None:
-        """No longer take part in a shared budget."""
+        """No longer take part in a shared budget; take back what watches the model."""
         if self.options.shared is not None:
             self.options.shared.leave(self)
+        for callback in self._at_leaving:
+            callback()
+        self._at_leaving.clear()
 
     # -- capture ------------------------------------------------------------------------------
 
