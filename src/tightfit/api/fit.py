@@ -138,39 +138,42 @@ def fit(
         compile=compile,
     )
 
-    def attach_to(module: nn.Module) -> Session:
-        copied = module is not model
-        session = Session(
-            original_forward(module),
-            {"model": module},
-            module,
-            dataclasses.replace(options, optimizer=None) if copied else options,
-            type(module).__name__,
+    parts = sharded_parts(model)
+    if not parts:
+        _fit_whole(model, options, shapes)
+        return model
+    if tuple(shapes):
+        raise BadInput("a model with sharded parts is planned as it runs: it takes no shapes=")
+    if options.compile:
+        raise BadInput(
+            "compile=True is not available for a model with sharded parts: each part's bytes "
+            "would follow its plan only roughly. Leave it out"
         )
-        refuse_unfittable(module)
-        if not copied:
-            session.prepare_all(shapes)
-        replaced = None if copied else attached(module)
-        attach(module, session, attach_to)
-        if not copied:
-            expect_calls(session)
-        if replaced is not None:
-            replaced.leave()
+    _fit_in_parts(model, parts, options)
+    return model
+
+
+def _fit_whole(model: nn.Module, options: Options, shapes: Iterable[Any]) -> None:
+    """Attach a session that plans the model as one; a copy of the model gets one of its own."""
+
+    def refit(copy: nn.Module) -> Session:
+        refuse_unfittable(copy)
+        session = session_of(copy, dataclasses.replace(options, optimizer=None))
+        attach(copy, session, refit)
         return session
 
-    parts = sharded_parts(model)
-    if parts:
-        if tuple(shapes):
-            raise BadInput("a model with sharded parts is planned as it runs: it takes no shapes=")
-        if options.compile:
-            raise BadInput(
-                "compile=True is not available for a model with sharded parts: each part's bytes "
-                "would follow its plan only roughly. Leave it out"
-            )
-        _fit_in_parts(model, parts, options)
-    else:
-        attach_to(model)
-    return model
+    def session_of(module: nn.Module, its: Options) -> Session:
+        name = type(module).__name__
+        return Session(original_forward(module), {"model": module}, module, its, name)
+
+    session = session_of(model, options)
+    refuse_unfittable(model)
+    session.prepare_all(shapes)
+    replaced = attached(model)
+    attach(model, session, refit)
+    expect_calls(session)
+    if replaced is not None:
+        replaced.leave()
 
 
 def _fit_in_parts(model: nn.Module, parts: dict[str, nn.Module], options: Options) -> None:

@@ -88,15 +88,7 @@ def compare_planners(
     gradients = step_options.gradients
     asked = [budget_named(step, text, gradients) for text in budgets.split(",")]
     tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
-    with terminal_progress() as progress:
-        if results is not None:
-            alone = msgspec.structs.replace(limits, workers=1)
-            jobs = [Job(task=task, planner=name, limits=alone) for task in tasks for name in names]
-            rows = sweep(jobs, results, scheduler=scheduler, progress=progress)
-        elif scheduler is not None:
-            raise BadInput("--scheduler needs --results, the folder for the rows")
-        else:
-            rows = compare(tasks, names, limits, progress)
+    rows = _rows(tasks, names, limits, results, scheduler)
     if not isinstance(loaded, Graph):
         rows = _with_pytorch(rows, loaded, tasks, ways, limits)
     if output is not None:
@@ -128,6 +120,24 @@ def _names(planners: str, target: str) -> tuple[tuple[str, ...], tuple[str, ...]
 
     every = PYTORCH if planners == "all" else ways_named(ways)
     return (planners_named(others) if others else ()), every
+
+
+def _rows(
+    tasks: Sequence[Task],
+    names: Sequence[str],
+    limits: Limits,
+    results: Path | None,
+    scheduler: str | None,
+) -> tuple[ComparisonRow, ...]:
+    """The rows of all planners at all budgets, from a folder of results where one is given."""
+    with terminal_progress() as progress:
+        if results is not None:
+            alone = msgspec.structs.replace(limits, workers=1)
+            jobs = [Job(task=task, planner=name, limits=alone) for task in tasks for name in names]
+            return sweep(jobs, results, scheduler=scheduler, progress=progress)
+        if scheduler is not None:
+            raise BadInput("--scheduler needs --results, the folder for the rows")
+        return compare(tasks, names, limits, progress)
 
 
 def _with_pytorch(
