@@ -2,6 +2,7 @@
 
 python benchmarks/papers.py compare --models vgg16 --ratios 0.6,0.7,0.8 --time-limit 120
 python benchmarks/papers.py sizes|memory|batch|breakdown|step
+python benchmarks/papers.py small --ratios 0.7,0.8,0.9
 python benchmarks/papers.py tables
 
 Models come from the zoo at the papers' batch sizes and resolutions, captured on fake tensors and
@@ -28,6 +29,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.papers_small import SEEDS, small_step
 from benchmarks.papers_tables import write_tables
 from tightfit.api.check import captured_step
 from tightfit.api.pytorch import PYTORCH, PyTorch
@@ -89,6 +91,7 @@ def main() -> None:
         "step": (step, "resnet50"),
         "batch": (batch, CHECKMATE_MODELS),
         "breakdown": (breakdown, CHECKMATE_MODELS),
+        "small": (small, SEEDS),
     }
     run, models = kinds[options.command]
     for model in (options.models or models).split(","):
@@ -98,10 +101,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    commands = ("compare", "sizes", "memory", "step", "batch", "breakdown", "tables")
+    commands = ("compare", "sizes", "memory", "step", "batch", "breakdown", "small", "tables")
     parser.add_argument("command", choices=commands)
     parser.add_argument("--costs", default="p100", help="modelled costs, such as p100 or v100")
-    parser.add_argument("--models", help="names of zoo models, separated by commas")
+    parser.add_argument("--models", help="names of zoo models (seeds for small), by commas")
     parser.add_argument("--ratios", default="0.3,0.4,0.5,0.6,0.7,0.8")
     parser.add_argument("--planners", help="names separated by commas, or all")
     parser.add_argument("--time-limit", type=float, default=120.0, help="seconds per cell")
@@ -156,6 +159,20 @@ def compare(model: str, options: argparse.Namespace) -> None:
                 {**key, "planner": way, **limit},
                 lambda way=way, task=task: as_row(lambda: pytorch.row(way, task, limits)),
             )
+
+
+def small(seed: str, options: argparse.Namespace) -> None:
+    """Checkmate's program on a random step of 40 to 60 ops, with nothing borrowed."""
+    rows = Rows("small")
+    graph = small_step(int(seed), options.costs)
+    limits = Limits(seconds=options.time_limit, workers=1)
+    for ratio in map(float, options.ratios.split(",")):
+        task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio))
+        rows.add(
+            {"graph": seed, "ops": len(graph.ops), "costs": options.costs, "ratio": ratio}
+            | {"planner": "checkmate", "time_limit_s": options.time_limit},
+            lambda task=task: as_row(lambda: compared(task, "checkmate", limits)),
+        )
 
 
 def processor_s() -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.papers_claims import Row, rounding_parts, solver_parts, speed_parts, table
+from benchmarks.papers_small import small_parts
 from tightfit.planners.registry import PLANNERS
 from tightfit.reporting.plot import Curve, line_plot
 
@@ -45,6 +46,7 @@ def write_tables(results: Path, docs: Path) -> None:
         *rounding_parts(rows),
         *speed_parts(rows),
         *solver_parts(rows),
+        *small_parts(read(results, "small")),
         *size_parts(read(results, "sizes")),
         *memory_parts(read(results, "memory")),
         *batch_parts(read(results, "batch")),

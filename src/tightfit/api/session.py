@@ -29,6 +29,7 @@ from tightfit.api.shapes import (
     Shape,
     assumed_outside_bytes,
     forget_oldest,
+    most_alike,
     outputs_beside_the_loss,
 )
 from tightfit.api.watching import watch
@@ -38,7 +39,6 @@ from tightfit.capture.joint import TracedCall
 from tightfit.capture.kept import KeptTensors, Place, forget, put
 from tightfit.capture.lift import Captured
 from tightfit.capture.signature import (
-    differ_in_sizes_only,
     flatten,
     input_signature,
     module_signature,
@@ -303,15 +303,9 @@ class Session:
 
     def _neighbour(self, key: Any) -> Graph | None:
         """Return the graph of the same call on other sizes or answers, its own costs preferred."""
-        alike = [
-            (not shape.is_further, shape.used, known)
-            for known, shapes in self.shapes.items()
-            for shape in shapes
-            if known == key or differ_in_sizes_only(known, key)
-        ]
-        if not alike:
+        known = most_alike(self.shapes, key)
+        if known is None:
             return None
-        known = max(alike, key=lambda one: one[:2])[2]
         self.detached.setdefault(key, self.detached.get(known, frozenset()))
         return max(self.shapes[known], key=lambda shape: shape.used).captured.graph
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tightfit.api.background import Search
 from tightfit.api.tuning import Tuner
 from tightfit.capture.lift import Captured
+from tightfit.capture.signature import differ_in_sizes_only
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
@@ -20,6 +21,7 @@ __all__ = [
     "Shape",
     "assumed_outside_bytes",
     "forget_oldest",
+    "most_alike",
     "outputs_beside_the_loss",
     "root_gradient_bytes",
 ]
@@ -118,6 +120,17 @@ def root_gradient_bytes(captured: Captured) -> int:
     granularity = captured.graph.device.granularity_bytes
     tangents = (v for v in captured.graph.values if v.role == "tangent")
     return sum(v.size_bytes for v in tangents if v.size_bytes <= granularity)
+
+
+def most_alike(known: dict[Any, list[Shape]], key: Any) -> Any | None:
+    """Return the signature of the same call on other sizes or answers, its own costs preferred."""
+    alike = [
+        (not shape.is_further, shape.used, other)
+        for other, shapes in known.items()
+        for shape in shapes
+        if other == key or differ_in_sizes_only(other, key)
+    ]
+    return max(alike, key=lambda one: one[:2])[2] if alike else None
 
 
 def forget_oldest(known: dict[Any, list[Shape]]) -> None:
