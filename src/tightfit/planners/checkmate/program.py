@@ -12,7 +12,13 @@ from tightfit.plan.plan import Compute
 from tightfit.planners.checkmate.constraints import FAMILIES
 from tightfit.planners.checkmate.variables import Variables
 from tightfit.planners.schedule import stages_of
-from tightfit.planners.solvers import Program, ProgramBuilder, settle_equations
+from tightfit.planners.solvers import (
+    Program,
+    ProgramBuilder,
+    grains,
+    settle_equations,
+    within_reach,
+)
 from tightfit.planners.solvers.program import Floats
 from tightfit.planners.staged import Stage, Staged
 
@@ -115,4 +121,12 @@ def build_program(problem: Staged, stages: Sequence[Stage]) -> CheckmateProgram:
     variables = Variables.of(problem, stages, builder)
     for family in FAMILIES:
         family(variables)
-    return CheckmateProgram(variables=variables, program=builder.build())
+    program = within_reach(builder.build(), _grains(variables))
+    return CheckmateProgram(variables=variables, program=program)
+
+
+def _grains(variables: Variables) -> list[float]:
+    """What the sizes of values that may be made again are multiples of."""
+    stored = variables.problem.values.values()
+    sizes = [value.size_bytes for value in stored if value.recoverable]
+    return [variables.units(grain) for grain in grains(sizes, variables.problem.capacity_bytes)]

@@ -11,7 +11,13 @@ from tightfit.plan.plan import Compute
 from tightfit.planners.monet.constraints import FAMILIES
 from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.monet.variables import LocalBound, Variables
-from tightfit.planners.solvers import Program, ProgramBuilder, settle_equations
+from tightfit.planners.solvers import (
+    Program,
+    ProgramBuilder,
+    grains,
+    settle_equations,
+    within_reach,
+)
 from tightfit.planners.solvers.program import Floats
 from tightfit.planners.staged import Staged, Way
 
@@ -112,4 +118,12 @@ def build_program(
     variables = Variables.of(problem, implementations, builder, local_bound)
     for family in FAMILIES:
         family(variables)
-    return MonetProgram(variables=variables, program=builder.build())
+    program = within_reach(builder.build(), _grains(variables))
+    return MonetProgram(variables=variables, program=program)
+
+
+def _grains(variables: Variables) -> list[float]:
+    """What the sizes of values that may be made again are multiples of."""
+    stored = variables.problem.values.values()
+    sizes = [value.size_bytes for value in stored if value.recoverable]
+    return [variables.units(grain) for grain in grains(sizes, variables.problem.capacity_bytes)]

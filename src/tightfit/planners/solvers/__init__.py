@@ -1,6 +1,7 @@
 """One small interface to mixed-integer linear programming solvers, in process or in a child."""
 
 from tightfit.planners.solvers.program import Answer, Options, Program, ProgramBuilder
+from tightfit.planners.solvers.reach import grains, within_reach
 from tightfit.planners.solvers.row_generation import settle_equations, solve_by_rows
 from tightfit.planners.solvers.solve import SOLVERS, solve
 
@@ -10,7 +11,9 @@ __all__ = [
     "Options",
     "Program",
     "ProgramBuilder",
+    "grains",
     "settle_equations",
     "solve",
     "solve_by_rows",
+    "within_reach",
 ]

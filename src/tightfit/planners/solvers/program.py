@@ -61,9 +61,16 @@ class Program:
 
     def activities(self, values: Floats) -> Floats:
         """Return ``A x``, shape (rows,)."""
-        terms = self.coefficients * values[self.indices]
+        return self.by_row(self.coefficients * values[self.indices])
+
+    def by_row(self, entries: Floats) -> Floats:
+        """Return the sums of what is given for every entry, shape (rows,)."""
         rows = np.repeat(np.arange(self.rows), np.diff(self.starts))
-        return np.bincount(rows, weights=terms, minlength=self.rows).astype(np.float64)
+        return np.bincount(rows, weights=entries, minlength=self.rows).astype(np.float64)
+
+    def definitions(self) -> Integers:
+        """Return the rows that define their first column: equations in groups, in order."""
+        return np.nonzero((self.row_lower == self.row_upper) & (self.groups >= 0))[0]
 
     def only(self, groups: Collection[int]) -> Program:
         """Return the program with the rows of these groups and those that are always needed."""

@@ -109,7 +109,7 @@ def violated_groups(program: Program, values: Floats) -> list[int]:
     activities = program.activities(values)
     excess = np.maximum(program.row_lower - activities, activities - program.row_upper)
     beyond = np.maximum(program.lower - values, values - program.upper)
-    defined = np.nonzero((program.row_lower == program.row_upper) & (program.groups >= 0))[0]
+    defined = program.definitions()
     columns = program.indices[program.starts[defined]]
     excess[defined] = np.maximum(excess[defined], beyond[columns])
     worst = np.zeros(int(program.groups.max(initial=-1)) + 3)
@@ -126,7 +126,7 @@ def violated_groups(program: Program, values: Floats) -> list[int]:
 
 def settle_equations(program: Program, values: Floats) -> None:
     """Set the columns that equations in groups define, in the order of the rows."""
-    for row in np.nonzero((program.row_lower == program.row_upper) & (program.groups >= 0))[0]:
+    for row in program.definitions():
         terms = slice(program.starts[row], program.starts[row + 1])
         columns, coefficients = program.indices[terms], program.coefficients[terms]
         rest = float(coefficients[1:] @ values[columns[1:]])

@@ -1,0 +1,151 @@
+"""Lower what rows allow to what integers can reach.
+
+The bytes of a step's tensors are mostly multiples of one number, the *grain*, but for some small
+ones. So are sums of them: a budget between two multiples is never filled, yet a relaxation fills
+it to the last byte, and branching has a long way to go before that is made good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tightfit.planners.solvers.program import Floats, Program
+
+__all__ = ["grains", "within_reach"]
+
+_TOLERANCE = 1e-6
+"""Of a grain: what floating point may add to a sum or take from it."""
+
+_SMALLEST = 1e-5  # grain, as a share of the limit
+_MOST = 6  # grains
+
+
+def grains(sizes: Iterable[int], limit: int) -> list[int]:
+    """Return what the largest, the two largest, ... of some sizes are multiples of, falling.
+
+    Parameters
+    ----------
+    sizes : iterable of int
+        Bytes.
+    limit : int
+        Bytes that sums of them are held against: grains that are tiny beside it are left out.
+    """
+    grain = 0
+    found: dict[int, None] = {}
+    for size in sorted(set(sizes), reverse=True):
+        grain = math.gcd(grain, size)
+        if grain > _SMALLEST * limit:
+            found[grain] = None
+    return list(found)[-_MOST:]
+
+
+def within_reach(program: Program, grains: Iterable[float]) -> Program:
+    """Return the program with lower bounds on sums of integers; its solutions stay the same.
+
+    Parameters
+    ----------
+    program : Program
+        No column is below 0. Real columns count where an equation in a group defines them (see
+        `ProgramBuilder.row`).
+    grains : iterable of float
+        In the unit of the coefficients.
+    """
+    for grain in grains:
+        program = _within_reach(program, grain)
+    return program
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums that are multiples of a grain and `fixed` and between ``-below`` and `above`."""
+
+    fixed: Floats
+    below: Floats
+    above: Floats
+
+    def bounded(self, upper: Floats, grain: float) -> Floats:
+        """Return the most that sums within these bounds can be."""
+        with np.errstate(invalid="ignore"):
+            room = upper - self.fixed
+            multiple = grain * np.floor((room + self.below) / grain + _TOLERANCE)
+            reached = multiple + self.above + _TOLERANCE * grain
+        lowered = self.fixed + np.minimum(room, reached)
+        return np.where(np.isfinite(lowered), lowered, upper)
+
+
+def _within_reach(program: Program, grain: float) -> Program:
+    integers = _integers_by_row(program, grain)
+    reals = _reals(program, integers)
+    rows = _with_reals(program, integers, reals)
+    one_sided = np.isneginf(program.row_lower)
+    return replace(
+        program,
+        row_upper=np.where(one_sided, rows.bounded(program.row_upper, grain), program.row_upper),
+        upper=np.where(program.integer == 1, program.upper, reals.bounded(program.upper, grain)),
+    )
+
+
+def _integers_by_row(program: Program, grain: float) -> _Sums:
+    """What the integer columns of each row add up to: the rests of their coefficients."""
+    indices, coefficients = program.indices, program.coefficients
+    is_fixed = program.lower[indices] == program.upper[indices]
+    fixed = np.where(is_fixed, coefficients * program.upper[indices], 0.0)
+    rests = (coefficients - grain * np.rint(coefficients / grain)) * program.upper[indices]
+    rests[is_fixed | (program.integer[indices] == 0)] = 0.0
+    return _Sums(
+        fixed=program.by_row(fixed),
+        below=program.by_row(np.maximum(-rests, 0.0)),
+        above=program.by_row(np.maximum(rests, 0.0)),
+    )
+
+
+def _reals(program: Program, rows: _Sums) -> _Sums:
+    """What is known of real columns; nothing where no equation defines one."""
+    known = _Sums(
+        fixed=np.zeros(program.columns),
+        below=np.full(program.columns, np.inf),
+        above=np.full(program.columns, np.inf),
+    )
+    is_real = _is_real(program).tolist()
+    for row in program.definitions().tolist():
+        entries = slice(program.starts[row], program.starts[row + 1])
+        defined, *others = program.indices[entries].tolist()
+        factor, *factors = program.coefficients[entries].tolist()
+        fixed = program.row_upper[row] - rows.fixed[row]
+        below, above = rows.above[row], rows.below[row]
+        for column, times in zip(others, factors, strict=True):
+            if is_real[column]:
+                fixed -= times * known.fixed[column]
+                ends = known.below[column], known.above[column]
+                below += ends[times > 0] if abs(times) == 1.0 else np.inf
+                above += ends[times < 0] if abs(times) == 1.0 else np.inf
+        if factor == 1.0:
+            known.fixed[defined], known.below[defined], known.above[defined] = fixed, below, above
+    return known
+
+
+def _with_reals(program: Program, rows: _Sums, reals: _Sums) -> _Sums:
+    """What each row adds up to, the real columns included."""
+    entries = np.nonzero(_is_real(program)[program.indices])[0]
+    columns, factors = program.indices[entries], program.coefficients[entries]
+    known = np.abs(factors) == 1.0
+    ends = reals.below[columns], reals.above[columns]
+    fixed, below, above = np.zeros((3, len(program.indices)))
+    fixed[entries] = factors * reals.fixed[columns]
+    below[entries] = np.where(known, np.where(factors > 0, ends[0], ends[1]), np.inf)
+    above[entries] = np.where(known, np.where(factors > 0, ends[1], ends[0]), np.inf)
+    return _Sums(
+        fixed=rows.fixed + program.by_row(fixed),
+        below=rows.below + program.by_row(below),
+        above=rows.above + program.by_row(above),
+    )
+
+
+def _is_real(program: Program) -> npt.NDArray[np.bool_]:
+    """Whether each column may take values between integers."""
+    return (program.integer == 0) & (program.lower < program.upper)
