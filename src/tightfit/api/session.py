@@ -91,6 +91,7 @@ class Session:
         self.opaque: frozenset[str] = frozenset()
         self.answered: frozenset[str] = frozenset()
         self.kept: frozenset[Place] = frozenset()
+        self.changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
         self.guard: Guard | None = None
         self.calls = 0
@@ -222,7 +223,7 @@ class Session:
 
     def _signature(self, leaves: list[Any], spec: Any) -> Any:
         root = self.root() if self.root is not None else None
-        kept = frozenset(place[:2] for place in self.kept)
+        kept = self.changing.union(place[:2] for place in self.kept)
         return input_signature(leaves, spec), module_signature(self.modules, root, kept)
 
     @property
@@ -331,6 +332,7 @@ class Session:
             call = dataclasses.replace(call, detached_outputs=self.detached[key])
             captured, call = self._captured(call, neighbour)
         self.opaque, self.answered = call.opaque, call.answered
+        self.changing |= captured.joint.opaque.changing
         if isinstance(call.function, KeptTensors):
             self.kept |= call.function.places
         return captured

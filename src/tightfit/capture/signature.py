@@ -33,6 +33,7 @@ __all__ = [
 
 _PLAIN = (bool, int, float, str, type(None))
 _BY_IDENTITY = (torch.Generator, torch.Tensor, types.FunctionType, types.BuiltinFunctionType)
+_CONTAINERS = (tuple, list, dict, set)
 _SKIPPED = frozenset(
     {
         "training",
@@ -175,9 +176,9 @@ def module_signature(
     root : nn.Module or None
         The module whose own hooks run around the step and so do not matter.
     kept : set of (str, str)
-        Modules and their attributes in which every forward leaves a tensor.
+        Modules and their attributes that every forward changes.
     """
-    parts: list[Any] = [_modes()]
+    parts: list[Any] = [_modes(), private.global_settings()]
     seen: dict[int, int] = {}
     for prefix, top in modules.items():
         for name, module in top.named_modules(remove_duplicate=False):
@@ -219,12 +220,30 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
             continue
         if isinstance(value, _PLAIN):
             found.append((key, value))
-        elif type(value) is tuple:
-            if all(isinstance(element, _PLAIN) for element in value):
-                found.append((key, value))
         elif _has_identity(type(value)):
             found.append((key, id(value)))
+        elif isinstance(value, _CONTAINERS) and key not in _KEPT_APART:
+            contents = _plain_contents(value)
+            if contents is not None:
+                found.append((key, contents))
     return found
+
+
+def _plain_contents(value: Any) -> Any:
+    """Return what a container holds, hashable; None if there is more than plain values in it."""
+    elements = value.items() if isinstance(value, dict) else value
+    contents: list[Any] = []
+    for element in elements:
+        plain = element
+        if isinstance(element, _CONTAINERS):
+            plain = _plain_contents(element)
+            if plain is None:
+                return None
+        elif not isinstance(element, _PLAIN):
+            return None
+        contents.append(plain)
+    held = frozenset(contents) if isinstance(value, set) else tuple(contents)
+    return type(value), held
 
 
 @functools.cache
