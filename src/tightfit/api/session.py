@@ -218,13 +218,14 @@ class Session:
                 "their backward: each would keep its activations and the budget would not hold. "
                 "Put the whole computation into one function and fit that with tightfit.step("
                 "function, modules=...), call backward first, or allow it with in_flight="
-                f"{len(waiting) + 1} (each call then gets its share of the budget)"
+                f"{len(waiting) + 1} (each call then gets its share of the budget). If no backward "
+                "is to come, call under torch.no_grad(), or let go of the outputs first (del loss)"
             )
 
     def _signature(self, leaves: list[Any], spec: Any) -> Any:
         root = self.root() if self.root is not None else None
         kept = self.changing.union(place[:2] for place in self.kept)
-        return input_signature(leaves, spec), module_signature(self.modules, root, kept)
+        return input_signature(leaves, spec), module_signature(self.modules, root, kept, leaves)
 
     @property
     def is_tuning(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ _HOOKS = (
 
 
 def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
-    """Return what matters of the flattened inputs of a call.
+    """Return what matters of the flattened inputs of a call, what they share included.
 
     Raises
     ------
@@ -63,10 +64,14 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
         For an input that is neither a tensor nor plain data.
     """
     parts: list[Any] = [spec]
+    first: dict[int, int] = {}
+    storages: dict[int, int] = {}
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             refuse_subclass(leaf, f"input {index}")
-            parts.append(_tensor(leaf))
+            same = first.setdefault(id(leaf), index)
+            shared = storages.setdefault(private.storage_key(leaf), index)
+            parts.append((*_tensor(leaf), same, shared))
         elif isinstance(leaf, PLAIN):
             parts.append((type(leaf), leaf))
         else:
@@ -164,6 +169,7 @@ def module_signature(
     modules: dict[str, nn.Module],
     root: nn.Module | None,
     kept: frozenset[tuple[str, str]] = frozenset(),
+    leaves: Iterable[Any] = (),
 ) -> tuple[Any, ...]:
     """Return what matters of modules: parameters, buffers, flags, plain attributes, hooks, modes.
 
@@ -177,9 +183,11 @@ def module_signature(
         The module whose own hooks run around the step and so do not matter.
     kept : set of (str, str)
         Modules and their attributes that every forward changes.
+    leaves : iterable
+        The call's inputs, which may be parameters or buffers themselves.
     """
     parts: list[Any] = [_modes(), private.global_settings()]
-    seen: dict[int, int] = {}
+    seen = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     for prefix, top in modules.items():
         for name, module in top.named_modules(remove_duplicate=False):
             parts.append((prefix, name, type(module), module.training))
@@ -197,7 +205,8 @@ def module_signature(
                     parts.append((key, number, *_tensor(parameter)))
             for key, buffer in module._buffers.items():
                 if buffer is not None:
-                    parts.append((key, *_tensor(buffer)))
+                    number = seen.setdefault(id(buffer), len(seen))
+                    parts.append((key, number, *_tensor(buffer)))
     return tuple(parts)
 
 
