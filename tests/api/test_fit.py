@@ -115,10 +115,12 @@ class TestTheModuleStaysWhatItWas:
     def test_training_around_it_is_noticed_until_it_is_left(self):
         """Also where the first fit of two, or one that was taken back, never ran a step."""
         x = batch()
+        model = fitted()
         with pytest.raises(BadInput, match=r"reached '.*' of a fitted Sequential whose"):
-            fitted()[0](x).sum().backward()
+            model[0](x).sum().backward()
+        model = fitted(on_exceed="warn")
         with pytest.warns(UserWarning, match="trained around its plan"):
-            fitted(on_exceed="warn")[0](x).sum().backward()
+            model[0](x).sum().backward()
         model = fitted()
         first = attached(model)
         fitted(model)(x).sum().backward()

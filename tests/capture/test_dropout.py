@@ -10,7 +10,7 @@ import tightfit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("probability", [0.1, 0.15, 0.42, 0.5, 0.76])
+@pytest.mark.parametrize("probability", [0.1, 0.15, 0.42, 0.5, 0.76, 1.0])
 def test_dropout_scales_as_plain_pytorch_does(probability: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(probability), nn.Linear(64, 64)).to(dtype)
@@ -24,5 +24,6 @@ def test_dropout_scales_as_plain_pytorch_does(probability: float, dtype: torch.d
         model.zero_grad()
         loss = function(x)
         loss.backward()
-        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+        grads = (p.grad for p in model.parameters())
+        results.append([loss.detach(), torch.get_rng_state(), *grads])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

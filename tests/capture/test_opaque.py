@@ -152,6 +152,30 @@ def test_a_block_that_keeps_more_than_was_measured_gets_a_new_plan(capsys) -> No
     assert "'blocks.0' kept" in capsys.readouterr().err
 
 
+class Counting(Wide):
+    """Counts its calls and remembers what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.seen = []
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(x.shape[0])
+        return super().forward(x)
+
+
+def test_what_a_block_counts_asks_for_no_new_plan(capsys) -> None:
+    model = opaque_tower(Counting)
+    tightfit.fit(model, "1GiB", costs="unit")
+    for _ in range(3):
+        model(torch.randn(16, 32)).backward()
+    assert model.blocks[1].calls == len(model.blocks[1].seen) == 3
+    assert len(attached(model).shapes) == 1
+    assert "new plan" not in capsys.readouterr().err
+
+
 class Saving(torch.autograd.Function):
     """Keeps a tensor where no hook sees it, as kernels of other libraries do."""
 

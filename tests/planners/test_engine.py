@@ -119,3 +119,21 @@ def test_a_snapshot_loads_to_the_same_schedule(graph: Graph, seed: int) -> None:
     other.load(schedule.words(), schedule.first_choices(), schedule.again_choices())
     assert other.check() == ""
     assert (other.cost, other.peak()) == (schedule.cost, schedule.peak())
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(0, 5)), max_size=8))
+def test_any_residency_settles_where_an_op_overwrites_what_nothing_makes_again(
+    ranges: list[tuple[int, int, int]],
+) -> None:
+    problem = _engine.Problem()
+    for op in range(5):
+        problem.add_value(4, op, -1, False)
+        problem.add_op(True, False, 0, 0)
+        reads = [op - 1] if op else []
+        problem.add_alternative(op, reads, [op], True, op in (2, 4))
+        overwritten = op - 1 if op in (1, 3) else -1
+        problem.add_option(op, 0, 1, 0, overwritten, 0, 0)
+    problem.finish()
+    schedule = _engine.Schedule(problem, LARGE)
+    schedule.load_ranges(ranges)
+    assert schedule.check() == ""

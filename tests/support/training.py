@@ -39,6 +39,17 @@ class Net(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
+class Scale(nn.Module):
+    """Reads a number in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = [2.0]
+
+    def forward(self, x):
+        return x * self.factors[0]
+
+
 def batches(count: int = 3, size: int = 8) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield batches; the global generator is set anew before each."""
     for seed in range(count):
@@ -297,7 +308,11 @@ def eval_mode(model, fit):
     optimizer = sgd(model)
     fit(model, optimizer)
     model.eval()
-    return steps(model, optimizer)
+    losses = steps(model, optimizer)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses += steps(model, optimizer, 1)
+    return losses
 
 
 @way("freezing and unfreezing parts")
@@ -329,7 +344,7 @@ def scaled_in_place(model, fit):
     return losses
 
 
-@way("modules changed between steps: replaced, parametrized, other modes")
+@way("modules changed between steps: replaced, parametrized, other modes, hooks")
 def changed(model, fit):
     optimizer = sgd(model)
     fit(model, optimizer)
@@ -343,6 +358,15 @@ def changed(model, fit):
     nn.utils.parametrize.register_parametrization(model.head, "weight", nn.Softplus())
     losses += steps(model, optimizer, 2)
     nn.utils.parametrize.remove_parametrizations(model.head, "weight")
+    model.body[4] = Scale()
+    losses += steps(model, optimizer, 1)
+    model.body[4].factors[0] = 3.0
+    losses += steps(model, optimizer, 1)
+    double = nn.modules.module.register_module_forward_hook(
+        lambda module, _, output: 2 * output if isinstance(module, Scale) else None
+    )
+    losses += steps(model, optimizer, 1)
+    double.remove()
     return losses + steps(model, optimizer, 1)
 
 

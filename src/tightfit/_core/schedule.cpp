@@ -281,11 +281,17 @@ void Schedule::clear_until(int value, int stage) {
     set_range(value, first, stage, false);
 }
 
+// Where a value may not begin at a stage's end it begins at the next one that may compute it, if
+// any before it is read.
 void Schedule::repair(const Repair& repair) {
     const int value = repair.value, stage = repair.stage;
     if (!repair.extend) {
-        if (resident_.get(value, stage + 1))
-            set_range(value, stage + 1, stage + 1, false);
+        int last = stage;
+        while (resident_.get(value, last + 1)) {
+            ++last;
+            if (problem_->may_recompute(problem_->values[value].producer, last)) break;
+        }
+        set_range(value, stage + 1, last, false);
         return;
     }
     keep_until(value, stage);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
 import weakref
 from collections.abc import Callable
@@ -42,11 +43,19 @@ def _arrival(
 ) -> Callable[[torch.Tensor], None]:
     def arrived(_: torch.Tensor) -> None:
         _remove(handles)
+        if _expects(session):
+            gc.collect()  # a model that was let go of expects nothing
         expecting = session()
-        if expecting is not None and not expecting.is_used:
+        if expecting is not None and _expects(session):
             _complain(expecting, name)
 
     return arrived
+
+
+def _expects(session: weakref.ref[Session]) -> bool:
+    """Whether a session awaits its first call."""
+    expecting = session()
+    return expecting is not None and not expecting.is_used
 
 
 def _complain(session: Session, name: str) -> None:

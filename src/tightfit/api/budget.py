@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class Budget:
 
     def join(self, session: Session) -> None:
         """Count a fitted callable among those that share the budget."""
+        if self._members:
+            gc.collect()  # those that were let go of count no longer
         self._members.add(session)
 
     def leave(self, session: Session) -> None:

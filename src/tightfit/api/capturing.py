@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import warnings
 
 from torch import nn
@@ -23,6 +24,8 @@ from tightfit.graph.ir import Graph
 
 __all__ = ["capture_around_data", "warn_of_hooks"]
 
+_ONE_AT_A_TIME = threading.RLock()
+"""The tracer of PyTorch patches classes while it runs: one thread at a time may capture."""
 _MOST_NAMED = 4
 _LARGE_SHARE = 0.5  # of the parameters: run as one op, such a module would leave little to plan
 _MOST_ATTEMPTS = 8
@@ -59,6 +62,13 @@ def capture_around_data(
     CaptureError
         If the step cannot be captured otherwise.
     """
+    with _ONE_AT_A_TIME:
+        return _captured_around_data(call, options, name, neighbour, keeping)
+
+
+def _captured_around_data(
+    call: TracedCall, options: Options, name: str, neighbour: Graph | None, keeping: bool
+) -> tuple[Captured, TracedCall]:
     settled: PythonState | None = None
     attempts = 0
     try:

@@ -166,9 +166,9 @@ def _fit_whole(model: nn.Module, options: Options, shapes: Iterable[Any]) -> Non
         name = type(module).__name__
         return Session(original_forward(module), {"model": module}, module, its, name)
 
-    session = session_of(model, options)
     refuse_unfittable(model)
-    session.prepare_all(shapes)
+    session = session_of(model, options)
+    _prepare_all(session, shapes)
     replaced = attached(model)
     attach(model, session, refit)
     expect_calls(session)
@@ -236,8 +236,17 @@ def step(
             )
     name = getattr(function, "__name__", type(function).__name__)
     session = Session(function, named, None, options, name)
-    session.prepare_all(shapes)
+    _prepare_all(session, shapes)
     return PlannedStep(session)
+
+
+def _prepare_all(session: Session, shapes: Iterable[Any]) -> None:
+    """Plan for example inputs; a session that cannot takes no part in a shared budget."""
+    try:
+        session.prepare_all(shapes)
+    except BaseException:
+        session.leave()
+        raise
 
 
 def _named(modules: Any) -> dict[str, nn.Module]:

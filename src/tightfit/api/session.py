@@ -91,6 +91,7 @@ class Session:
         self.opaque: frozenset[str] = frozenset()
         self.answered: frozenset[str] = frozenset()
         self.kept: frozenset[Place] = frozenset()
+        self.changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self.open: weakref.WeakSet[Run] = weakref.WeakSet()
         self.guard: Guard | None = None
         self.calls = 0
@@ -217,13 +218,14 @@ class Session:
                 "their backward: each would keep its activations and the budget would not hold. "
                 "Put the whole computation into one function and fit that with tightfit.step("
                 "function, modules=...), call backward first, or allow it with in_flight="
-                f"{len(waiting) + 1} (each call then gets its share of the budget)"
+                f"{len(waiting) + 1} (each call then gets its share of the budget). If no backward "
+                "is to come, call under torch.no_grad(), or let go of the outputs first (del loss)"
             )
 
     def _signature(self, leaves: list[Any], spec: Any) -> Any:
         root = self.root() if self.root is not None else None
-        kept = frozenset(place[:2] for place in self.kept)
-        return input_signature(leaves, spec), module_signature(self.modules, root, kept)
+        kept = self.changing.union(place[:2] for place in self.kept)
+        return input_signature(leaves, spec), module_signature(self.modules, root, kept, leaves)
 
     @property
     def is_tuning(self) -> bool:
@@ -331,6 +333,7 @@ class Session:
             call = dataclasses.replace(call, detached_outputs=self.detached[key])
             captured, call = self._captured(call, neighbour)
         self.opaque, self.answered = call.opaque, call.answered
+        self.changing |= captured.joint.opaque.changing
         if isinstance(call.function, KeptTensors):
             self.kept |= call.function.places
         return captured

@@ -63,6 +63,7 @@ def capture(
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
+    _refuse_shared_memory(call, joint)
     tied = _tied(call, joint)
     normalise(joint, tied)
     return lift(joint, device_of(call), name, tied)
@@ -208,6 +209,25 @@ def _refuse_sparse(joint: JointGraph) -> None:
                     "of Embedding(sparse=True): its size depends on the data and cannot be "
                     "planned. Way out: sparse=False, or leave this module out of the fitted part"
                 )
+
+
+def _refuse_shared_memory(call: TracedCall, joint: JointGraph) -> None:
+    """Refuse to change an input in place that lies in one storage with another tensor.
+
+    Where they overlap may be another place at the next call.
+    """
+    tensors = placeholder_tensors(joint, call.modules, _leaves(call))
+    owners: dict[int, set[int]] = {}
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            owners.setdefault(private.storage_key(tensor), set()).add(id(tensor))
+    for _, position in joint.write_backs:
+        source = joint.sources[position]
+        if source.kind == "input" and len(owners[private.storage_key(tensors[position])]) > 1:
+            raise CaptureError(
+                f"{source.name} is changed in place and shares its memory with another tensor of "
+                "the call: what else that changes cannot be planned. Way out: pass a clone of it"
+            )
 
 
 def _tied(call: TracedCall, joint: JointGraph) -> list[list[int]]:

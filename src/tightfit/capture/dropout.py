@@ -4,17 +4,34 @@ While tracing, torch turns dropout into `native_dropout`, which keeps a mask of 
 element where plain PyTorch keeps the scaled noise; the draws are the same. But plain PyTorch
 divides the noise by the probability to keep in the tensor's own precision, and `native_dropout`
 multiplies by a quotient of Python floats: for some probabilities, and always in half precision,
-the last bit differs.
+the last bit differs. And where everything is dropped plain PyTorch draws nothing.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
-__all__ = ["correct_dropout", "scaled_dropout"]
+from tightfit.capture import _torch as private
+
+__all__ = ["correct_dropout", "scaled_dropout", "traced_dropout"]
 
 aten = torch.ops.aten
+
+
+def traced_dropout() -> Any:
+    """Return a context in which dropout is traced without draws where everything is dropped."""
+    return private.python_kernels({aten.dropout.default: _dropout})
+
+
+def _dropout(x: torch.Tensor, probability: float, training: bool) -> torch.Tensor:
+    if not training or probability == 0:
+        return x.clone()
+    if probability == 1:
+        return x.mul(x.new_zeros(()))
+    return aten.native_dropout.default(x, probability, training)[0]
 
 
 def scaled_dropout(

@@ -264,7 +264,7 @@ class Block:
             record_bytes=size,
             # another branch may draw where this one did not
             random=drew or not isinstance(self.module, nn.RNNBase),
-            pinned=f"changes {changed[0]} of its module" if changed else None,
+            changed=tuple(changed),
         )
 
     def _explained(self, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]) -> Result:

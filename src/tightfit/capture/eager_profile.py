@@ -67,8 +67,8 @@ class Profile:
         What the autograd graph keeps besides.
     random : bool
         Whether it may draw random numbers.
-    pinned : str or None
-        Why it may not run twice in a step.
+    changed : tuple of str
+        Buffers and attributes of its module that it changes.
     """
 
     outputs: tuple[Geometry, ...]
@@ -78,7 +78,12 @@ class Profile:
     saved: tuple[int, ...]
     record_bytes: int
     random: bool
-    pinned: str | None
+    changed: tuple[str, ...]
+
+    @property
+    def pinned(self) -> str | None:
+        """Why it may not run twice in a step."""
+        return f"changes {self.changed[0]} of its module" if self.changed else None
 
     def filled(self, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
         """Return what the module returns, given its operands and outputs."""

@@ -23,6 +23,7 @@ from tightfit.capture.assignments import DataAssignments, members_of, write_repl
 from tightfit.capture.ctc import traced_ctc
 from tightfit.capture.decision_recorder import DecisionRecorder
 from tightfit.capture.decisions import Decisions
+from tightfit.capture.dropout import traced_dropout
 from tightfit.capture.explained import explained
 from tightfit.capture.layouts import Layouts, note_calls, true_layouts
 from tightfit.capture.modules import ModuleTrail, RepeatedMembers
@@ -264,6 +265,7 @@ def trace(
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(traced_packing(recorder.values_of))
             stack.enter_context(traced_cells())
+            stack.enter_context(traced_dropout())
             stack.enter_context(traced_ctc(recorder.values_of))
             stack.enter_context(trail)
             stack.enter_context(regions)

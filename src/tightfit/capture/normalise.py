@@ -40,6 +40,10 @@ _SHAPE_ONLY: dict[object, tuple[int, ...]] = {
     aten.reflection_pad2d_backward.default: (1,),
     aten.replication_pad2d_backward.default: (1,),
 }
+_BATCH_NORMS = (
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit_no_training.default,
+)
 
 
 def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
@@ -87,10 +91,11 @@ def _replace(joint: JointGraph, old: fx.Node, new: fx.Node) -> None:
 def _correct_statistics(joint: JointGraph) -> None:
     """Give the batch statistics of half-precision inputs the precision the kernel gives them.
 
-    The fake kernel says half precision where the CPU kernel returns single precision.
+    In evaluation they are empty, but backward wants their precision. The fake kernel says half
+    precision where the CPU kernel returns single precision.
     """
     for node in joint.module.graph.nodes:
-        if node.target is not aten._native_batch_norm_legit_functional.default:
+        if node.target not in _BATCH_NORMS:
             continue
         x = node.args[0].meta["val"]
         if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16):

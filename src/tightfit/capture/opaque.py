@@ -130,6 +130,7 @@ class OpaqueCalls:
         examples: Mapping[str, Sequence[Sequence[Any]]] | None = None,
     ) -> None:
         self.modules = opaque_modules(modules, named)
+        self._prefix = f"{next(iter(modules))}." if len(modules) == 1 else ""
         self._real_calls = examples or {}
         self._calls: dict[str, int] = {}
         self.look_up: Callable[[torch.Tensor], torch.Tensor | None] = _unknown
@@ -172,6 +173,16 @@ class OpaqueCalls:
     def changes_state(self) -> bool:
         """Whether a block changes buffers or Python state when it runs."""
         return any(b.profile is None or b.profile.pinned for b in self.blocks.values())
+
+    @property
+    def changing(self) -> frozenset[tuple[str, str]]:
+        """Names of modules, with attributes that blocks change: they tell no step from another."""
+        return frozenset(
+            (f"{self._prefix}{block.name}.{owner.removeprefix('the model')}".rstrip("."), attribute)
+            for block in self.blocks.values()
+            if block.profile is not None
+            for owner, _, attribute in (name.rpartition(".") for name in block.profile.changed)
+        )
 
     def note_inputs(self, traced: Any, real: Any) -> None:
         """Remember which real tensor each traced input of the call stands for."""

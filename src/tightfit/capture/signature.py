@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ __all__ = [
 
 _PLAIN = (bool, int, float, str, type(None))
 _BY_IDENTITY = (torch.Generator, torch.Tensor, types.FunctionType, types.BuiltinFunctionType)
+_CONTAINERS = (tuple, list, dict, set)
 _SKIPPED = frozenset(
     {
         "training",
@@ -54,7 +56,7 @@ _HOOKS = (
 
 
 def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
-    """Return what matters of the flattened inputs of a call.
+    """Return what matters of the flattened inputs of a call, what they share included.
 
     Raises
     ------
@@ -62,10 +64,14 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
         For an input that is neither a tensor nor plain data.
     """
     parts: list[Any] = [spec]
+    first: dict[int, int] = {}
+    storages: dict[int, int] = {}
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             refuse_subclass(leaf, f"input {index}")
-            parts.append(_tensor(leaf))
+            same = first.setdefault(id(leaf), index)
+            shared = storages.setdefault(private.storage_key(leaf), index)
+            parts.append((*_tensor(leaf), same, shared))
         elif isinstance(leaf, PLAIN):
             parts.append((type(leaf), leaf))
         else:
@@ -163,6 +169,7 @@ def module_signature(
     modules: dict[str, nn.Module],
     root: nn.Module | None,
     kept: frozenset[tuple[str, str]] = frozenset(),
+    leaves: Iterable[Any] = (),
 ) -> tuple[Any, ...]:
     """Return what matters of modules: parameters, buffers, flags, plain attributes, hooks, modes.
 
@@ -175,10 +182,12 @@ def module_signature(
     root : nn.Module or None
         The module whose own hooks run around the step and so do not matter.
     kept : set of (str, str)
-        Modules and their attributes in which every forward leaves a tensor.
+        Modules and their attributes that every forward changes.
+    leaves : iterable
+        The call's inputs, which may be parameters or buffers themselves.
     """
-    parts: list[Any] = [_modes()]
-    seen: dict[int, int] = {}
+    parts: list[Any] = [_modes(), private.global_settings()]
+    seen = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     for prefix, top in modules.items():
         for name, module in top.named_modules(remove_duplicate=False):
             parts.append((prefix, name, type(module), module.training))
@@ -196,7 +205,8 @@ def module_signature(
                     parts.append((key, number, *_tensor(parameter)))
             for key, buffer in module._buffers.items():
                 if buffer is not None:
-                    parts.append((key, *_tensor(buffer)))
+                    number = seen.setdefault(id(buffer), len(seen))
+                    parts.append((key, number, *_tensor(buffer)))
     return tuple(parts)
 
 
@@ -219,12 +229,30 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
             continue
         if isinstance(value, _PLAIN):
             found.append((key, value))
-        elif type(value) is tuple:
-            if all(isinstance(element, _PLAIN) for element in value):
-                found.append((key, value))
         elif _has_identity(type(value)):
             found.append((key, id(value)))
+        elif isinstance(value, _CONTAINERS) and key not in _KEPT_APART:
+            contents = _plain_contents(value)
+            if contents is not None:
+                found.append((key, contents))
     return found
+
+
+def _plain_contents(value: Any) -> Any:
+    """Return what a container holds, hashable; None if there is more than plain values in it."""
+    elements = value.items() if isinstance(value, dict) else value
+    contents: list[Any] = []
+    for element in elements:
+        plain = element
+        if isinstance(element, _CONTAINERS):
+            plain = _plain_contents(element)
+            if plain is None:
+                return None
+        elif not isinstance(element, _PLAIN):
+            return None
+        contents.append(plain)
+    held = frozenset(contents) if isinstance(value, set) else tuple(contents)
+    return type(value), held
 
 
 @functools.cache

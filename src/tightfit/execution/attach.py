@@ -8,6 +8,7 @@ may wrap the replaced forward (by `functools.wraps`, as autocast does): it is fo
 
 from __future__ import annotations
 
+import gc
 import inspect
 import types
 from collections.abc import Callable
@@ -190,11 +191,22 @@ def _refuse_nested(module: nn.Module) -> None:
                 f"the child module {name!r} is fitted already: tightfit.unfit it first; one plan "
                 "then covers the whole model"
             )
-    for other in list(_FITTED):
-        if other is not module and any(m is module for m in other.modules()):
-            raise BadInput(
-                f"the module is part of a fitted {type(other).__name__}, whose plan covers it"
-            )
+    if _fitted_around(module) is not None:
+        gc.collect()  # a model that was let go of is not fitted
+    other = _fitted_around(module)
+    if other is not None:
+        raise BadInput(
+            f"the module is part of a fitted {type(other).__name__}, whose plan covers it: "
+            "tightfit.unfit that first, or leave this one alone"
+        )
+
+
+def _fitted_around(module: nn.Module) -> nn.Module | None:
+    """Return a fitted module that holds another one."""
+    return next(
+        (o for o in list(_FITTED) if o is not module and any(m is module for m in o.modules())),
+        None,
+    )
 
 
 def detach(module: nn.Module) -> bool:

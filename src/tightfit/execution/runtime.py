@@ -146,12 +146,13 @@ class Run:
         Plain PyTorch adds one term after the other, so the result may differ in its last bit. A
         gradient that came later was added into ours, as plain PyTorch does.
         """
-        handle: Any = None
+        waiting = weakref.ref(self)  # the parameter must not keep a run that is let go of
 
         def arrived(gradient: torch.Tensor) -> None:
             handle.remove()
-            own = self.sums.pop(position, None)
-            runner = self.runner
+            run = waiting()
+            own = run.sums.pop(position, None) if run is not None else None
+            runner = run.runner if run is not None else None
             if own is None or own == gradient.data_ptr() or runner is None:
                 return
             runner.summed.discard(position)
@@ -163,6 +164,7 @@ class Run:
             )
 
         handle = owner.register_hook(arrived)
+        weakref.finalize(self, handle.remove).atexit = False
 
     def detached_after(self, before: frozenset[int]) -> frozenset[int]:
         """Return the outputs to plan without a gradient for, now that backward has begun.

@@ -29,31 +29,31 @@ def ways_again(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """
     replaced = {v.replaces for v in graph.values if v.fate == "written_back"}
     once = {v.id for v in graph.values if v.fate in ("handed_over", "written_back")}
-    lost = _lost_values(graph)
-    return tuple(
-        ()
-        if op.pinned is not None
-        else tuple(
+    overwritten = _overwritten_values(graph)
+    lost: set[ValueId] = set()  # a value is read by later ops only
+    found: list[tuple[int, ...]] = []
+    for op in graph.ops:
+        ways = tuple(
             number
             for number, way in enumerate(op.alternatives)
-            if (way.use != "first" if op.required else way.use == "any")
+            if op.pinned is None
+            and (way.use != "first" if op.required else way.use == "any")
             and (way.overwrites is None or has_plain_twin(op, way))
             and once.isdisjoint(way.writes)
             and replaced.isdisjoint(way.reads)
             and lost.isdisjoint(way.reads)
         )
-        for op in graph.ops
-    )
+        found.append(ways)
+        again = {value for number in ways for value in op.alternatives[number].writes}
+        lost |= {v for way in op.alternatives for v in way.writes} & overwritten - again
+    return tuple(found)
 
 
-def _lost_values(graph: Graph) -> set[ValueId]:
-    """Values of pinned ops that some alternative cannot avoid to overwrite."""
-    pinned = {
-        v for op in graph.ops if op.pinned is not None for a in op.alternatives for v in a.writes
-    }
+def _overwritten_values(graph: Graph) -> set[ValueId]:
+    """Values that some alternative cannot avoid to overwrite."""
     return {
         way.overwrites
         for op in graph.ops
         for way in op.alternatives
-        if way.overwrites in pinned and not has_plain_twin(op, way)
+        if way.overwrites is not None and not has_plain_twin(op, way)
     }

@@ -170,7 +170,7 @@ class Kinds:
 
 def _key(part: Part, leaves: list[Any], spec: Any) -> Any:
     modules = part.modules
-    return input_signature(leaves, spec), module_signature(modules, modules["part"])
+    return input_signature(leaves, spec), module_signature(modules, modules["part"], leaves=leaves)
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:

@@ -1,0 +1,84 @@
+"""Nothing depends on when garbage is collected: what is let go of neither counts nor remains."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.errors import NothingToTrain
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Twice(nn.Module):
+    """Uses its weights twice: their gradients are sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.inner(self.inner(x).tanh())
+
+
+def fitted(model: nn.Module, budget="1GiB") -> nn.Module:
+    return tightfit.fit(model, budget, costs="unit")
+
+
+def step(model: nn.Module) -> None:
+    model(torch.randn(4, 8)).square().sum().backward()
+
+
+def test_a_forward_that_is_let_go_of_awaits_no_backward() -> None:
+    model = fitted(Twice())
+    for _ in range(3):
+        model(torch.randn(4, 8))
+    step(model)
+    assert not model.inner.weight._backward_hooks
+
+
+def test_a_model_that_is_let_go_of_is_not_fitted() -> None:
+    inner = Twice()
+    step(fitted(nn.Sequential(inner, nn.Linear(8, 2))))
+    step(fitted(inner))
+    other = Twice()
+    fitted(nn.Sequential(other))  # never called
+    step(other)
+
+
+def test_a_shared_budget_counts_who_can_use_it() -> None:
+    budget = tightfit.Budget("1GiB")
+    step(fitted(Twice(), budget))
+    with pytest.raises(NothingToTrain):
+        tightfit.fit(nn.Sequential(nn.ReLU()), budget, shapes=[torch.ones(2)])
+    model = fitted(Twice(), budget)
+    assert [member.modules["model"] for member in budget.members()] == [model]
+
+
+def test_two_threads_learn_their_plans_at_once() -> None:
+    failed: list[Exception] = []
+
+    def train(model: nn.Module) -> None:
+        try:
+            for _ in range(3):
+                step(model)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=train, args=(fitted(Twice()),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed

@@ -1,0 +1,64 @@
+"""Inputs that are one tensor, or a parameter, belong to another step than inputs that are not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.errors import CaptureError
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x, y):
+        return (self.inner(x).tanh() * y + self.weight).square().sum()
+
+
+class Changing(Two):
+    def forward(self, x, y):
+        x.add_(1)
+        return super().forward(x, y)
+
+
+def gradients(model: nn.Module, calls: list[list[torch.Tensor]]) -> list[torch.Tensor | None]:
+    found = []
+    for inputs in calls:
+        model.zero_grad()
+        for x in inputs:
+            x.grad = None
+        model(*inputs).backward()
+        found += [p.grad.clone() for p in (*model.parameters(), *inputs) if p.grad is not None]
+    return found
+
+
+@pytest.mark.parametrize("kind", [Two, Changing])
+def test_one_tensor_given_twice_or_a_parameter_given_is_told_from_others(kind: type) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    results = []
+    for each in (copy.deepcopy(model), tightfit.fit(model, "1GiB", costs="unit")):
+        torch.manual_seed(1)
+        trained = kind is Two
+        x, y = (torch.randn(3, 4, requires_grad=trained) for _ in range(2))
+        calls = [[x, x], [x, y], [x, x]]
+        if trained:
+            calls += [[each.weight, y], [x, y], [each.weight, each.weight]]
+        results.append(gradients(each, calls))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("rows", [slice(3, 6), slice(1, 4)])
+def test_an_input_changed_in_place_may_share_no_memory(rows: slice) -> None:
+    model = tightfit.fit(Changing(), "1GiB", costs="unit")
+    both = torch.randn(6, 4)
+    model(both[:3].clone(), both[:3]).backward()
+    with pytest.raises(CaptureError, match="share"):
+        model(both[:3], both[rows])
