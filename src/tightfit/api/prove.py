@@ -46,10 +46,12 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     status : str
         ``"optimal"`` or ``"feasible"``.
-    budget_bytes, constant_bytes, planned_peak_bytes, measured_peak_bytes, eager_peak_bytes : int
-        Peaks of whole steps from the second on; `planned_peak_bytes` of the planned part.
-    measured_program_bytes : int
-        Peak of the planned part, the optimizer step left out.
+    budget_bytes, constant_bytes, measured_peak_bytes, eager_peak_bytes : int
+        Peaks of whole steps from the second on.
+    planned_peak_bytes, measured_program_bytes : int
+        Peak of the planned part, the optimizer step left out, in the step where that was highest:
+        predicted and measured. A model planned part by part may leave parts out of a step; its
+        prediction is for those that ran.
     overhead, bound, gap : float
         Predicted, as fractions.
     time_ratio : float or None
@@ -216,11 +218,13 @@ class Comparison:
         difference = largest_difference(self._final, self.subject.tensors())
         differing = differing_parts(self.eager, first)
         plan_of_first = session.report().plan
-        ratios, peaks = self._time(planned, rounds)
+        ratios, timed = self._time(planned, rounds)
         if session.report().plan is not plan_of_first:  # the plan with costs from real steps
             trace = train(self.subject, planned, self.steps, planned)
             difference = max(difference, largest_difference(self._final, self.subject.tensors()))
             differing += tuple(d for d in differing_parts(self.eager, trace) if d not in differing)
+        for peaks, planned_bytes in timed:
+            trace.note(peaks, planned_bytes)
         report = session.report()
         return Proof(
             status=report.status,
@@ -228,11 +232,9 @@ class Comparison:
             device=self.subject.device.type,
             budget_bytes=budget_bytes,
             constant_bytes=trace.constant_bytes,
-            planned_peak_bytes=report.planned_peak_bytes,
-            measured_peak_bytes=max(
-                [first.peak_bytes, trace.peak_bytes, *(p.peak_bytes for p in peaks)]
-            ),
-            measured_program_bytes=max([trace.program_bytes, *(p.program_bytes for p in peaks)]),
+            planned_peak_bytes=trace.planned_bytes or report.planned_peak_bytes,
+            measured_peak_bytes=max(first.peak_bytes, trace.peak_bytes),
+            measured_program_bytes=trace.program_bytes,
             eager_peak_bytes=self.eager.peak_bytes,
             overhead=report.overhead,
             bound=report.bound,
@@ -261,13 +263,15 @@ class Comparison:
         self._planned._session.change_budget(budget_bytes)
         return self._planned
 
-    def _time(self, planned: PlannedStep, rounds: int) -> tuple[list[float], list[StepPeaks]]:
-        """Return the time ratio of planned to plain steps and the peaks of the planned ones.
+    def _time(
+        self, planned: PlannedStep, rounds: int
+    ) -> tuple[list[float], list[tuple[StepPeaks, int]]]:
+        """Return the time ratio of planned to plain steps; of the planned ones peaks and plans.
 
         Steps are interleaved, their order alternates; costs and plan are final by then.
         """
         ratios: list[float] = []
-        peaks: list[StepPeaks] = []
+        peaks: list[tuple[StepPeaks, int]] = []
         if rounds == 0:
             return ratios, peaks
         self.progress.start("timing steps", rounds)
@@ -289,11 +293,11 @@ class Comparison:
             self.progress.stop()
         return ratios, peaks
 
-    def _planned_time(self, planned: PlannedStep, peaks: list[StepPeaks]) -> float:
+    def _planned_time(self, planned: PlannedStep, peaks: list[tuple[StepPeaks, int]]) -> float:
         seconds = step_time(self.subject, planned)
         step_peaks = planned._session.close_step()
         if step_peaks is not None:
-            peaks.append(step_peaks)
+            peaks.append((step_peaks, planned._session.report().planned_peak_bytes))
         return seconds
 
 
