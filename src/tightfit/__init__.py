@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from tightfit.api.budget import Budget
     from tightfit.api.check import Check, check, minimum_budget
     from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
-    from tightfit.api.prove import Proof, prove
+    from tightfit.api.proof import Proof
+    from tightfit.api.prove import prove
     from tightfit.api.reporting import Report
     from tightfit.capture.opaque import opaque
     from tightfit.errors import (
@@ -39,7 +40,7 @@ _HOMES = {
     "step": "tightfit.api.fit",
     "unfit": "tightfit.api.fit",
     "opaque": "tightfit.capture.opaque",
-    "Proof": "tightfit.api.prove",
+    "Proof": "tightfit.api.proof",
     "prove": "tightfit.api.prove",
     "Report": "tightfit.api.reporting",
     "BadInput": "tightfit.errors",

@@ -44,6 +44,16 @@ class Written(Base):
         return x.sum() * mask.sum()
 
 
+class Lists(Base):
+    """Lengths as a list, as those of images of several sizes; tensors made of lists of tensors."""
+
+    def forward(self, x, mask):
+        pieces = [self.a(row[:n]).sum() for row, n in zip(x, mask.sum(-1).tolist(), strict=True)]
+        scales = torch.tensor([self.b(x).mean().detach(), mask.float().mean()])
+        shifts = torch.tensor([[mask[0, -1], 2], [3, mask[1, -1]]]).float().mean(0)
+        return ((torch.stack(pieces) + shifts) * scales).sum() + self.b(x).square().mean()
+
+
 class Buffer(Base):
     def forward(self, x, mask):
         return self.a(x).sum() if self.limit > mask.sum() else self.b(x).relu().sum()
@@ -57,7 +67,9 @@ class Constant(Base):
         return self.b(x).sum() if skipped else self.a(nn.functional.dropout(x)).sum()
 
 
-@pytest.mark.parametrize("kind, plans", [(Padding, 2), (Length, 3), (Written, 2), (Buffer, 2)])
+@pytest.mark.parametrize(
+    "kind, plans", [(Padding, 2), (Length, 3), (Written, 2), (Lists, 3), (Buffer, 2)]
+)
 def test_one_plan_for_each_answer_and_the_same_bits(kind: type[Base], plans: int):
     torch.manual_seed(0)
     plain = kind()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tightfit.api import capturing
+from tightfit.api import prove as proving
 from tightfit.api.prove import Comparison, prove
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
 from tightfit.zoo import Example
@@ -49,12 +50,46 @@ def test_one_comparison_serves_many_budgets(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_proof_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose planned steps draw other random numbers than eager must not be bitwise."""
     comparison = Comparison(example(), steps=2, limits=(1, 0.01))
-    comparison.subject.seed += 1
+    original = proving.train
+
+    def with_other_seed(subject, function, steps, planned=None):
+        monkeypatch.setattr(subject, "seed", 0 if planned is None else 1)
+        return original(subject, function, steps, planned)
+
+    monkeypatch.setattr(proving, "train", with_other_seed)
     proof = comparison.at(comparison.budget_of(0.9), rounds=0)
     assert not proof.bitwise and proof.max_relative_difference > 0
     assert "loss of step 1" in proof.differing
     assert "gradient of 0.weight (first in step 1)" in proof.differing
     assert proof.time_ratio is None
+
+
+class SelfSeeded(nn.Dropout):
+    def forward(self, x):
+        torch.seed()
+        return super().forward(x)
+
+
+def test_a_model_that_no_seed_repeats() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), SelfSeeded(), nn.Linear(8, 1))
+    unrepeatable = Example(model, nn.functional.mse_loss, (torch.randn(64, 8),), torch.ones(64, 1))
+    with pytest.raises(BadInput, match=r"other bits each time .* \(first: loss of step 1"):
+        prove(unrepeatable, budget_ratio=2.0, steps=2, rounds=0, costs="unit")
+
+
+class Masking(nn.Linear):
+    """Writes into its input, as a mask of a spectrogram does."""
+
+    def forward(self, x):
+        x[torch.rand(x.shape[0]) < 0.2] = 0
+        return super().forward(x)
+
+
+def test_inputs_that_a_forward_writes_into_are_put_back() -> None:
+    masked = Example(
+        Masking(8, 1), nn.functional.mse_loss, (torch.randn(64, 8),), torch.ones(64, 1)
+    )
+    assert prove(masked, budget="1MiB", steps=2, rounds=0, costs="unit").succeeded
 
 
 def test_what_prove_refuses() -> None:

@@ -39,6 +39,7 @@ def capture_around_data(
     neighbour: Graph | None = None,
     *,
     keeping: bool = False,
+    in_parts: bool = False,
 ) -> tuple[Captured, TracedCall]:
     """Capture a step, whatever data decides in it.
 
@@ -49,6 +50,9 @@ def capture_around_data(
     ----------
     keeping : bool
         Whether tensors that the forward leaves in attributes may become further results.
+    in_parts : bool
+        Whether a module that holds others is better planned in parts: none becomes one op then,
+        and no step is captured for answers.
 
     Returns
     -------
@@ -80,7 +84,7 @@ def _captured_around_data(
                 if attempts > _MOST_ATTEMPTS:
                     raise
             except CaptureError as error:
-                if error.cause == "data" or _draws_in_a_small_module(call, error):
+                if _goes_around(call, error, in_parts):
                     call = _around_data(call, error, name)
                 elif error.cause == "outside":
                     call = _with_outside(call, error)
@@ -101,14 +105,21 @@ def _captured_around_data(
         raise
 
 
-def _draws_in_a_small_module(call: TracedCall, error: CaptureError) -> bool:
-    """Whether a module decides by drawn numbers that holds nothing to be planned by itself.
+def _goes_around(call: TracedCall, error: CaptureError, in_parts: bool) -> bool:
+    """Whether a step is to be captured around what decides in one of its modules.
 
-    Others, such as a stack of layers of which some are left out, are better planned in parts.
+    One that decides by drawn numbers, such as a stack of layers of which some are left out, is
+    better planned in parts if it holds others to be planned by themselves; where the model is
+    planned so already, any such module.
     """
-    if error.cause != "random":
+    if error.cause not in ("data", "random"):
         return False
-    module = _labelled(call.modules).get(error.module or "")
+    inner = error.module or ""
+    if not in_parts and error.cause == "data":
+        return True
+    if in_parts and (not inner or _share_of_parameters(call.modules, inner) > _LARGE_SHARE):
+        return False
+    module = _labelled(call.modules).get(inner)
     held = list(module.modules())[1:] if module is not None else list(call.modules.values())
     return not any(map(may_be_planned, held))
 

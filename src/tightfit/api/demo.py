@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tightfit.api.prove import Comparison, Proof
+from tightfit.api.proof import Proof
+from tightfit.api.prove import Comparison
 from tightfit.progress import SILENT, Progress
 from tightfit.zoo import make
 

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from tightfit.api.fit import PlannedStep, step
+from tightfit.api.proof import Proof
 from tightfit.api.subject import (
     Subject,
     Trace,
@@ -32,86 +33,11 @@ from tightfit.progress import SILENT, Progress
 from tightfit.units import parse_bytes
 from tightfit.zoo import Example
 
-__all__ = ["MINIMUM", "Comparison", "Proof", "prove"]
+__all__ = ["MINIMUM", "Comparison", "prove"]
 
 MINIMUM = "minimum"
 _UNLIMITED = 1 << 60
 _MOST_ATTEMPTS = 4
-
-
-class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proof showed; sizes in bytes with constants, times as ratios to eager.
-
-    Parameters
-    ----------
-    status : str
-        ``"optimal"`` or ``"feasible"``.
-    budget_bytes, constant_bytes, planned_peak_bytes, measured_peak_bytes, eager_peak_bytes : int
-        Peaks of whole steps from the second on; `planned_peak_bytes` of the planned part.
-    measured_program_bytes : int
-        Peak of the planned part, the optimizer step left out.
-    overhead, bound, gap : float
-        Predicted, as fractions.
-    time_ratio : float or None
-        Median over interleaved rounds of the step's time to eager's (CPU time on a CPU).
-    time_ratios : tuple of float
-        The rounds.
-    bitwise : bool
-        Whether every loss, gradient, buffer and parameter had the same bits.
-    differing : tuple of str
-        What had not.
-    max_relative_difference : float
-        Over the final gradients, buffers and parameters.
-    losses : tuple of float
-        Of the planned steps.
-    minimum_budget_bytes : int or None
-        The smallest budget with a plan found, if that was asked for.
-    seconds : float
-        Of the first planned call: capture, costs, plan, lowering, and the step itself.
-    """
-
-    status: str
-    model: str
-    device: str
-    budget_bytes: int
-    constant_bytes: int
-    planned_peak_bytes: int
-    measured_peak_bytes: int
-    measured_program_bytes: int
-    eager_peak_bytes: int
-    overhead: float
-    bound: float
-    gap: float
-    time_ratio: float | None
-    time_ratios: tuple[float, ...]
-    bitwise: bool
-    differing: tuple[str, ...]
-    max_relative_difference: float
-    losses: tuple[float, ...]
-    seconds: float
-    minimum_budget_bytes: int | None = None
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether everything was shown: the budget held and all bits are the same."""
-        return self.holds and self.bitwise
-
-    @property
-    def holds(self) -> bool:
-        """Whether the measured peak is within the budget."""
-        return self.measured_peak_bytes <= self.budget_bytes
-
-    @property
-    def prediction_error(self) -> float:
-        """Measured minus planned peak of the planned part, as a share of the activations."""
-        activations = self.planned_peak_bytes - self.constant_bytes
-        return (self.measured_program_bytes - self.planned_peak_bytes) / max(1, activations)
-
-    @property
-    def activation_ratio(self) -> float:
-        """Measured activation peak of the planned part as a share of eager's."""
-        eager = self.eager_peak_bytes - self.constant_bytes
-        return (self.measured_program_bytes - self.constant_bytes) / eager
 
 
 class Comparison:
@@ -209,6 +135,8 @@ class Comparison:
         ------
         InfeasibleBudget
             If there is no plan within the budget.
+        BadInput
+            If bits differ, and do so with plain PyTorch too when that is run again.
         """
         planned = self.step_within(budget_bytes)
         session = planned._session
@@ -216,23 +144,25 @@ class Comparison:
         difference = largest_difference(self._final, self.subject.tensors())
         differing = differing_parts(self.eager, first)
         plan_of_first = session.report().plan
-        ratios, peaks = self._time(planned, rounds)
+        ratios, timed = self._time(planned, rounds)
         if session.report().plan is not plan_of_first:  # the plan with costs from real steps
             trace = train(self.subject, planned, self.steps, planned)
             difference = max(difference, largest_difference(self._final, self.subject.tensors()))
             differing += tuple(d for d in differing_parts(self.eager, trace) if d not in differing)
+        for peaks, planned_bytes in timed:
+            trace.note(peaks, planned_bytes)
         report = session.report()
+        if differing:
+            self._require_repeatable()
         return Proof(
             status=report.status,
             model=self.name,
             device=self.subject.device.type,
             budget_bytes=budget_bytes,
             constant_bytes=trace.constant_bytes,
-            planned_peak_bytes=report.planned_peak_bytes,
-            measured_peak_bytes=max(
-                [first.peak_bytes, trace.peak_bytes, *(p.peak_bytes for p in peaks)]
-            ),
-            measured_program_bytes=max([trace.program_bytes, *(p.program_bytes for p in peaks)]),
+            planned_peak_bytes=trace.planned_bytes or report.planned_peak_bytes,
+            measured_peak_bytes=max(first.peak_bytes, trace.peak_bytes),
+            measured_program_bytes=trace.program_bytes,
             eager_peak_bytes=self.eager.peak_bytes,
             overhead=report.overhead,
             bound=report.bound,
@@ -245,6 +175,17 @@ class Comparison:
             losses=tuple(trace.losses),
             seconds=first.first_s,
         )
+
+    def _require_repeatable(self) -> None:
+        """Refuse to compare bits with a model that has other ones each time it is trained."""
+        differing = differing_parts(self.eager, self._train_plainly())
+        if differing:
+            raise BadInput(
+                f"{self.name or 'the model'} gives other bits each time it is trained with plain "
+                f"PyTorch from the same state and seed (first: {differing[0]}), so there is "
+                "nothing to compare with bit by bit: it draws a seed of its own (torch.seed()), "
+                "or keeps what it computes from step to step outside of parameters and buffers"
+            )
 
     def step_within(self, budget_bytes: int) -> PlannedStep:
         """Return the step, which from now on runs inside a budget."""
@@ -261,13 +202,15 @@ class Comparison:
         self._planned._session.change_budget(budget_bytes)
         return self._planned
 
-    def _time(self, planned: PlannedStep, rounds: int) -> tuple[list[float], list[StepPeaks]]:
-        """Return the time ratio of planned to plain steps and the peaks of the planned ones.
+    def _time(
+        self, planned: PlannedStep, rounds: int
+    ) -> tuple[list[float], list[tuple[StepPeaks, int]]]:
+        """Return the time ratio of planned to plain steps; of the planned ones peaks and plans.
 
         Steps are interleaved, their order alternates; costs and plan are final by then.
         """
         ratios: list[float] = []
-        peaks: list[StepPeaks] = []
+        peaks: list[tuple[StepPeaks, int]] = []
         if rounds == 0:
             return ratios, peaks
         self.progress.start("timing steps", rounds)
@@ -289,11 +232,11 @@ class Comparison:
             self.progress.stop()
         return ratios, peaks
 
-    def _planned_time(self, planned: PlannedStep, peaks: list[StepPeaks]) -> float:
+    def _planned_time(self, planned: PlannedStep, peaks: list[tuple[StepPeaks, int]]) -> float:
         seconds = step_time(self.subject, planned)
         step_peaks = planned._session.close_step()
         if step_peaks is not None:
-            peaks.append(step_peaks)
+            peaks.append((step_peaks, planned._session.report().planned_peak_bytes))
         return seconds
 
 

@@ -18,7 +18,7 @@ from tightfit.api.fit import PlannedStep
 from tightfit.api.target import loss_function
 from tightfit.capture.signature import flatten
 from tightfit.errors import NothingToTrain
-from tightfit.execution.guard import Guard
+from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.zoo import Example
 
 __all__ = ["Subject", "Trace", "differing_parts", "largest_difference", "step_time", "train"]
@@ -39,13 +39,20 @@ class Subject:
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self.granularity = 64 if self.device.type == "cpu" else 512
         self.initial = {k: v.clone() for k, v in self.model.state_dict().items()}
+        leaves = [x for x in flatten(self.args, self.kwargs)[0] if isinstance(x, torch.Tensor)]
+        self._inputs = [(leaf, leaf._version, leaf.detach().clone()) for leaf in leaves]
         if not any(p.requires_grad for p in self.model.parameters()):
             raise NothingToTrain("the model has no parameter that needs a gradient")
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
 
     def reset(self) -> None:
-        """Put parameters and buffers back, forget gradients and optimizer state."""
+        """Put parameters, buffers and inputs back, forget gradients and optimizer state."""
         self.model.load_state_dict(self.initial)
+        with torch.no_grad():
+            for index, (leaf, version, value) in enumerate(self._inputs):
+                if leaf._version != version:  # the forward writes into it
+                    leaf.copy_(value)
+                    self._inputs[index] = leaf, leaf._version, value
         self.model.zero_grad(set_to_none=True)
         self.optimizer.state.clear()
 
@@ -81,14 +88,30 @@ class Subject:
 
 
 class Trace(msgspec.Struct):
-    """What a series of steps left behind."""
+    """What a series of steps left behind.
+
+    Parameters
+    ----------
+    peak_bytes, program_bytes : int
+        The highest peak of a step from the second on, and of its planned part.
+    planned_bytes : int
+        What was planned for the step whose planned part had the highest peak.
+    """
 
     losses: list[float]
     digests: list[dict[str, bytes]]
     peak_bytes: int
     program_bytes: int
+    planned_bytes: int
     constant_bytes: int
     first_s: float
+
+    def note(self, peaks: StepPeaks, planned_bytes: int) -> None:
+        """Take what a step held, and what was planned for it."""
+        self.peak_bytes = max(self.peak_bytes, peaks.peak_bytes)
+        if peaks.program_bytes > self.program_bytes:
+            self.program_bytes, self.planned_bytes = peaks.program_bytes, planned_bytes
+        self.constant_bytes = peaks.constant_bytes
 
 
 def train(
@@ -112,7 +135,7 @@ def train(
     """
     subject.reset()
     own = Guard(_UNLIMITED, subject.device.type, "warn", subject.constant_bytes)
-    trace = Trace([], [], 0, 0, 0, 0.0)
+    trace = Trace([], [], 0, 0, 0, 0, 0.0)
     _seed_all(subject.seed)
     for index in range(steps):
         subject.model.zero_grad(set_to_none=True)
@@ -123,9 +146,7 @@ def train(
             trace.first_s = time.perf_counter() - began
         peaks = own.close() if planned is None else planned._session.close_step()
         if peaks is not None and index > 0:
-            trace.peak_bytes = max(trace.peak_bytes, peaks.peak_bytes)
-            trace.program_bytes = max(trace.program_bytes, peaks.program_bytes)
-            trace.constant_bytes = peaks.constant_bytes
+            trace.note(peaks, planned._session.report().planned_peak_bytes if planned else 0)
         trace.losses.append(loss)
         trace.digests.append(subject.digests())
     return trace

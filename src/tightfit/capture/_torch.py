@@ -176,6 +176,22 @@ def is_pytree_node(kind: type) -> bool:
     return kind in pytree.SUPPORTED_NODES
 
 
+@contextlib.contextmanager
+def lists_number_by_number() -> Iterator[None]:
+    """While tracing, let `tolist` ask for each number as `item` does, which modes see."""
+    kind = functional_tensor.FunctionalTensor
+    before = kind.tolist
+
+    def tolist(self: torch.Tensor) -> Any:
+        return self.item() if self.dim() == 0 else [each.tolist() for each in self.unbind()]
+
+    kind.tolist = tolist  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        kind.tolist = before  # type: ignore[method-assign]
+
+
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of a class that wraps other tensors, such as a DTensor."""
     return is_traceable_wrapper_subclass(tensor) or tensor.is_nested

@@ -20,6 +20,7 @@ from tightfit.capture import _torch as private
 from tightfit.capture._fake import corrected_fake_kernels
 from tightfit.capture.answers import Answer, Question
 from tightfit.capture.assignments import DataAssignments, members_of, write_replaced
+from tightfit.capture.constructors import TensorsOfTensors
 from tightfit.capture.ctc import traced_ctc
 from tightfit.capture.decision_recorder import DecisionRecorder
 from tightfit.capture.decisions import Decisions
@@ -214,7 +215,8 @@ class _Callee(nn.Module):
         members = members_of(self)
         self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
-        with private.autocast_cache(self._keeps_casts), self._recorder, outside, DataAssignments():
+        assigned, lists = DataAssignments(), TensorsOfTensors()
+        with private.autocast_cache(self._keeps_casts), self._recorder, outside, assigned, lists:
             output = self._function(*args, **kwargs)
         write_replaced(self, members)
         refuse_rearranged((leaves, spec), flatten((args, kwargs)))
@@ -259,6 +261,7 @@ def trace(
         callee = _Callee(call, opaque, recorder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
+            stack.enter_context(private.lists_number_by_number())
             stack.enter_context(corrected_fake_kernels())
             stack.enter_context(true_layouts(layouts or {}))
             stack.enter_context(private.backward_without_autocast())

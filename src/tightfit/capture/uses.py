@@ -81,7 +81,8 @@ class _Uses:
         leaves = flatten((args, kwargs))[0]
         self._found.clear()
         places = {id(leaves[place]): place for place in self._trained}
-        with _EachUse(places, again, self._found, self.written):
+        instead = list(zip(self.repeated, again, strict=True))
+        with _EachUse(places, instead, self._found, self.written):
             return self._function(*args, **kwargs)
 
 
@@ -91,7 +92,7 @@ class _EachUse(TorchFunctionMode):
     def __init__(
         self,
         places: dict[int, int],
-        instead: list[torch.Tensor],
+        instead: list[tuple[int, torch.Tensor]],
         found: list[list[int]],
         written: set[int],
     ) -> None:
@@ -112,12 +113,17 @@ class _EachUse(TorchFunctionMode):
         here = [self._places[id(leaves[i])] for i in used]
         if _writes(func):
             self._written.update(here)
-        if self._instead:
-            ahead = len(self._instead) - sum(map(len, self._found)) - len(used)
-            for number, index in enumerate(used if ahead >= 0 else ()):
-                leaves[index] = self._instead[ahead + number]
-            args, kwargs = private.pytree.tree_unflatten(leaves, spec)
+        own = [leaves[i] for i in used]
+        ahead = max(0, len(self._instead) - sum(map(len, self._found)) - len(used))
+        others = self._instead[ahead : ahead + len(used)]
+        if [place for place, _ in others] == here:  # else it has no gradient, such as a size
+            for index, (_, other) in zip(used, others, strict=True):
+                leaves[index] = other
+        args, kwargs = private.pytree.tree_unflatten(leaves, spec)
         result = func(*args, **kwargs)
+        for tensor, index in zip(own, used, strict=True):
+            if result is leaves[index]:  # nothing was done, as by a cast to its own dtype
+                return tensor
         outputs = private.pytree.tree_leaves(result)
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in outputs):
             self._found.append(here)

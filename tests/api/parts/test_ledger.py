@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tightfit.api.parts.ledger import Further, Holding, Ledger, Mark
+from tightfit.api.parts.ledger import Holding, Ledger, Mark
+from tightfit.api.parts.other_calls import Further, as_called, with_calls, without_call
 
 
 def holding(saved: int, forward: int, rise: int) -> Holding:
@@ -33,27 +34,45 @@ def test_a_ledger_tells_the_peak_under_other_plans() -> None:
     assert ledger.peak_with({"a": fitting}) == 400
 
 
-def test_a_ledger_of_a_step_in_which_another_part_runs_too() -> None:
-    """It runs last, so that its backward is the first and its gradients stay to the end."""
+def three_layers() -> Ledger:
+    """Each keeps 100 and gives 6 to the next; 10 of gradients stay of each, 4 of tangents."""
     old = holding(100, 150, 200)
-    ledger = Ledger(
-        calls=["a"],
-        holdings=[old],
-        marks=[
-            Mark("forward", 0, (), 0, 150),
-            Mark("between", -1, (0,), 110, 140),
-            Mark("backward", 0, (), 120, 320),
-            Mark("between", -1, (), 20, 30),
-        ],
-    )
-    more = ledger.with_calls([Further("b", holding(40, 180, 300), 7)])
-    assert more.calls == ["a", "b"]
-    assert more.marks == [
-        Mark("forward", 0, (), 0, 150),
-        Mark("forward", 1, (0,), 110, 290),
-        Mark("between", -1, (0, 1), 156, 186),
-        Mark("backward", 1, (0,), 166, 466),
-        Mark("backward", 0, (), 127, 327),
-        Mark("between", -1, (), 27, 37),
-    ]
-    assert more.peak_with({}) == 466 and ledger.with_calls([]) is ledger
+    marks = [Mark("forward", c, tuple(range(c)), 106 * c, 106 * c + 150) for c in range(3)]
+    marks.append(Mark("between", -1, (0, 1, 2), 318, 330))
+    for call in (2, 1, 0):
+        begin = 106 * (call + 1) + 4 + 10 * (2 - call)
+        marks.append(Mark("backward", call, tuple(range(call)), begin, begin + 200))
+        marks.append(Mark("between", -1, tuple(range(call)), begin - 90, begin - 90))
+    marks[-1] = Mark("between", -1, (), 34, 44)
+    return Ledger(["layer"] * 3, [old] * 3, marks, ["first", "second", "third"])
+
+
+ORDER = {"first": 0, "second": 1, "third": 2}
+
+
+def test_a_call_left_out_and_put_back() -> None:
+    """Its place in the order decides where: what is held at all marks is then as before."""
+    ledger = three_layers()
+    old = ledger.holdings[0]
+    for part, place in ORDER.items():
+        less = without_call(ledger, place)
+        assert less.parts == [other for other in ORDER if other != part]
+        assert [m.begin_bytes for m in less.marks if m.phase == "forward"] == [0, 106]
+        assert [m.peak_bytes for m in less.marks if m.phase == "backward"] == [416, 320]
+        assert less.marks[-1].peak_bytes == 34
+        more = with_calls(less, {part: Further("layer", old, 10)}, ORDER)
+        planned = [mark for mark in more.marks if mark.phase != "between"]
+        assert planned == [mark for mark in ledger.marks if mark.phase != "between"]
+        assert (more.parts, more.calls) == (ledger.parts, ledger.calls)
+        again = as_called(less, ledger, {part: Further("layer", old, 10)})
+        assert again is not None and again.marks == more.marks
+        assert as_called(ledger, less, {}).marks == less.marks
+        assert as_called(less, ledger, {}) is None
+    assert with_calls(ledger, {}, ORDER) is ledger
+
+
+def test_the_peak_of_a_step_with_another_call_and_another_plan() -> None:
+    less = without_call(three_layers(), 1)
+    more = with_calls(less, {"second": Further("layer", holding(40, 180, 300), 10)}, ORDER)
+    assert more.peak_with({}) == 106 + 46 + 4 + 10 + 300
+    assert more.peak_with({"layer": holding(0, 10, 20)}) == 6 + 4 + 2 * 10 + 20

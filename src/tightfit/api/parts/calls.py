@@ -44,12 +44,15 @@ class Part:
         Its own forward.
     alike : int
         How many modules of the model are of its class.
+    number : int
+        Its place among the modules of the model.
     """
 
     name: str
     module: dataclasses.InitVar[nn.Module]
     function: Callable[..., Any]
     alike: int = 1
+    number: int = 0
 
     def __post_init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -60,6 +63,10 @@ class Part:
         module = self._module()
         assert module is not None
         return {"part": module}
+
+    def is_of_class(self, other: Part) -> bool:
+        """Whether both are modules of the same class."""
+        return type(self._module()) is type(other._module())
 
     def is_like(self, other: Part) -> bool:
         """Whether a step captured of the other one is a step of this one."""

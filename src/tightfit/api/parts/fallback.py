@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from tightfit.api.budget import limit_bytes
+from tightfit.api.capturing import capture_around_data
 from tightfit.api.constants import (
     device_of_modules,
     gradient_bytes,
@@ -23,7 +24,6 @@ from tightfit.api.constants import (
 from tightfit.api.parts.candidates import has_parts
 from tightfit.api.parts.stand_ins import StandIns
 from tightfit.api.parts.steps import Steps
-from tightfit.api.pipeline import capture_step
 from tightfit.api.reporting import Report
 from tightfit.capture.capture import granularity_of
 from tightfit.capture.generators import GeneratorStates
@@ -99,7 +99,7 @@ class Fallback:
         return self.steps.close()
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
-        return capture_step(call, self.session.options, name)
+        return capture_around_data(call, self.session.options, name, in_parts=True)[0]
 
     def _constant_bytes(self) -> int:
         """Return what is resident now: parameters, buffers, inputs, gradients, optimizer state."""

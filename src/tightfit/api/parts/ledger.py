@@ -17,7 +17,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Enter, Plan
 from tightfit.plan.simulate import simulate
 
-__all__ = ["Further", "Holding", "Ledger", "Mark", "Recorder", "holding_of"]
+__all__ = ["Holding", "Ledger", "Mark", "Recorder", "holding_of"]
 
 PartKind = TypeVar("PartKind")
 Phase: TypeAlias = Literal["forward", "backward", "between"]
@@ -119,33 +119,6 @@ class Mark:
     begin_bytes: int
     peak_bytes: int
 
-    def raised(self, more_bytes: int, calls: tuple[int, ...]) -> Mark:
-        """Return the same stretch with more held, by further calls."""
-        return Mark(
-            self.phase,
-            self.call,
-            (*self.open, *calls),
-            self.begin_bytes + more_bytes,
-            self.peak_bytes + more_bytes,
-        )
-
-
-@dataclass(frozen=True)
-class Further(Generic[PartKind]):
-    """A call that a step did not have and may have.
-
-    Parameters
-    ----------
-    kind, holding : PartKind, Holding
-        Of the part, and what it holds.
-    gradient_bytes : int
-        New gradients of its parameters.
-    """
-
-    kind: PartKind
-    holding: Holding
-    gradient_bytes: int
-
 
 @dataclass
 class Ledger(Generic[PartKind]):
@@ -159,11 +132,14 @@ class Ledger(Generic[PartKind]):
         What each call held by its plan.
     marks : list of Mark
         The stretches of the step, in order.
+    parts : list
+        Which part each call was of.
     """
 
     calls: list[PartKind] = field(default_factory=list)
     holdings: list[Holding] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
 
     @property
     def peak_bytes(self) -> int:
@@ -209,34 +185,6 @@ class Ledger(Generic[PartKind]):
             room = min(room, left)
         return room
 
-    def with_calls(self, further: Sequence[Further[PartKind]]) -> Ledger[PartKind]:
-        """Return the ledger of a step in which more parts run after the others."""
-        turn = next((i for i, m in enumerate(self.marks) if m.phase == "backward"), None)
-        if not further or turn is None:
-            return self
-        last = max(i for i, mark in enumerate(self.marks) if mark.phase == "forward") + 1
-        calls = range(len(self.calls), len(self.calls) + len(further))
-        staying = [each.holding.staying_bytes for each in further]
-        marks = self.marks[:last]
-        open_calls, held = self.marks[last].open, self.marks[last].begin_bytes
-        for call, each, stays in zip(calls, further, staying, strict=True):
-            marks.append(Mark("forward", call, open_calls, held, held + each.holding.forward_bytes))
-            open_calls, held = (*open_calls, call), held + stays
-        marks += [mark.raised(sum(staying), tuple(calls)) for mark in self.marks[last:turn]]
-        open_calls = (*self.marks[turn].open, self.marks[turn].call)
-        held = self.marks[turn].begin_bytes + sum(staying)
-        for call, each, stays in reversed(list(zip(calls, further, staying, strict=True))):
-            before = (*open_calls, *range(calls.start, call))
-            marks.append(Mark("backward", call, before, held, held + each.holding.rise_bytes))
-            held += each.gradient_bytes - stays
-        gradients = sum(each.gradient_bytes for each in further)
-        marks += [mark.raised(gradients, ()) for mark in self.marks[turn:]]
-        return Ledger(
-            [*self.calls, *(each.kind for each in further)],
-            [*self.holdings, *(each.holding for each in further)],
-            marks,
-        )
-
     def _peak(self, mark: Mark, new: Sequence[Holding]) -> int:
         """Return the peak of a stretch with other plans."""
         held = [*mark.open, mark.call] if mark.phase == "backward" else mark.open
@@ -275,9 +223,10 @@ class Recorder:
         """Whether every call of a part has had its backward."""
         return not self._open and self._stretch[0] == "between"
 
-    def forward_begins(self, kind: Any, holding: Holding) -> int:
+    def forward_begins(self, part: Any, kind: Any, holding: Holding) -> int:
         """Note a call of a part; return its number."""
         call = len(self.ledger.calls)
+        self.ledger.parts.append(part)
         self.ledger.calls.append(kind)
         self.ledger.holdings.append(holding)
         self._turn("forward", call)

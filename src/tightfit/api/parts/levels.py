@@ -27,12 +27,10 @@ class Level:
         At the begin, with what is yet to come to stay.
     ledger : Ledger or None
         The last such step.
-    called : set of Part
-        The parts that ran in it.
     choice : Choice or None
         The plans of the parts; None while they are learned about.
-    planned : list of Kind
-        The calls of the step that they are for.
+    planned : Ledger
+        The step that they are for: all parts run that may.
     planned_bytes : int
         The peak that follows, all that is held included.
     """
@@ -40,18 +38,25 @@ class Level:
     signature: Any
     held_bytes: int
     ledger: Ledger[Kind] | None = None
-    called: set[Part] = field(default_factory=set)
     choice: Choice | None = None
-    planned: list[Kind] = field(default_factory=list)
+    planned: Ledger[Kind] = field(default_factory=Ledger)
     planned_bytes: int = 0
+    _turn: int = 0
 
-    def foreseen(self, ledger: Ledger[Kind], kind: Kind) -> Holding | None:
-        """Return the plan of the next call, if the step was like the last one up to it."""
-        calls = len(ledger.calls)
-        if self.ledger is None or self.choice is None:
+    def begin(self) -> None:
+        """Begin a step."""
+        self._turn = 0
+
+    def foreseen(self, part: Part, kind: Kind) -> Holding | None:
+        """Return the plan of the next call; None if the step was not planned to have it now."""
+        if self.choice is None:
             return None
-        alike = self.ledger.calls[: calls + 1] == [*ledger.calls, kind]
-        return self.choice.calls[calls] if alike else None
+        calls = zip(self.planned.parts, self.planned.calls, strict=True)
+        for turn, call in enumerate(calls):
+            if turn >= self._turn and call == (part, kind):
+                self._turn = turn + 1
+                return self.choice.calls[turn]
+        return None
 
 
 class Levels:

@@ -79,8 +79,8 @@ class ShardedModel:
         )
         classes = Counter(map(type, parts.values()))
         self.parts = [
-            _Unit(Part(name, m, original_forward(m), classes[type(m)]), self.steps)
-            for name, m in parts.items()
+            _Unit(Part(name, m, original_forward(m), classes[type(m)], number), self.steps)
+            for number, (name, m) in enumerate(parts.items())
         ]
 
     def is_of(self, module: nn.Module) -> bool:

@@ -42,6 +42,7 @@ class StandIns:
             for prefix, top in modules.items()
             for name, module in top.named_modules()
         }
+        self._numbers = {module: number for number, module in enumerate(self.names)}
         self._classes = Counter(map(type, self.names))
         self.glue: set[nn.Module] = set()
         self.parts: dict[nn.Module, Part] = {}
@@ -84,7 +85,8 @@ class StandIns:
         if may_be_planned(module):
             if module not in self.parts:
                 name, alike = self.names[module], self._classes[type(module)]
-                self.parts[module] = Part(name, module, module.forward, alike)
+                number = self._numbers[module]
+                self.parts[module] = Part(name, module, module.forward, alike, number)
             self._replaced.append((module, module.__dict__.get("forward")))
             module.__dict__["forward"] = self._stand_in(module, self.parts[module])
 

@@ -19,9 +19,11 @@ from tightfit.api.options import Options
 from tightfit.api.parts.agreement import ToldChoice
 from tightfit.api.parts.calls import Call, Kinds, Part
 from tightfit.api.parts.kinds import Kind
-from tightfit.api.parts.ledger import Further, Holding, Ledger, Recorder
+from tightfit.api.parts.ledger import Holding, Ledger, Recorder
 from tightfit.api.parts.levels import Level, Levels
+from tightfit.api.parts.other_calls import Further, as_called, with_calls
 from tightfit.api.parts.sharing import Choice, choose
+from tightfit.api.parts.turns import Turns
 from tightfit.api.ranks import agreed
 from tightfit.api.reporting import Report
 from tightfit.capture.capture import granularity_of, placeholder_tensors
@@ -90,6 +92,8 @@ class Steps:
         self._wanted = wanted
         self._levels = Levels()
         self._level = Level(None, 0)
+        self._turns = Turns()
+        self._further: dict[Part, Further[Kind]] = {}
         self._coming_bytes = 0
         self._choices_made: Counter[Any] = Counter()
         self._last: tuple[Ledger[Kind], int] | None = None
@@ -129,12 +133,15 @@ class Steps:
         self._coming_bytes = self._coming()
         held = self.guard.held_bytes() + self._coming_bytes
         self._level = level = self._levels.of(signature, held, self._alike_bytes)
+        self._further = {}
         if level.ledger is not None:
             left = self.limit_bytes - held - self.late_bytes
-            self._plan(level, level.ledger.with_calls(self._further(level, absent)), left)
+            self._further = self._may_run(level.ledger, absent)
+            order = self._turns.order(absent)
+            self._plan(level, with_calls(level.ledger, self._further, order), left)
             assert level.choice is not None
-            calls = level.choice.calls[: len(level.ledger.calls)]
-            level.planned_bytes = held + level.ledger.peak_of(calls)
+            level.planned_bytes = held + level.planned.peak_of(level.choice.calls)
+        level.begin()
         self.called = set()
         self.recorder = Recorder(self.guard)
 
@@ -153,11 +160,20 @@ class Steps:
         ledger = recorder.close()
         if is_complete:
             begin_bytes = self.guard.held_bytes() - self.guard.live_bytes()
-            level = self._level
-            level.ledger, level.called = ledger, self.called
-            planned = level.planned_bytes or begin_bytes + ledger.peak_with({})
-            self._last = ledger, planned
+            self._last = ledger, self._planned_bytes(ledger, begin_bytes)
+            self._level.ledger = ledger
+            self._turns.note(ledger.parts)
         return self.guard.close(_where(ledger))
+
+    def _planned_bytes(self, ledger: Ledger[Kind], begin_bytes: int) -> int:
+        """Return the peak that was foreseen for a step, the parts taken that have run in it."""
+        before = self._level.ledger
+        if before is None:
+            return begin_bytes + ledger.peak_with({})
+        likely = as_called(before, ledger, self._further)
+        if likely is None:
+            return self._level.planned_bytes
+        return begin_bytes + likely.peak_of(ledger.holdings)
 
     def abandon(self) -> None:
         """Forget the step under way: it has failed."""
@@ -226,10 +242,10 @@ class Steps:
         if choice is None or not known or worst.peak_with(choice.kinds) > most_bytes:
             level.choice = self._choose(level, worst, left_bytes)
             self.guard.restart()
-        elif level.planned != worst.calls or worst.peak_of(choice.calls) > most_bytes:
+        elif level.planned.calls != worst.calls or worst.peak_of(choice.calls) > most_bytes:
             alone = self.options.ranks is None  # ranks decide together, with new plans only
             level.choice = choice.spread(worst, left_bytes if alone else 0)
-        level.planned = worst.calls
+        level.planned = worst
 
     def _choose(self, level: Level, ledger: Ledger[Kind], left_bytes: int) -> Choice:
         """Return the plans of a step's calls: those another rank chose, if they fit."""
@@ -263,19 +279,21 @@ class Steps:
             minimum_bytes=needed,
         )
 
-    def _further(self, level: Level, absent: Mapping[Part, Kind]) -> list[Further[Kind]]:
-        """Return the calls of parts that did not run last time and may, with their least plans."""
-        away = {part: kind for part, kind in self.latest.items() if part not in level.called}
-        return [
-            Further(kind, kind.least, new_gradient_bytes(part.modules, self.granularity))
+    def _may_run(
+        self, ledger: Ledger[Kind], absent: Mapping[Part, Kind]
+    ) -> dict[Part, Further[Kind]]:
+        """Return the calls of parts that a step did not have and may have, with least plans."""
+        away = {part: kind for part, kind in self.latest.items() if part not in ledger.parts}
+        return {
+            part: Further(kind, kind.least, new_gradient_bytes(part.modules, self.granularity))
             for part, kind in (away | dict(absent)).items()
-        ]
+        }
 
     def _holding_for(self, part: Part, kind: Kind) -> Holding:
         """Return by which plan a part runs: the chosen one, or its least where little is left."""
         assert self.recorder is not None
         level = self._level
-        planned = level.foreseen(self.recorder.ledger, kind)
+        planned = level.foreseen(part, kind)
         chosen = planned or (level.choice.kinds.get(kind) if level.choice else None) or kind.least
         if self.options.ranks is not None:
             return chosen  # ranks decide together, between steps
@@ -341,7 +359,7 @@ class Steps:
         holding = self._holding_for(part, kind)
         self.latest[part] = kind
         self.called.add(part)
-        number = recorder.forward_begins(kind, holding)
+        number = recorder.forward_begins(part, kind, holding)
 
         def started(run: Run) -> None:
             recorder.backward_begins(number)
