@@ -67,11 +67,16 @@ def capture_around_data(
         If the step cannot be captured otherwise.
     """
     with _ONE_AT_A_TIME:
-        return _captured_around_data(call, options, name, neighbour, keeping)
+        return _captured_around_data(call, options, name, neighbour, keeping, in_parts)
 
 
 def _captured_around_data(
-    call: TracedCall, options: Options, name: str, neighbour: Graph | None, keeping: bool
+    call: TracedCall,
+    options: Options,
+    name: str,
+    neighbour: Graph | None,
+    keeping: bool,
+    in_parts: bool,
 ) -> tuple[Captured, TracedCall]:
     settled: PythonState | None = None
     attempts = 0

@@ -296,8 +296,7 @@ class Session:
 
     def _known_shape(self, key: Any, leaves: list[Any]) -> Shape | None:
         """Return what was captured for this signature, where inputs decide the same again."""
-        alike = sorted(self.shapes.get(key, ()), key=lambda shape: -shape.used)
-        for shape in alike:
+        for shape in sorted(self.shapes.get(key, ()), key=lambda shape: -shape.used):
             joint = shape.captured.joint
             if joint.decisions.hold(leaves, {**self.modules, **joint.outside}):
                 return shape
@@ -393,11 +392,9 @@ class Session:
 
     def _backward_finished(self, shape: Shape) -> Callable[[Run], None]:
         def finished(run: Run) -> None:
-            if self.guard is None:
-                return
-            if run.state == "failed":
+            if self.guard is not None and run.state == "failed":
                 self.guard.abandon()
-                return
-            self.guard.after_backward()
+            elif self.guard is not None:
+                self.guard.after_backward()
 
         return finished

@@ -8,7 +8,6 @@ How a `Graph` becomes nodes (decided here once, for all of the papers' planners)
 
 - One node per op that a step without recomputation runs, in that order. A node makes a *set* of
   values that live and die one by one; the papers' single value per node is the special case.
-- Values that the same ways write and read, and that live alike, are one value here.
 - A node has a way to be computed `first` (the default alternative at its cheapest variant) and
   maybe another to be computed `again`: the cheapest bitwise alternative that may serve, not in
   place. Nothing else is chosen among alternatives, so a plan may cost more than one that does.
@@ -25,7 +24,7 @@ How a `Graph` becomes nodes (decided here once, for all of the papers' planners)
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -232,10 +231,9 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
         for node in nodes
         if node.again is not None
     )
-    nodes, values = _alike_as_one(nodes, _keep_foreign(values, nodes))
     return Staged(
         nodes=nodes,
-        values=values,
+        values=_keep_foreign(values, nodes),
         capacity_bytes=task.budget_bytes - graph.constant_bytes - states,
         crossings=crossings,
     )
@@ -377,52 +375,6 @@ def _keep_foreign(values: dict[ValueId, Stored], nodes: Sequence[Node]) -> dict[
         )
         for value, stored in values.items()
     }
-
-
-def _alike_as_one(
-    nodes: Sequence[Node], values: dict[ValueId, Stored]
-) -> tuple[tuple[Node, ...], dict[ValueId, Stored]]:
-    """Let one value stand for those that the same ways write and read and that live alike.
-
-    Both statistics of a batch norm are an example. What is best for one is best for all of them;
-    as values of their own they only double the programs.
-    """
-    writers: dict[ValueId, list[tuple[int, bool]]] = {value: [] for value in values}
-    readers: dict[ValueId, list[tuple[int, bool]]] = {value: [] for value in values}
-    for index, node in enumerate(nodes):
-        for way in (node.first, node.again):
-            for value in way.writes if way is not None else ():
-                writers[value].append((index, way is node.first))
-            for value in way.reads if way is not None else ():
-                readers[value].append((index, way is node.first))
-    alike: dict[object, list[ValueId]] = {}
-    for value, stored in values.items():
-        life = msgspec.structs.replace(stored, size_bytes=0)
-        key = value if stored.producer is None else (life, *writers[value], None, *readers[value])
-        alike.setdefault(key, []).append(value)
-    kept = {
-        group[0]: msgspec.structs.replace(
-            values[group[0]], size_bytes=sum(values[value].size_bytes for value in group)
-        )
-        for group in alike.values()
-    }
-    return tuple(_only(node, kept) for node in nodes), kept
-
-
-def _only(node: Node, kept: Container[ValueId]) -> Node:
-    """Return the node with the values that are kept."""
-
-    def only(way: Way) -> Way:
-        return msgspec.structs.replace(
-            way,
-            reads=tuple(value for value in way.reads if value in kept),
-            writes=tuple(value for value in way.writes if value in kept),
-        )
-
-    again = node.again
-    return msgspec.structs.replace(
-        node, first=only(node.first), again=None if again is None else only(again)
-    )
 
 
 def without_choice(graph: Graph, problem: Staged) -> Graph:
