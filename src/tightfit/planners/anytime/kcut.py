@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tightfit.planners.anytime.outline import Outline
-from tightfit.planners.solvers import Answer, Program, ProgramBuilder
+from tightfit.planners.solvers import Answer, Program, ProgramBuilder, grains, within_reach
 
 __all__ = ["CutProgram", "cut_program"]
 
@@ -41,8 +41,15 @@ class CutProgram:
 
     @property
     def program(self) -> Program:
-        """The program as arrays."""
-        return self.builder.build()
+        """The program as arrays, its memory rows lowered to what sums of sizes can reach."""
+        problem, rewritable = self.outline.problem, self.outline.rewritable
+        sizes = [size for value, size in enumerate(problem.sizes) if rewritable[value]]
+        found = [self.units(grain) for grain in grains(sizes, self.budget_bytes)]
+        return within_reach(self.builder.build(), found)
+
+    def units(self, size_bytes: int) -> float:
+        """Bytes in the program's unit."""
+        return BUDGET_UNITS * size_bytes / max(1, self.budget_bytes)
 
     def window(self, k: int) -> tuple[int, int]:
         """First op of window k and the first op after it."""
@@ -186,15 +193,14 @@ def _constant(model: CutProgram) -> None:
 def _memory_row(model: CutProgram, k: int) -> None:
     """What is alive while the cut's op runs fits the budget."""
     outline, cut = model.outline, model.cuts[k]
-    unit = max(1, model.budget_bytes) / BUDGET_UNITS
     terms = [
-        (column, outline.problem.sizes[value] / unit)
+        (column, model.units(outline.problem.sizes[value]))
         for (at, value), column in model.resident.items()
         if at == k
     ]
     running = outline.running_bytes[cut] if outline.problem.required[cut] else 0
     room = model.budget_bytes - running
-    model.builder.row(terms, upper=room / unit)
+    model.builder.row(terms, upper=model.units(room))
 
 
 def _reading(model: CutProgram, op: int, value: int) -> _Terms:

@@ -70,7 +70,8 @@ class Program:
 
     def definitions(self) -> Integers:
         """Return the rows that define their first column: equations in groups, in order."""
-        return np.nonzero((self.row_lower == self.row_upper) & (self.groups >= 0))[0]
+        is_one = (self.row_lower == self.row_upper) & (self.groups >= 0)
+        return np.nonzero(is_one)[0].astype(np.int32)
 
     def only(self, groups: Collection[int]) -> Program:
         """Return the program with the rows of these groups and those that are always needed."""

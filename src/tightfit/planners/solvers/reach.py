@@ -117,13 +117,13 @@ def _reals(program: Program, rows: _Sums) -> _Sums:
         defined, *others = program.indices[entries].tolist()
         factor, *factors = program.coefficients[entries].tolist()
         fixed = program.row_upper[row] - rows.fixed[row]
-        below, above = rows.above[row], rows.below[row]
+        below, above = float(rows.above[row]), float(rows.below[row])
         for column, times in zip(others, factors, strict=True):
             if is_real[column]:
                 fixed -= times * known.fixed[column]
-                ends = known.below[column], known.above[column]
-                below += ends[times > 0] if abs(times) == 1.0 else np.inf
-                above += ends[times < 0] if abs(times) == 1.0 else np.inf
+                ends = (known.below, known.above) if times < 0 else (known.above, known.below)
+                below += float(ends[0][column]) if abs(times) == 1.0 else math.inf
+                above += float(ends[1][column]) if abs(times) == 1.0 else math.inf
         if factor == 1.0:
             known.fixed[defined], known.below[defined], known.above[defined] = fixed, below, above
     return known
