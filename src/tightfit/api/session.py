@@ -216,10 +216,9 @@ class Session:
             raise SecondForward(
                 f"{self.name} was called again while {len(waiting)} earlier planned call(s) await "
                 "their backward: each would keep its activations and the budget would not hold. "
-                "Put the whole computation into one function and fit that with tightfit.step("
-                "function, modules=...), call backward first, or allow it with in_flight="
-                f"{len(waiting) + 1} (each call then gets its share of the budget). If no backward "
-                "is to come, call under torch.no_grad(), or let go of the outputs first (del loss)"
+                "Call backward first, put all into one function for tightfit.step(function, "
+                f"modules=...), or allow it with in_flight={len(waiting) + 1} (each call gets its "
+                "share of the budget). If no backward is to come: torch.no_grad(), or del loss"
             )
 
     def _signature(self, leaves: list[Any], spec: Any) -> Any:

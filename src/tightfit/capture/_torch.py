@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -119,14 +118,19 @@ _KEPT_WHOLE = tuple(
 def _cudnn_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *factors: float
 ) -> Any:
-    """Return what cuDNN computes, by the operator that says which buffers it writes.
+    """Return what cuDNN computes, in training by the operator that says which buffers it writes.
 
-    Torch would take its own kernel while tracing, which is slower and rounds otherwise.
+    Torch would take its own kernel while tracing, which is slower and rounds otherwise. Without
+    running statistics, throw-away ones are written.
     """
-    if training and mean is not None:
-        return aten._batch_norm_with_update.default(x, weight, bias, mean, variance, *factors)
-    outputs = aten.native_batch_norm.default(x, weight, bias, mean, variance, training, *factors)
-    return *outputs, x.new_empty(0, dtype=torch.uint8)
+    if not training:  # writes nothing
+        key = torch._C.DispatchKey.Autograd
+        return aten.cudnn_batch_norm.default._op_dk(
+            key, x, weight, bias, mean, variance, training, *factors
+        )
+    if mean is None:
+        mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+    return aten._batch_norm_with_update.default(x, weight, bias, mean, variance, *factors)
 
 
 @contextlib.contextmanager
@@ -359,15 +363,26 @@ def is_traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
 
 
-@functools.cache
+_CUBLAS_BYTES: dict[tuple[torch.device, int], int] = {}
+
+
 def cublas_workspace_bytes(device: torch.device) -> int:
-    """Return what cuBLAS takes for one thread's handle when that multiplies its first matrices."""
-    with without_modes():
-        torch._C._cuda_clearCublasWorkspaces()
-        matrix = torch.ones(8, 8, device=device)
-        before = torch.cuda.memory_allocated(device)
-        product = matrix @ matrix
-        return max(0, torch.cuda.memory_allocated(device) - before - product.nbytes)
+    """Return what cuBLAS keeps for the streams planned on, after letting it take that now.
+
+    A workspace for each stream and thread: this one, and the one that runs backward.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream
+    if (device, stream) not in _CUBLAS_BYTES:
+        with without_modes(), torch.enable_grad():
+            if not _CUBLAS_BYTES:
+                torch._C._cuda_clearCublasWorkspaces()
+            before = torch.cuda.memory_allocated(device)
+            matrix = torch.ones(8, 8, device=device, requires_grad=True)
+            (matrix @ matrix).sum().backward()
+            del matrix
+            taken = torch.cuda.memory_allocated(device) - before
+        _CUBLAS_BYTES[device, stream] = max(taken, *_CUBLAS_BYTES.values(), 0)
+    return sum(size for (d, _), size in _CUBLAS_BYTES.items() if d == device)
 
 
 def active_wrapper() -> DistributedDataParallel | None:
