@@ -64,7 +64,6 @@ __all__ = [
     "autocast_nesting",
     "backward_without_autocast",
     "composite",
-    "cublas_workspace_bytes",
     "global_settings",
     "hidden_changes_without_tangents",
     "is_pytree_node",
@@ -361,28 +360,6 @@ def is_tracing() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
-
-
-_CUBLAS_BYTES: dict[tuple[torch.device, int], int] = {}
-
-
-def cublas_workspace_bytes(device: torch.device) -> int:
-    """Return what cuBLAS keeps for the streams planned on, after letting it take that now.
-
-    A workspace for each stream and thread: this one, and the one that runs backward.
-    """
-    stream = torch.cuda.current_stream(device).cuda_stream
-    if (device, stream) not in _CUBLAS_BYTES:
-        with without_modes(), torch.enable_grad():
-            if not _CUBLAS_BYTES:
-                torch._C._cuda_clearCublasWorkspaces()
-            before = torch.cuda.memory_allocated(device)
-            matrix = torch.ones(8, 8, device=device, requires_grad=True)
-            (matrix @ matrix).sum().backward()
-            del matrix
-            taken = torch.cuda.memory_allocated(device) - before
-        _CUBLAS_BYTES[device, stream] = max(taken, *_CUBLAS_BYTES.values(), 0)
-    return sum(size for (d, _), size in _CUBLAS_BYTES.items() if d == device)
 
 
 def active_wrapper() -> DistributedDataParallel | None:
