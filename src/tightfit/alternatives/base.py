@@ -54,6 +54,11 @@ class OpView:
         """How the default alternative is run."""
         return self.captured.calls[self.op.id][0]
 
+    @property
+    def runs_on_cpu(self) -> bool:
+        """Whether the op runs CPU kernels: only of those is it shown which give the same bits."""
+        return self.captured.graph.device.kind == "cpu"
+
     def output_node(self, index: int) -> fx.Node | None:
         """Return the node that picks output `index`, if somebody reads it."""
         for user in self.node.users:

@@ -41,15 +41,20 @@ def normalise_with_statistics(
 
 
 def train_with_own_statistics(
-    x: torch.Tensor, momentum: float, epsilon: float, precision: torch.dtype
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    momentum: float,
+    epsilon: float,
+    precision: torch.dtype,
 ) -> tuple[torch.Tensor, ...]:
-    """Run a BatchNorm without weights in training on throw-away running statistics.
+    """Run a BatchNorm in training on throw-away running statistics.
 
     Their precision decides that of the batch statistics, as in the first run.
     """
     mean, variance = torch.zeros(2, x.shape[1], dtype=precision, device=x.device)
     return aten._native_batch_norm_legit_functional.default(
-        x, None, None, mean, variance, True, momentum, epsilon
+        x, weight, bias, mean, variance, True, momentum, epsilon
     )[:3]
 
 
@@ -58,9 +63,10 @@ def batch_norm_again(view: OpView) -> Extension | None:
 
     One reads only its inputs and makes output and batch statistics again; the other reads the
     statistics of the first run, which are tiny, and is several times cheaper; not offered where
-    the statistics were rounded to half precision, for the first run used them unrounded.
+    the statistics were rounded to half precision, for the first run used them unrounded, nor on a
+    GPU, whose kernels multiply in another order in training than in evaluation.
     """
-    x, weight, bias, _, _, training, momentum, epsilon = view.call.args
+    x, weight, bias, running_mean, _, training, momentum, epsilon = view.call.args
     if not training:
         return None
     outputs = view.call.outputs
@@ -73,13 +79,16 @@ def batch_norm_again(view: OpView) -> Extension | None:
         )
     ]
     precision = view.node.meta["val"][1].dtype
-    if weight is None and precision != x.meta["val"].dtype:
-        run = (train_with_own_statistics, (x, momentum, epsilon, precision))
+    if not view.runs_on_cpu:
+        own = running_mean.meta["val"].dtype
+        run = (train_with_own_statistics, (x, weight, bias, momentum, epsilon, own))
+    elif weight is None and precision != x.meta["val"].dtype:
+        run = (train_with_own_statistics, (x, None, None, momentum, epsilon, precision))
     else:
         run = (aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, epsilon))
     calls = [Call(*run, {}, outputs[:3], is_tuple=True)]
     mean, deviation = view.output_node(1), view.output_node(2)
-    precise = precision in (torch.float32, torch.float64)
+    precise = view.runs_on_cpu and precision in (torch.float32, torch.float64)
     if precise and mean is not None and deviation is not None and outputs[0] is not None:
         alternatives.append(
             Alternative(

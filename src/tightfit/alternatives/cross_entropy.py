@@ -73,7 +73,12 @@ BY_ROWS = (cross_entropy_gradient, _over_log_probabilities)
 
 
 def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
-    """Offer the fused gradient for a log-softmax backward that follows an nll-loss backward."""
+    """Offer the fused gradient for a log-softmax backward that follows an nll-loss backward.
+
+    Not on a GPU, where a loop over rows would launch thousands of kernels.
+    """
+    if not view.runs_on_cpu:
+        return None
     incoming, log_probabilities, dimension, precision = view.call.args
     if not isinstance(incoming, fx.Node) or dimension != 1 or view.call.kwargs:
         return None

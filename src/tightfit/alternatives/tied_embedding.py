@@ -62,7 +62,12 @@ def add_embedding_gradient_(
 
 
 def folded_embedding_gradient(view: OpView) -> Extension | None:
-    """Offer the folded sum for an in-place addition of an embedding's gradient."""
+    """Offer the folded sum for an in-place addition of an embedding's gradient.
+
+    Not on a GPU, whose kernels add up the rows of a word in another order for fewer words.
+    """
+    if not view.runs_on_cpu:
+        return None
     total, other = view.call.args
     if not isinstance(other, fx.Node) or view.call.kwargs:
         return None

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tightfit.capture import _torch as private
+from tightfit.capture._cuda import cublas_workspace_bytes
 from tightfit.capture.capture import granularity_of
 
 __all__ = [
@@ -116,11 +117,9 @@ def device_of_modules(modules: dict[str, nn.Module]) -> torch.device:
 
 
 def library_bytes(device: torch.device) -> int:
-    """Return what libraries take of a device's allocator on their first use and keep: cuBLAS.
-
-    Forward and backward run in two threads, each with a workspace of its own.
-    """
-    return 2 * private.cublas_workspace_bytes(device) if device.type == "cuda" else 0
+    """Return what libraries take of a device's allocator on their first use and keep: cuBLAS."""
+    used = device.type == "cuda" and torch.cuda.is_available()  # not for shapes of a GPU elsewhere
+    return cublas_workspace_bytes(device) if used else 0
 
 
 def new_gradient_bytes(modules: dict[str, nn.Module], granularity: int) -> int:

@@ -38,12 +38,7 @@ from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.kept import KeptTensors, Place, forget, put
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import (
-    flatten,
-    input_signature,
-    module_signature,
-    refuse_transforms,
-)
+from tightfit.capture.signature import call_signature, flatten, refuse_transforms
 from tightfit.errors import BadInput, CaptureError, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.runtime import Run
@@ -216,16 +211,15 @@ class Session:
             raise SecondForward(
                 f"{self.name} was called again while {len(waiting)} earlier planned call(s) await "
                 "their backward: each would keep its activations and the budget would not hold. "
-                "Put the whole computation into one function and fit that with tightfit.step("
-                "function, modules=...), call backward first, or allow it with in_flight="
-                f"{len(waiting) + 1} (each call then gets its share of the budget). If no backward "
-                "is to come, call under torch.no_grad(), or let go of the outputs first (del loss)"
+                "Call backward first, put all into one function for tightfit.step, or allow it by "
+                f"in_flight={len(waiting) + 1} (each call gets its share of the budget). If no "
+                "backward is to come: torch.no_grad(), or let go of the outputs (del loss)"
             )
 
     def _signature(self, leaves: list[Any], spec: Any) -> Any:
         root = self.root() if self.root is not None else None
         kept = self.changing.union(place[:2] for place in self.kept)
-        return input_signature(leaves, spec), module_signature(self.modules, root, kept, leaves)
+        return call_signature(leaves, spec, self.modules, root, kept)
 
     @property
     def is_tuning(self) -> bool:

@@ -180,10 +180,11 @@ def step_time(subject: Subject, function: Callable[..., torch.Tensor]) -> float:
     gc.collect()
     if subject.device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        stream = torch.cuda.current_stream(subject.device)
+        start.record(stream)
         function(*subject.args, **subject.kwargs).backward()
-        end.record()
-        torch.cuda.synchronize()
+        end.record(stream)
+        end.synchronize()
         return start.elapsed_time(end) / 1e3
     began = time.process_time()
     function(*subject.args, **subject.kwargs).backward()

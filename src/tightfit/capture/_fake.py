@@ -43,9 +43,32 @@ def _fake_ctc_loss(
     return scores.new_empty(batch), scores.new_empty(batch, steps, 2 * max(counts, default=0) + 1)
 
 
+def _fake_gru_cell(
+    _mode: Any, _func: Any, _gates: Any, _hidden_gates: Any, hidden: Any, *_: Any
+) -> Any:
+    """Return what the fused kernel of a GPU returns, the last what its backward reads."""
+    batch, size = hidden.shape
+    return hidden.new_empty(batch, size), hidden.new_empty(batch, 5 * size)
+
+
+def _fake_gru_cell_backward(
+    _mode: Any, _func: Any, gradient: Any, workspace: Any, has_bias: bool
+) -> Any:
+    """Return gradients of both kinds of gates, of the hidden state and of the biases."""
+    batch, size = gradient.shape
+    gates = [workspace.new_empty(batch, 3 * size) for _ in range(2)]
+    biases = [workspace.new_empty(3 * size) if has_bias else None for _ in range(2)]
+    return *gates, gradient.new_empty(batch, size), *biases
+
+
 _FAKE_KERNELS = {
     getattr(aten, name).default: kernel
-    for name, kernel in {"_grouped_mm": _fake_grouped_mm, "_ctc_loss": _fake_ctc_loss}.items()
+    for name, kernel in {
+        "_ctc_loss": _fake_ctc_loss,
+        "_grouped_mm": _fake_grouped_mm,
+        "_thnn_fused_gru_cell": _fake_gru_cell,
+        "_thnn_fused_gru_cell_backward": _fake_gru_cell_backward,
+    }.items()
     if hasattr(aten, name)
 }
 

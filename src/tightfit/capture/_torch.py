@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -65,7 +64,6 @@ __all__ = [
     "autocast_nesting",
     "backward_without_autocast",
     "composite",
-    "cublas_workspace_bytes",
     "global_settings",
     "hidden_changes_without_tangents",
     "is_pytree_node",
@@ -119,14 +117,19 @@ _KEPT_WHOLE = tuple(
 def _cudnn_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *factors: float
 ) -> Any:
-    """Return what cuDNN computes, by the operator that says which buffers it writes.
+    """Return what cuDNN computes, in training by the operator that says which buffers it writes.
 
-    Torch would take its own kernel while tracing, which is slower and rounds otherwise.
+    Torch would take its own kernel while tracing, which is slower and rounds otherwise. Without
+    running statistics, throw-away ones are written.
     """
-    if training and mean is not None:
-        return aten._batch_norm_with_update.default(x, weight, bias, mean, variance, *factors)
-    outputs = aten.native_batch_norm.default(x, weight, bias, mean, variance, training, *factors)
-    return *outputs, x.new_empty(0, dtype=torch.uint8)
+    if not training:  # writes nothing
+        key = torch._C.DispatchKey.Autograd
+        return aten.cudnn_batch_norm.default._op_dk(
+            key, x, weight, bias, mean, variance, training, *factors
+        )
+    if mean is None:
+        mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+    return aten._batch_norm_with_update.default(x, weight, bias, mean, variance, *factors)
 
 
 @contextlib.contextmanager
@@ -357,17 +360,6 @@ def is_tracing() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
-
-
-@functools.cache
-def cublas_workspace_bytes(device: torch.device) -> int:
-    """Return what cuBLAS takes for one thread's handle when that multiplies its first matrices."""
-    with without_modes():
-        torch._C._cuda_clearCublasWorkspaces()
-        matrix = torch.ones(8, 8, device=device)
-        before = torch.cuda.memory_allocated(device)
-        product = matrix @ matrix
-        return max(0, torch.cuda.memory_allocated(device) - before - product.nbytes)
 
 
 def active_wrapper() -> DistributedDataParallel | None:

@@ -22,7 +22,7 @@ from tightfit.capture.eager_profile import TENSOR, Operand, Profile, Result
 from tightfit.capture.eager_record import Geometry, Keeper, Record, Source
 from tightfit.capture.python_state import PythonState
 from tightfit.capture.structure import structure_of, unflatten
-from tightfit.costs.measured import PeakFunction, materialise
+from tightfit.costs.measured import PeakFunction, fixed_generators, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.units import format_bytes
 
@@ -245,7 +245,7 @@ class Block:
         copies = {n: t.clone() if n in buffers else t for n, t in state.items()}
         versions = {n: t._version for n, t in copies.items()}
         python = PythonState({"": self.module})
-        with torch.random.fork_rng(), python:
+        with fixed_generators(self.device), python:
             generator = torch.get_rng_state()
             result = self._explained(tensors, copies)
             drew = not torch.equal(generator, torch.get_rng_state())
@@ -255,6 +255,8 @@ class Block:
         size = max(size, _LARGEST.get(self.module, {}).get(self.operands_key, 0))
         changed = [n for n in copies if n in buffers and copies[n]._version != versions[n]]
         changed += python.changed
+        if self.device.type == "cuda" and any(map(_keeps_dropout_state, self.module.modules())):
+            changed.append("the state of cuDNN's dropout, which nobody can set back,")
         self.profile = Profile(
             outputs=tuple(Geometry.of(t) for t in result.outputs),
             differentiable=result.differentiable,
@@ -302,7 +304,7 @@ class Block:
     def examine_backward(self, present: tuple[int, ...]) -> tuple[Geometry | None, ...]:
         """Find the layout of the gradients, given which outputs receive one."""
         if present not in self.gradients:
-            with torch.random.fork_rng(), PythonState({"": self.module}):
+            with fixed_generators(self.device), PythonState({"": self.module}):
                 record, saved, tangents = self.ready(present, self.state)
                 gradients = self.backward(record, saved, tangents, present)
             operands = [o for o in self.operands if o.requires_grad]
@@ -329,6 +331,12 @@ class Block:
         layouts = [self.profile.outputs[i] for i in present]
         tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in layouts]
         return result.record, saved, tangents
+
+
+def _keeps_dropout_state(module: nn.Module) -> bool:
+    """Whether cuDNN runs a module and draws its dropout from a generator of its own."""
+    drops = isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1
+    return drops and module.training and torch.backends.cudnn.enabled
 
 
 def _members(module: nn.Module) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from tightfit.capture.eager_block import Block
 from tightfit.capture.eager_profile import Result
 from tightfit.capture.eager_record import Geometry
 from tightfit.capture.python_state import PythonState
-from tightfit.costs.measured import Measurement, PeakFunction, measure_call
+from tightfit.costs.measured import Measurement, PeakFunction, fixed_generators, measure_call
 from tightfit.errors import PlanMismatch
 
 __all__ = ["BlockBackward", "BlockForward"]
@@ -112,7 +112,7 @@ class BlockBackward:
         """Return what the backward costs; the record is freed while it runs."""
         block = self.block
         device = block.device
-        with torch.random.fork_rng(), PythonState({"": block.module}):
+        with fixed_generators(device), PythonState({"": block.module}):
             record, saved, tangents = block.ready(self.present)
             timed = measure_call(
                 lambda: block.backward(record, saved, tangents, self.present, retain=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from tightfit.capture.opaque import opaque_modules
 from tightfit.capture.python_state import PythonState
 from tightfit.capture.signature import flatten
 from tightfit.capture.structure import unflatten
+from tightfit.costs.measured import fixed_generators
 from tightfit.errors import CaptureError
 
 __all__ = ["Findings", "probe", "warm_up"]
@@ -82,7 +83,7 @@ def _run(call: TracedCall) -> None:
     own = [_copy(x) if isinstance(x, torch.Tensor) else x for x in leaves]
     args, kwargs = unflatten(own, spec)
     with (
-        torch.random.fork_rng(),
+        fixed_generators(_device_of((*leaves, *members))),
         _own_buffers(call.modules) as buffers,
         _Undone([*own, *buffers]),
         torch.autograd.graph.saved_tensors_hooks(_let_go, _refuse_backward),
@@ -96,6 +97,12 @@ def _kept(value: Any) -> torch.Tensor | None:
     if not is_tensor or value.is_floating_point() or value.is_complex():
         return None
     return value.clone()
+
+
+def _device_of(values: Iterable[Any]) -> torch.device:
+    """Return the GPU that a tensor lies on, else the CPU."""
+    devices = (t.device for t in values if isinstance(t, torch.Tensor) and t.is_cuda)
+    return next(devices, torch.device("cpu"))
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:

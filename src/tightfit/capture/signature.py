@@ -21,6 +21,7 @@ from tightfit.capture.structure import flatten as flatten_tree
 from tightfit.errors import BadInput, CaptureError
 
 __all__ = [
+    "call_signature",
     "differ_in_sizes_only",
     "flatten",
     "hooked_modules",
@@ -53,6 +54,17 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+
+
+def call_signature(
+    leaves: list[Any],
+    spec: Any,
+    modules: dict[str, nn.Module],
+    root: nn.Module | None,
+    kept: frozenset[tuple[str, str]] = frozenset(),
+) -> tuple[Any, Any]:
+    """Return all that a step depends on; see `input_signature` and `module_signature`."""
+    return input_signature(leaves, spec), module_signature(modules, root, kept, leaves)
 
 
 def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:

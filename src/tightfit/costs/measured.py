@@ -22,6 +22,7 @@ __all__ = [
     "PeakFunction",
     "call_key",
     "environment_of",
+    "fixed_generators",
     "materialise",
     "measure_call",
     "measure_workspace",
@@ -127,7 +128,7 @@ def measure_call(
     def call() -> Any:
         return function(*arguments, **keywords)
 
-    with torch.no_grad(), _fixed_generators(device):
+    with torch.no_grad(), fixed_generators(device):
         warm = call()
         clock = _clock()
         begin = clock()
@@ -158,7 +159,7 @@ def measure_workspace(
     def call() -> Any:
         return function(*arguments, **keyword_arguments)
 
-    with torch.no_grad(), _fixed_generators(device):
+    with torch.no_grad(), fixed_generators(device):
         warm = call()
         del warm
         outputs, peak = measure_peak(call, device=device)
@@ -166,7 +167,8 @@ def measure_workspace(
     return Footprint(workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes), **shape)
 
 
-def _fixed_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
+def fixed_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Return a context after which the generators of the CPU and of a device are as before."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
@@ -301,7 +303,7 @@ def environment_of(device: torch.device | str) -> str:
     facts = [
         f"format {_FORMAT}",
         f"torch {torch.__version__}",
-        f"matmul precision {torch.get_float32_matmul_precision()}",
+        *(f"{name} {precision}" for name, precision in _float32_precisions().items()),
         f"deterministic {torch.are_deterministic_algorithms_enabled()}",
     ]
     if device.type == "cuda":
@@ -309,7 +311,6 @@ def environment_of(device: torch.device | str) -> str:
             torch.cuda.get_device_name(device),
             f"cudnn {torch.backends.cudnn.version()}",
             f"benchmark {torch.backends.cudnn.benchmark}",
-            f"tf32 {torch.backends.cudnn.allow_tf32}",
         ]
     else:
         facts += [
@@ -319,6 +320,24 @@ def environment_of(device: torch.device | str) -> str:
             f"oneDNN {torch.backends.mkldnn.enabled}",
         ]
     return ", ".join(facts)
+
+
+def _float32_precisions() -> dict[str, str]:
+    """Return how precisely each kind of kernel computes in single precision.
+
+    The older settings (`allow_tf32`, the matmul precision) are not asked for: they raise once
+    somebody has set one of these.
+    """
+    backends = torch.backends
+    kinds = {
+        "cuda.matmul": backends.cuda.matmul,
+        "cudnn.conv": backends.cudnn.conv,
+        "cudnn.rnn": backends.cudnn.rnn,
+        "mkldnn.matmul": backends.mkldnn.matmul,
+        "mkldnn.conv": backends.mkldnn.conv,
+        "mkldnn.rnn": backends.mkldnn.rnn,
+    }
+    return {name: kind.fp32_precision for name, kind in kinds.items()}
 
 
 def cpu_name() -> str:

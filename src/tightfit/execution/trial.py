@@ -154,9 +154,10 @@ def _stopwatch(device: torch.device, times: list[float]) -> Iterator[None]:
     """Add to a list the seconds that what runs inside takes."""
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        stream = torch.cuda.current_stream(device)
+        start.record(stream)
         yield
-        end.record()
+        end.record(stream)
         end.synchronize()
         times.append(start.elapsed_time(end) / 1e3)
     else:

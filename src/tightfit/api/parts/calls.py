@@ -17,7 +17,7 @@ from tightfit.api.parts.ledger import holding_of
 from tightfit.api.ranks import agreed
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import flatten, input_signature, module_signature, same_attributes
+from tightfit.capture.signature import call_signature, flatten, same_attributes
 from tightfit.capture.uses import captured_by_uses
 from tightfit.execution.guard import announce
 from tightfit.execution.runtime import Run
@@ -177,7 +177,7 @@ class Kinds:
 
 def _key(part: Part, leaves: list[Any], spec: Any) -> Any:
     modules = part.modules
-    return input_signature(leaves, spec), module_signature(modules, modules["part"], leaves=leaves)
+    return call_signature(leaves, spec, modules, modules["part"])
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:
