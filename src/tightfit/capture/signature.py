@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -33,8 +34,15 @@ __all__ = [
     "same_attributes",
 ]
 
-_PLAIN = (bool, int, float, str, type(None))
-_BY_IDENTITY = (torch.Generator, torch.Tensor, types.FunctionType, types.BuiltinFunctionType)
+_BY_IDENTITY = (
+    torch.Generator,
+    torch.Tensor,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools.partial,
+    type,
+)
 _CONTAINERS = (tuple, list, dict, set)
 _SKIPPED = frozenset(
     {
@@ -54,6 +62,28 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+
+
+class _Identity:
+    """Equal for one and the same object; another one that takes its address later is another."""
+
+    __slots__ = ("_address", "_object")
+
+    def __init__(self, value: Any) -> None:
+        self._address = id(value)
+        try:
+            self._object = weakref.ref(value)
+        except TypeError:  # it cannot be told when it dies, so it must not
+            self._object = functools.partial(lambda kept: kept, value)
+
+    def __hash__(self) -> int:
+        return self._address
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Identity) or self._address != other._address:
+            return False
+        value = self._object()
+        return value is not None and value is other._object()
 
 
 def call_signature(
@@ -239,14 +269,17 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
     for key, value in module.__dict__.items():
         if key in _SKIPPED:
             continue
-        if isinstance(value, _PLAIN):
-            found.append((key, value))
-        elif _has_identity(type(value)):
-            found.append((key, id(value)))
-        elif isinstance(value, _CONTAINERS) and key not in _KEPT_APART:
-            contents = _plain_contents(value)
-            if contents is not None:
-                found.append((key, contents))
+        match _counts_by(type(value)):
+            case "value":
+                found.append((key, value))
+            case "identity":
+                found.append((key, _Identity(value)))
+            case "contents" if key not in _KEPT_APART:
+                contents = _plain_contents(value)
+                if contents is not None:
+                    found.append((key, contents))
+            case _:
+                pass
     return found
 
 
@@ -255,22 +288,27 @@ def _plain_contents(value: Any) -> Any:
     elements = value.items() if isinstance(value, dict) else value
     contents: list[Any] = []
     for element in elements:
-        plain = element
-        if isinstance(element, _CONTAINERS):
-            plain = _plain_contents(element)
-            if plain is None:
+        match _counts_by(type(element)):
+            case "value":
+                contents.append(element)
+            case "contents":
+                contents.append(_plain_contents(element))
+                if contents[-1] is None:
+                    return None
+            case _:
                 return None
-        elif not isinstance(element, _PLAIN):
-            return None
-        contents.append(plain)
     held = frozenset(contents) if isinstance(value, set) else tuple(contents)
     return type(value), held
 
 
 @functools.cache
-def _has_identity(kind: type) -> bool:
-    """Whether attributes of a class count by identity; asking of each anew takes long."""
-    return issubclass(kind, _BY_IDENTITY)
+def _counts_by(kind: type) -> Literal["value", "identity", "contents", "nothing"]:
+    """Return what tells attributes of a class apart; asking of each anew takes long."""
+    if issubclass(kind, PLAIN):
+        return "value"
+    if issubclass(kind, _BY_IDENTITY):
+        return "identity"
+    return "contents" if issubclass(kind, _CONTAINERS) else "nothing"
 
 
 def same_attributes(one: dict[str, nn.Module], other: dict[str, nn.Module]) -> bool:
