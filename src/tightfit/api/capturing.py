@@ -18,7 +18,7 @@ from tightfit.capture.outside import OutsideTensors, forget_traced_results
 from tightfit.capture.probe import probe, warm_up
 from tightfit.capture.python_state import PythonState
 from tightfit.capture.signature import hooked_modules
-from tightfit.errors import CaptureError, OpaqueChanged
+from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
 from tightfit.execution.guard import announce
 from tightfit.graph.ir import Graph
 
@@ -64,10 +64,32 @@ def capture_around_data(
     Raises
     ------
     CaptureError
-        If the step cannot be captured otherwise.
+        If the step cannot be captured otherwise. What the forward raises by itself stays that.
     """
     with _ONE_AT_A_TIME:
-        return _captured_around_data(call, options, name, neighbour, keeping, in_parts)
+        try:
+            return _captured_around_data(call, options, name, neighbour, keeping, in_parts)
+        except CaptureError as error:
+            _raise_what_plain_raises(call, error)
+            raise
+
+
+def _raise_what_plain_raises(call: TracedCall, error: CaptureError) -> None:
+    """Raise the error of the user's own code, if that is what the tracer met.
+
+    So wrong arguments and shapes fail as without tightfit, and no wrong way out is named.
+    """
+    met = error.__cause__
+    if error.cause or met is None or isinstance(met, TightfitError):
+        return
+    try:
+        probe(call)
+    except Exception as plain:
+        if type(plain) is not type(met):
+            return
+        if error.module and hasattr(plain, "add_note"):  # from Python 3.11 on
+            plain.add_note(f"(in module {error.module!r})")
+        raise plain from None
 
 
 def _captured_around_data(
