@@ -20,6 +20,7 @@ __all__ = [
     "PlanMismatch",
     "SecondForward",
     "TightfitError",
+    "without_frames",
 ]
 
 
@@ -84,6 +85,11 @@ class CaptureError(TightfitError):
         super().__init__(message)
         self.module = module
         self.cause = cause
+
+
+def without_frames(error: BaseException) -> None:
+    """Let go of the frames an error came through, and of all that lives in them, to keep it."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 class CompileError(TightfitError):

@@ -442,3 +442,27 @@ def test_an_exception_in_user_code_leaves_the_next_step_right():
         _ = 1 / 0
     del out
     assert torch.equal(model(x), expected)
+
+
+def test_what_the_loss_holds_is_planned_for_with_accumulated_gradients_too() -> None:
+    """The first step's plan has room for it by chance; the next one has gradients to hold."""
+
+    def peaks(budget: int) -> list[int]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        fitted(model, budget, optimizer=optimizer, cache=False, on_exceed="warn")
+        x = torch.randn(256, 64)
+        for _ in range(3):
+            for _ in range(2):
+                h = model(x)
+                (h * h.sigmoid().exp() * h.tanh()).mean().backward()
+                del h
+            optimizer.step(), optimizer.zero_grad()
+        attached(model).close_step()
+        return [step.peak_bytes for step in attached(model).guard.steps]
+
+    plenty = peaks(1 << 30)
+    assert max(plenty) > max(plenty[::2])  # with gradients there from before
+    budget = max(plenty) - 4096
+    assert max(peaks(budget)) <= budget

@@ -59,6 +59,15 @@ def capture_step(
     at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
     Of several ranks that train the same model one measures.
     """
+    captured = _captured_and_priced(call, options, name, neighbour)
+    for block in captured.joint.opaque.blocks.values():
+        block.forget_examples()
+    return captured
+
+
+def _captured_and_priced(
+    call: TracedCall, options: Options, name: str, neighbour: Graph | None
+) -> Captured:
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
     def traced(layouts: Layouts) -> Captured:

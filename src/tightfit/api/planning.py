@@ -65,6 +65,9 @@ def planned_for(
     share = share_of(session, graph, graph.constant_bytes + existing + state)
     outside_bytes = max(shape.outside_bytes, share.others_bytes)
     key = (gradients, existing, state, outside_bytes, share.peak_bytes)
+    if key not in shape.plans:  # made with what was seen by now; those that fit so too stay
+        outside_bytes = max(outside_bytes, shape.seen_outside_bytes)
+        key = (gradients, existing, state, outside_bytes, share.peak_bytes)
     if key not in shape.plans:
         graph = _with_surroundings(shape, existing, state, outside_bytes)
         task = Task(graph=graph, budget_bytes=share.peak_bytes, gradients=gradients)

@@ -22,6 +22,7 @@ from tightfit.api.subject import (
     Trace,
     differing_parts,
     largest_difference,
+    planned_bytes_of,
     step_time,
     train,
 )
@@ -236,7 +237,7 @@ class Comparison:
         seconds = step_time(self.subject, planned)
         step_peaks = planned._session.close_step()
         if step_peaks is not None:
-            peaks.append((step_peaks, planned._session.report().planned_peak_bytes))
+            peaks.append((step_peaks, planned_bytes_of(planned)))
         return seconds
 
 

@@ -124,10 +124,10 @@ class Session:
         forget(self.modules, self.kept)
         try:
             shape = self.shape_for(self._signature(leaves, spec), args, kwargs)
+            watch(self, shape)
+            shape, outputs = run_as_data_decide(self, shape, leaves, args, kwargs)
         except CaptureError as error:
             return run_in_parts(self, error, args, kwargs)
-        watch(self, shape)
-        shape, outputs = run_as_data_decide(self, shape, leaves, args, kwargs)
         if self.guard is not None:
             self.guard.after_forward()
         return put(shape.captured.joint.structure.filled(outputs), self.modules)

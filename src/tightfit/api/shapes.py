@@ -58,6 +58,7 @@ class Shape:
     captured: Captured
     outside_bytes: int = 0
     outside_known: bool = False
+    seen_outside_bytes: int = 0
     plans: dict[Any, Planned] = field(default_factory=dict)
     known_plans: dict[Gradients, Plan] = field(default_factory=dict)
     used: int = 0

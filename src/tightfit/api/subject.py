@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import random
@@ -17,11 +18,19 @@ from tightfit.api.constants import gradient_bytes, optimizer_state_bytes, reside
 from tightfit.api.fit import PlannedStep
 from tightfit.api.target import loss_function
 from tightfit.capture.signature import flatten
-from tightfit.errors import NothingToTrain
+from tightfit.errors import BadInput, NothingToTrain
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.zoo import Example
 
-__all__ = ["Subject", "Trace", "differing_parts", "largest_difference", "step_time", "train"]
+__all__ = [
+    "Subject",
+    "Trace",
+    "differing_parts",
+    "largest_difference",
+    "planned_bytes_of",
+    "step_time",
+    "train",
+]
 
 _UNLIMITED = 1 << 60
 
@@ -146,10 +155,17 @@ def train(
             trace.first_s = time.perf_counter() - began
         peaks = own.close() if planned is None else planned._session.close_step()
         if peaks is not None and index > 0:
-            trace.note(peaks, planned._session.report().planned_peak_bytes if planned else 0)
+            trace.note(peaks, planned_bytes_of(planned) if planned else 0)
         trace.losses.append(loss)
         trace.digests.append(subject.digests())
     return trace
+
+
+def planned_bytes_of(planned: PlannedStep) -> int:
+    """Return the peak that was planned for the last step; 0 where nothing was."""
+    with contextlib.suppress(BadInput):
+        return planned._session.report().planned_peak_bytes
+    return 0
 
 
 def _seed_all(seed: int) -> None:

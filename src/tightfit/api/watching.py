@@ -64,6 +64,7 @@ def _learn(session: Session, shape: Shape) -> None:
     if not shape.outside_known and shape.plans:
         shape.outside_known = True
         outside_bytes = _agreed(session, shape, "outside", step.outside_bytes)
+        shape.seen_outside_bytes = outside_bytes
         if not still_fits(
             session.last,
             session.budget_bytes(),

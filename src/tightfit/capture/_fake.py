@@ -73,6 +73,28 @@ _FAKE_KERNELS = {
 }
 
 
+_NORMS = frozenset(
+    {
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten.native_group_norm.default,
+    }
+)
+
+
+def _with_float_statistics(func: Any, args: Any, _kwargs: Any, result: Any) -> Any:
+    """Let a CPU's norms of half precision with float weights keep float statistics."""
+    if func not in _NORMS:
+        return result
+    x, *given = (t for t in args if isinstance(t, torch.Tensor))
+    is_half = x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+    if not is_half or not any(t.dtype is torch.float32 for t in given):
+        return result
+    output, *statistics = result
+    return output, *(s.new_empty(s.shape, dtype=torch.float32) for s in statistics)
+
+
 @contextlib.contextmanager
 def corrected_fake_kernels() -> Iterator[None]:
     """While tracing, use our fake kernels where torch's refuse what the CPU computes."""
@@ -80,7 +102,8 @@ def corrected_fake_kernels() -> Iterator[None]:
     replaced = {op: kernels.get(op) for op in _FAKE_KERNELS}
     kernels.update(_FAKE_KERNELS)
     try:
-        yield
+        with corrected_fake_results(_with_float_statistics):
+            yield
     finally:
         for op, kernel in replaced.items():
             if kernel is None:

@@ -72,6 +72,13 @@ class Answer:
     operator: str
     value: Any
 
+    def is_to(self, function: Any, args: Sequence[Any]) -> bool:
+        """Whether an operator can have told this of its arguments."""
+        if self.operator != function.name():
+            return False
+        is_number = not isinstance(self.value, tuple)
+        return not is_number or (args[0].dtype is torch.bool) == isinstance(self.value, bool)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Answer) or self.operator != other.operator:
             return False

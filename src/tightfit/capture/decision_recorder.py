@@ -248,7 +248,7 @@ class DecisionRecorder(private.TorchDispatchMode):
     def _ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Answer for an operator that tells Python something about values."""
         step = self._step(func, args, kwargs, None)
-        told = self._next_answer(func)
+        told = self._next_answer(func, args)
         selected = selected_from(func, args)
         asked = set(map(self._slot, selected[1]) if selected else step.slots())
         needed = self._history(asked)
@@ -295,13 +295,13 @@ class DecisionRecorder(private.TorchDispatchMode):
             self._note(func, args, kwargs, result)
         return result
 
-    def _next_answer(self, func: Any) -> Answer | None:
+    def _next_answer(self, func: Any, args: tuple[Any, ...]) -> Answer | None:
         """Return what this operator was told in the real run, if there was one."""
         if self._answers is None:
             return None
         answer = self._answers[self._told] if self._told < len(self._answers) else None
         self._told += 1
-        if answer is None or answer.operator != func.name():
+        if answer is None or not answer.is_to(func, args):
             raise CaptureError(
                 f"the forward asked for {answer.operator if answer else 'nothing'} when it ran, "
                 f"but for {func.name()} when it was traced: what it runs depends on more than "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,6 +95,13 @@ class Block:
         self.profile: Profile | None = None
         self.state: dict[str, torch.Tensor] = {}
         self.gradients: dict[tuple[int, ...], tuple[Geometry | None, ...]] = {}
+        self.retained: set[tuple[int, ...]] = set()  # backwards that keep their record to the end
+
+    def forget_examples(self) -> None:
+        """Let go of the tensors it was measured with: they would live as long as the plan."""
+        self.operands = tuple(
+            o if o.parameter is not None else replace(o, example=None) for o in self.operands
+        )
 
     # -- running ------------------------------------------------------------------------------
 

@@ -97,7 +97,8 @@ class BlockBackward:
     ) -> list[torch.Tensor | None]:
         """Return the gradients of the operands, those left out that never have one."""
         expected = self.block.gradients[self.present]
-        gradients = self.block.backward(record, saved, tangents, self.present)
+        retain = self.present in self.block.retained
+        gradients = self.block.backward(record, saved, tangents, self.present, retain=retain)
         operands = [o for o in self.block.operands if o.requires_grad]
         for operand, layout, gradient in zip(operands, expected, gradients, strict=True):
             if operand.parameter is None and (layout is None) != (gradient is None):
@@ -109,21 +110,35 @@ class BlockBackward:
         return [g for g, layout in zip(gradients, expected, strict=True) if layout is not None]
 
     def measure(self, measure_peak: PeakFunction) -> Measurement:
-        """Return what the backward costs; the record is freed while it runs."""
+        """Return what the backward costs; the record is freed while it runs.
+
+        Where less is held so than its results and the record together, as a plan counts them, the
+        record is kept to the end instead: the plan has made room for it, and foretells the peak.
+        """
+        with fixed_generators(self.block.device), PythonState({"": self.block.module}):
+            timed = self._timed(measure_peak)
+            workspace = self._workspace(timed, measure_peak, retain=False)
+            if workspace < 0:
+                self.block.retained.add(self.present)
+                workspace = self._workspace(timed, measure_peak, retain=True)
+        return msgspec.structs.replace(timed, workspace_bytes=max(0, workspace))
+
+    def _timed(self, measure_peak: PeakFunction) -> Measurement:
         block = self.block
-        device = block.device
-        with fixed_generators(device), PythonState({"": block.module}):
-            record, saved, tangents = block.ready(self.present)
-            timed = measure_call(
-                lambda: block.backward(record, saved, tangents, self.present, retain=True),
-                (),
-                device=device,
-                measure_peak=measure_peak,
-            )
-            del record
-            record, saved, tangents = block.ready(self.present)
-            _, peak = measure_peak(
-                lambda: block.backward(record, saved, tangents, self.present), device=device
-            )
-        workspace = max(0, peak.peak_bytes - sum(timed.output_bytes))
-        return msgspec.structs.replace(timed, workspace_bytes=workspace)
+        record, saved, tangents = block.ready(self.present)
+        return measure_call(
+            lambda: block.backward(record, saved, tangents, self.present, retain=True),
+            (),
+            device=block.device,
+            measure_peak=measure_peak,
+        )
+
+    def _workspace(self, timed: Measurement, measure_peak: PeakFunction, *, retain: bool) -> int:
+        """Return what a backward holds at its peak besides its results, above its begin."""
+        block = self.block
+        record, saved, tangents = block.ready(self.present)
+        _, peak = measure_peak(
+            lambda: block.backward(record, saved, tangents, self.present, retain=retain),
+            device=block.device,
+        )
+        return peak.peak_bytes - sum(timed.output_bytes)

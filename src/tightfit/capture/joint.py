@@ -20,19 +20,16 @@ from tightfit.capture import _torch as private
 from tightfit.capture._fake import corrected_fake_kernels
 from tightfit.capture.answers import Answer, Question
 from tightfit.capture.assignments import DataAssignments, members_of, write_replaced
-from tightfit.capture.constructors import TensorsOfTensors
-from tightfit.capture.ctc import traced_ctc
+from tightfit.capture.constructors import NumbersAskedFor
 from tightfit.capture.decision_recorder import DecisionRecorder
 from tightfit.capture.decisions import Decisions
-from tightfit.capture.dropout import traced_dropout
 from tightfit.capture.explained import explained
 from tightfit.capture.layouts import Layouts, note_calls, true_layouts
 from tightfit.capture.modules import ModuleTrail, RepeatedMembers
 from tightfit.capture.opaque import OpaqueCalls
+from tightfit.capture.operators import traced_operators
 from tightfit.capture.outside import PREFIX, OutsideTensors
-from tightfit.capture.packed import traced_packing
 from tightfit.capture.rearranged import refuse_rearranged
-from tightfit.capture.recurrent import traced_cells
 from tightfit.capture.regions import CastRegions
 from tightfit.capture.structure import Structure, flatten, opened, structure_of
 from tightfit.costs.measured import PeakFunction
@@ -215,7 +212,7 @@ class _Callee(nn.Module):
         members = members_of(self)
         self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
-        assigned, lists = DataAssignments(), TensorsOfTensors()
+        assigned, lists = DataAssignments(), NumbersAskedFor(tracing=True)
         with private.autocast_cache(self._keeps_casts), self._recorder, outside, assigned, lists:
             output = self._function(*args, **kwargs)
         write_replaced(self, members)
@@ -266,10 +263,7 @@ def trace(
             stack.enter_context(true_layouts(layouts or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
-            stack.enter_context(traced_packing(recorder.values_of))
-            stack.enter_context(traced_cells())
-            stack.enter_context(traced_dropout())
-            stack.enter_context(traced_ctc(recorder.values_of))
+            stack.enter_context(traced_operators(recorder.values_of))
             stack.enter_context(trail)
             stack.enter_context(regions)
             stack.enter_context(callee.repeated)

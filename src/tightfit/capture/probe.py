@@ -12,6 +12,7 @@ from torch import nn
 
 from tightfit.capture import _torch as private
 from tightfit.capture.answers import Answer, answer_of, is_asking
+from tightfit.capture.constructors import NumbersAskedFor
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.opaque import opaque_modules
 from tightfit.capture.python_state import PythonState
@@ -84,6 +85,7 @@ def _run(call: TracedCall) -> None:
     args, kwargs = unflatten(own, spec)
     with (
         fixed_generators(_device_of((*leaves, *members))),
+        NumbersAskedFor(tracing=False),
         _own_buffers(call.modules) as buffers,
         _Undone([*own, *buffers]),
         torch.autograd.graph.saved_tensors_hooks(_let_go, _refuse_backward),

@@ -22,5 +22,5 @@ def refuse_rearranged(before: tuple[list[Any], Any], after: tuple[list[Any], Any
             "the forward pass changes an input that is no tensor: it puts something else into a "
             "list, dict or object (a cache of keys and values, say). A planned step replays "
             "operators, not Python, so this would silently stop happening. Way out: return what "
-            "is new, or call the model so without gradients"
+            "is new, call the model so without gradients, or leave the cache out (use_cache=False)"
         )

@@ -23,6 +23,13 @@ aten = torch.ops.aten
 
 _PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 _PIVOTED = (aten.linalg_lu_solve.default, aten.lu_unpack.default)
+_DIVIDES = (
+    aten.remainder.Tensor,
+    aten.remainder.Scalar_Tensor,
+    aten.fmod.Tensor,
+    aten.floor_divide.default,
+    aten.div.Tensor_mode,
+)
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -50,6 +57,8 @@ def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
         _fit_put(*args[:3])
     elif call.function is aten._embedding_bag_backward.default:
         args[4].fill_(1)  # no bag is empty
+    elif call.function in _DIVIDES and isinstance(args[1], torch.Tensor):
+        args[1].fill_(1)  # integers cannot be divided by nothing
     elif call.function in _PIVOTED:
         args[1].copy_(torch.arange(1, args[1].shape[-1] + 1))
     elif call.function is aten.masked_scatter.default:

@@ -30,7 +30,13 @@ from tightfit.capture.generators import GeneratorStates
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.signature import flatten, input_signature
-from tightfit.errors import BadInput, CaptureError, CompileError, NothingToTrain
+from tightfit.errors import (
+    BadInput,
+    CaptureError,
+    CompileError,
+    NothingToTrain,
+    without_frames,
+)
 from tightfit.execution.guard import StepPeaks, announce
 
 if TYPE_CHECKING:
@@ -55,6 +61,7 @@ class Fallback:
                 f"own, not a shared one: {reason}"
             )
         limit_bytes(session)  # what the device has free now, if the user asked for that
+        without_frames(reason)
         self.session = session
         self.reason = reason
         self.device = str(device_of_modules(session.modules))
@@ -86,9 +93,19 @@ class Fallback:
         with self.stand_ins:
             output = self.session.function(*args, **kwargs)
         if not len(self.steps.kinds):
-            raise self.reason
+            raise self._without_parts()
         self.steps.guard.after_forward()
         return output
+
+    def _without_parts(self) -> CaptureError:
+        """Say why neither the whole nor any part can be planned."""
+        if self.stand_ins.failed is None or not self.stand_ins.failed[0]:
+            return self.reason
+        name, error = self.stand_ins.failed
+        return CaptureError(
+            f"{self.reason}. Nor can any of its parts be planned by itself; part {name!r}: {error}",
+            module=self.reason.module,
+        )
 
     def report(self) -> Report:
         """Return what the plans promise and what the last complete step held."""

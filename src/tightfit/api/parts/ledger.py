@@ -146,6 +146,12 @@ class Ledger(Generic[PartKind]):
         """The most that was held, above the begin of the step."""
         return max((mark.peak_bytes for mark in self.marks), default=0)
 
+    @property
+    def beside_bytes(self) -> int:
+        """The most that was held while no part held anything, the optimizer's step left out."""
+        beside = (m.peak_bytes for m in self.marks[:-1] if m.phase == "between" and not m.open)
+        return max(beside, default=0)
+
     def peak_with(self, chosen: Mapping[PartKind, Holding]) -> int:
         """Return the peak with other plans for the kinds of parts, above the begin of the step.
 

@@ -13,7 +13,7 @@ from tightfit.api.parts.calls import Part
 from tightfit.api.parts.candidates import may_be_planned
 from tightfit.api.parts.kinds import Kind
 from tightfit.api.parts.steps import Steps
-from tightfit.errors import BadInput, CaptureError, OpaqueChanged
+from tightfit.errors import BadInput, CaptureError, OpaqueChanged, without_frames
 
 __all__ = ["StandIns"]
 
@@ -45,8 +45,10 @@ class StandIns:
         self._numbers = {module: number for number, module in enumerate(self.names)}
         self._classes = Counter(map(type, self.names))
         self.glue: set[nn.Module] = set()
+        self.failed: tuple[str, Exception] | None = None
         self.parts: dict[nn.Module, Part] = {}
         self._replaced: list[tuple[nn.Module, Any]] = []
+        self._watched: dict[nn.Module, list[tuple[nn.Module, Any]]] = {}
 
     def __enter__(self) -> None:
         for top in self.modules.values():
@@ -56,12 +58,10 @@ class StandIns:
                 self._replace(top)
 
     def __exit__(self, *details: object) -> None:
+        for module in list(self._watched):
+            self._unwatch(module)
         while self._replaced:
-            module, own = self._replaced.pop()
-            if own is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = own
+            _put_back(*self._replaced.pop())
 
     def absent(self) -> dict[Part, Kind]:
         """Return the parts that have not run yet, where others of their class have."""
@@ -89,17 +89,53 @@ class StandIns:
                 self.parts[module] = Part(name, module, module.forward, alike, number)
             self._replaced.append((module, module.__dict__.get("forward")))
             module.__dict__["forward"] = self._stand_in(module, self.parts[module])
+            self._watch(module)
+
+    def _watch(self, module: nn.Module) -> None:
+        """Notice what is called inside a module without a call of its own forward."""
+        self._watched[module] = []
+        taken = {each for each, _ in self._replaced}
+        taken |= {each for inside in self._watched.values() for each, _ in inside}
+        for inner in module.modules():
+            if inner not in taken and may_be_planned(inner):
+                self._watched[module].append((inner, inner.__dict__.get("forward")))
+                inner.__dict__["forward"] = self._bypass(module, inner)
+
+    def _unwatch(self, module: nn.Module) -> None:
+        for inner, own in self._watched.pop(module, ()):
+            _put_back(inner, own)
+
+    def _bypass(self, module: nn.Module, inner: nn.Module) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self._unwatch(module)
+            self.glue.add(module)
+            self._replace_children(module)
+            return inner.forward(*args, **kwargs)
+
+        return forward
 
     def _stand_in(self, module: nn.Module, part: Part) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
+            self._unwatch(module)
             if module in self.glue or not torch.is_grad_enabled():
                 return part.function(*args, **kwargs)
             try:
                 kind = self.steps.kind_of(part, args, kwargs)
-            except (BadInput, CaptureError, OpaqueChanged):
+            except (BadInput, CaptureError, OpaqueChanged) as error:
+                if self.failed is None and getattr(error, "cause", "") not in ("data", "random"):
+                    self.failed = part.name, error
+                without_frames(error)
                 self.glue.add(module)
                 self._replace_children(module)
                 return part.function(*args, **kwargs)
             return self.steps.run(part, kind, args, kwargs)
 
         return forward
+
+
+def _put_back(module: nn.Module, own: Any) -> None:
+    """Give a module the forward back that it had in place of its class's, or none."""
+    if own is None:
+        module.__dict__.pop("forward", None)
+    else:
+        module.__dict__["forward"] = own

@@ -169,11 +169,11 @@ class Steps:
         """Return the peak that was foreseen for a step, the parts taken that have run in it."""
         before = self._level.ledger
         if before is None:
-            return begin_bytes + ledger.peak_with({})
+            return begin_bytes + max(ledger.peak_with({}), ledger.beside_bytes)
         likely = as_called(before, ledger, self._further)
         if likely is None:
             return self._level.planned_bytes
-        return begin_bytes + likely.peak_of(ledger.holdings)
+        return begin_bytes + max(likely.peak_of(ledger.holdings), likely.beside_bytes)
 
     def abandon(self) -> None:
         """Forget the step under way: it has failed."""
@@ -238,6 +238,8 @@ class Steps:
         and all ranks are to run the same.
         """
         choice, most_bytes = level.choice, left_bytes + self.late_bytes
+        if worst.beside_bytes > most_bytes:
+            raise self._infeasible(worst)
         known = choice is not None and all(kind in choice.kinds for kind in worst.calls)
         if choice is None or not known or worst.peak_with(choice.kinds) > most_bytes:
             level.choice = self._choose(level, worst, left_bytes)
@@ -269,7 +271,8 @@ class Steps:
 
     def _infeasible(self, ledger: Ledger[Kind]) -> InfeasibleBudget:
         held = self.guard.held_bytes() + self._coming_bytes
-        needed = held + ledger.peak_with({kind: kind.least for kind in ledger.calls})
+        least = ledger.peak_with({kind: kind.least for kind in ledger.calls})
+        needed = held + max(least, ledger.beside_bytes)
         return InfeasibleBudget(
             f"no plans were found for the {len(ledger.calls)} parts of {self.name} within "
             f"{format_bytes(self.limit_bytes)}: {format_bytes(held)} are held between steps, and "

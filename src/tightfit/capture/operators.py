@@ -1,0 +1,34 @@
+"""Operators that are traced otherwise than PyTorch's tracer does by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tightfit.capture.ctc import traced_ctc
+from tightfit.capture.dropout import traced_dropout
+from tightfit.capture.matching import traced_matching
+from tightfit.capture.packed import traced_packing
+from tightfit.capture.recurrent import traced_cells
+
+__all__ = ["traced_operators"]
+
+
+@contextlib.contextmanager
+def traced_operators(values_of: Callable[[torch.Tensor], list[int]]) -> Iterator[None]:
+    """Trace packing, recurrent cells, dropout, assignments and CTC losses as ops of a plan.
+
+    Parameters
+    ----------
+    values_of : callable
+        Returns the values of a traced tensor of integers.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(traced_packing(values_of))
+        stack.enter_context(traced_cells())
+        stack.enter_context(traced_dropout())
+        stack.enter_context(traced_matching())
+        stack.enter_context(traced_ctc(values_of))
+        yield

@@ -1,0 +1,47 @@
+"""Detectors that match their outputs with targets in SciPy: one graph, the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tightfit.api.prove import Comparison
+from tightfit.zoo import Example
+
+optimize = pytest.importorskip("scipy.optimize")
+linear_sum_assignment = optimize.linear_sum_assignment
+
+
+class Detector(nn.Module):
+    """As a set of queries is trained: each target has the query that fits it best."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 64))
+        self.boxes, self.classes = nn.Linear(64, 4), nn.Linear(64, 5)
+
+    def forward(self, x, boxes, classes):
+        h = self.body(x)
+        found, scores = self.boxes(h).sigmoid(), self.classes(h)
+        with torch.no_grad():
+            costs = torch.cdist(found, boxes, p=1).cpu()
+        first, second = linear_sum_assignment(costs[0].numpy()), linear_sum_assignment(costs[1])
+        matched = [torch.from_numpy(first[0]), torch.as_tensor(second[0])]
+        targets = [torch.from_numpy(first[1]), torch.as_tensor(second[1])]
+        loss = scores.logsumexp(-1).mean()
+        for sample, (query, target) in enumerate(zip(matched, targets, strict=True)):
+            loss = loss + (found[sample, query] - boxes[sample, target]).abs().mean()
+            loss = loss - scores[sample, query].gather(1, classes[sample, target, None]).mean()
+        return loss
+
+
+def test_a_detector_is_planned_as_a_whole() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(2, 20, 16), torch.rand(2, 6, 4), torch.randint(0, 5, (2, 6))
+    comparison = Comparison(Example(Detector(), None, inputs, None), costs="unit", limits=(1, 0.01))
+    for budget in (comparison.budget_of(1.0), comparison.least_bytes()):
+        proof = comparison.at(budget, rounds=0)
+        assert proof.succeeded and abs(proof.prediction_error) <= 0.01
+    assert comparison.step_within(1 << 30)._session.parts is None
+    assert optimize.linear_sum_assignment is linear_sum_assignment
