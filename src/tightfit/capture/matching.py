@@ -63,7 +63,8 @@ def traced_matching() -> Iterator[None]:
     def from_array(array: Any) -> torch.Tensor:
         return array if isinstance(array, torch.Tensor) else from_numpy(array)
 
-    importers = [m for m in list(sys.modules.values()) if vars(m).get(_NAME) is original]
+    loaded = list(sys.modules.values())
+    importers = [m for m in loaded if getattr(m, "__dict__", {}).get(_NAME) is original]
     for module in importers:
         setattr(module, _NAME, matching)
     torch.from_numpy = from_array
