@@ -21,8 +21,8 @@ Written by `benchmarks/proofs_table.py` from `benchmarks/results/proofs_models.j
 share of plain PyTorch's; the prediction's error is a share of the planned activations; extra
 compute is predicted, by measured costs or, where a row says `"costs": "cpu"`, modelled ones.
 
-m2m100 leaves layers out at random and is planned part by part: room is kept for all layers, and
-steps in which fewer run hold less than predicted.
+m2m100 leaves layers out at random and is planned part by part: room is kept for all layers; the
+prediction is for those that ran, from what the step before held and from the plans.
 
 | model | budget | memory | within budget | prediction off by | bitwise | extra compute |
 |---|---|--:|---|--:|---|--:|

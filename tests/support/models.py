@@ -47,6 +47,20 @@ class BatchNormNet(nn.Module):
         return self.head(x.mean((2, 3))).square().mean()
 
 
+class FloatNorms(nn.Module):
+    """Their statistics are float where what they normalise is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU(0.1, inplace=True)
+        )
+        self.head = nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 1, 1))
+
+    def forward(self, x):
+        return self.head(self.net(x)).square().mean()
+
+
 class UpdatingNorm(nn.BatchNorm2d):
     """The operator by which cuDNN's BatchNorm is captured on a GPU."""
 
@@ -464,6 +478,7 @@ CASES = [
     ),
     Case("gradients that share memory", SharedGradient, lambda: (torch.randn(5, 4),)),
     Case("autocast bf16", BatchNormNet, lambda: (image(),), autocast=True),
+    Case("autocast bf16, norms with float weights", FloatNorms, lambda: (image(),), autocast=True),
     Case(
         "autocast bf16 attention",
         lambda: Attention(0.1),
