@@ -128,6 +128,11 @@ class TestTheModuleStaysWhatItWas:
         second = attached(model)
         tightfit.unfit(model)[0](x).sum().backward()
         assert not first.is_used and not second.is_used
+        model = fitted()
+        loss = model(x).sum()
+        fitted(model)
+        loss.backward()
+        assert all(p.grad is not None for p in model.parameters())
 
     def test_dynamo_compiles_nothing_of_it(self):
         graphs = []

@@ -146,12 +146,12 @@ def _limits(limits: tuple[float, float] | Limits | None) -> Limits:
     if isinstance(limits, Limits):
         return limits
     try:
-        seconds, gap = limits
-        return Limits(seconds=float(seconds), gap=float(gap))
-    except (TypeError, ValueError) as error:
-        raise BadInput(
-            f"limits must be (seconds, gap) such as (30, 0.001), got {limits!r}"
-        ) from error
+        seconds, gap = map(float, limits)
+    except (TypeError, ValueError):
+        seconds = gap = -1.0
+    if not (seconds >= 0 and gap >= 0):
+        raise BadInput(f"limits must be (seconds, gap) such as (30, 0.001), got {limits!r}")
+    return Limits(seconds=seconds, gap=gap)
 
 
 def _plan(plan: Plan | str | Path | None) -> Plan | None:

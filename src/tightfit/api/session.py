@@ -106,6 +106,11 @@ class Session:
         """Whether a planned call has been run, or is to be."""
         return self.calls > 0 or self.parts is not None
 
+    @property
+    def waiting(self) -> list[Run]:
+        """Planned calls that await their backward."""
+        return [run for run in self.open if run.is_open]
+
     def is_of(self, module: nn.Module) -> bool:
         """Whether this session was made for the module (and not for one it was copied from)."""
         return self.root is not None and self.root() is module
@@ -206,13 +211,13 @@ class Session:
         return any(p.requires_grad for m in self.modules.values() for p in m.parameters())
 
     def _refuse_second_forward(self) -> None:
-        waiting = [run for run in self.open if run.is_open]
-        if len(waiting) >= self.options.in_flight:
+        waiting = len(self.waiting)
+        if waiting >= self.options.in_flight:
             raise SecondForward(
-                f"{self.name} was called again while {len(waiting)} earlier planned call(s) await "
+                f"{self.name} was called again while {waiting} earlier planned call(s) await "
                 "their backward: each would keep its activations and the budget would not hold. "
                 "Call backward first, put all into one function for tightfit.step, or allow it by "
-                f"in_flight={len(waiting) + 1} (each call gets its share of the budget). If no "
+                f"in_flight={waiting + 1} (each call gets its share of the budget). If no "
                 "backward is to come: torch.no_grad(), or let go of the outputs (del loss)"
             )
 
