@@ -268,3 +268,30 @@ def test_without_any_block_the_model_is_refused_and_unchanged() -> None:
         model(torch.randn(8, WIDTH))
     assert torch.equal(generator[:8], torch.get_rng_state()[:8])
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+class Decoder(nn.Module):
+    """Runs its cell step by step; nobody reads the last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Reader()
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        memory, outputs = x / float(x.norm()), []
+        for _ in range(3):
+            y, memory = self.cell(x, memory)
+            outputs.append(self.head(y))
+        return torch.stack(outputs)
+
+
+def test_an_output_that_only_some_calls_need_the_gradient_of() -> None:
+    torch.manual_seed(0)
+    plain, model = Decoder(), Decoder()
+    model.load_state_dict(plain.state_dict())
+    reference = train(plain, optimizer_of(plain), batches(4))
+    optimizer = optimizer_of(model)
+    tightfit.fit(model, "1GiB", optimizer=optimizer, costs="unit", cache=False, limits=LIMITS)
+    trained = train(model, optimizer, batches(4))
+    assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))

@@ -112,6 +112,7 @@ class Kinds:
         self._capture = capture
         self._known: dict[Any, list[tuple[Part, Kind]]] = {}
         self._detached: dict[Any, frozenset[int]] = {}
+        self._unused: dict[Any, tuple[Part, frozenset[int]]] = {}
 
     def __len__(self) -> int:
         """Return how many kinds of calls are known."""
@@ -166,13 +167,21 @@ class Kinds:
         return Call(key, kind, leaves)
 
     def learn_outputs(self, part: Part, key: Any, run: Run) -> None:
-        """Plan without the gradients of outputs that have received none, or with them again."""
-        if run.state != "refused" and not run.unused:
-            return
-        self._detached[key] = run.detached_after(self._detached.get(key, frozenset()))
-        if run.state != "refused":
-            announce(f"outputs {sorted(run.unused)} of part {part.name!r} receive no gradient")
-        self._known.pop(key, None)
+        """Note which outputs of a call have received no gradient, or did though planned without."""
+        if run.state == "refused":
+            self._detached[key] = run.detached_after(self._detached.get(key, frozenset()))
+            self._known.pop(key, None)
+        _, unused = self._unused.get(key, (part, run.unused))
+        self._unused[key] = part, unused & run.unused
+
+    def settle_outputs(self) -> None:
+        """Plan from now on without the gradients of outputs that received none in any call."""
+        for key, (part, unused) in self._unused.items():
+            if unused:
+                self._detached[key] = self._detached.get(key, frozenset()) | unused
+                self._known.pop(key, None)
+                announce(f"outputs {sorted(unused)} of part {part.name!r} receive no gradient")
+        self._unused.clear()
 
 
 def _key(part: Part, leaves: list[Any], spec: Any) -> Any:

@@ -70,7 +70,7 @@ class Levels:
         self._known: dict[Any, list[Level]] = {}
 
     def of(self, signature: Any, held_bytes: int, alike_bytes: int) -> Level:
-        """Return what is known of steps that begin with as much held.
+        """Return what is known of steps that begin with as much held; one begins now.
 
         Parameters
         ----------
@@ -85,7 +85,9 @@ class Levels:
         forget_oldest(self._known)
         near = [level for level in levels if abs(level.held_bytes - held_bytes) <= alike_bytes]
         if near:
-            return min(near, key=lambda level: abs(level.held_bytes - held_bytes))
+            found = min(near, key=lambda level: abs(level.held_bytes - held_bytes))
+            found.begin()
+            return found
         levels.append(Level(signature, held_bytes))
         del levels[:-_MOST_LEVELS]
         return levels[-1]

@@ -129,6 +129,7 @@ class Steps:
         if any(run.is_open for run in self.open):
             return
         self.close()
+        self.kinds.settle_outputs()
         self.guard.before_forward()
         self._coming_bytes = self._coming()
         held = self.guard.held_bytes() + self._coming_bytes
@@ -141,7 +142,6 @@ class Steps:
             self._plan(level, with_calls(level.ledger, self._further, order), left)
             assert level.choice is not None
             level.planned_bytes = held + level.planned.peak_of(level.choice.calls)
-        level.begin()
         self.called = set()
         self.recorder = Recorder(self.guard)
 
