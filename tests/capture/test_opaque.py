@@ -152,6 +152,30 @@ def test_a_block_that_keeps_more_than_was_measured_gets_a_new_plan(capsys) -> No
     assert "'blocks.0' kept" in capsys.readouterr().err
 
 
+class Skipping(Wide):
+    def forward(self, x):
+        return x if torch.rand(1) < 0.5 else super().forward(x)
+
+
+def test_a_block_that_is_left_out_by_draws_has_room_to_run(capsys) -> None:
+    plain = Tower(Skipping)
+    fitted = opaque_tower(Skipping)
+    x = torch.randn(64, 32, requires_grad=True)
+    tightfit.fit(fitted, "1GiB", optimizer=sgd(fitted), costs="unit", cache=False)
+    tightfit.prepare(fitted, x)
+    budget = attached(fitted).smallest_budget((x,), {}).found_bytes
+    tightfit.unfit(fitted)
+    tightfit.fit(fitted, budget, optimizer=sgd(fitted), costs="unit", cache=False)
+    inputs = [x] * 8
+    expected, found = train(plain, sgd(plain), inputs), train(fitted, sgd(fitted), inputs)
+    assert all(map(torch.equal, found, expected))
+    session = attached(fitted)
+    session.close_step()
+    assert len(session.guard.steps) == 8
+    assert max(step.peak_bytes for step in session.guard.steps) <= budget
+    assert "making a new plan" not in capsys.readouterr().err
+
+
 class Counting(Wide):
     """Counts its calls and remembers what it saw."""
 

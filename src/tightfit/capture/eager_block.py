@@ -9,6 +9,7 @@ read again from the plan's own values, so that nothing is held twice or behind t
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -29,6 +30,10 @@ from tightfit.units import format_bytes
 
 __all__ = ["Block"]
 
+
+_DRAWS = 8
+"""How many times a module that draws numbers is run to see whether they decide what it runs."""
+_DRAWS_S = 1.0  # the time after which it is run no more
 
 _LARGEST: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 """The most bytes a module was seen to keep for backward, by its operands."""
@@ -93,6 +98,7 @@ class Block:
         self.has_record = grad and any(o.requires_grad for o in operands)
         self.operands_key = tuple((o.geometry, o.requires_grad) for o in operands)
         self.profile: Profile | None = None
+        self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide what it runs
         self.state: dict[str, torch.Tensor] = {}
         self.gradients: dict[tuple[int, ...], tuple[Geometry | None, ...]] = {}
         self.retained: set[tuple[int, ...]] = set()  # backwards that keep their record to the end
@@ -257,10 +263,14 @@ class Block:
             generator = torch.get_rng_state()
             result = self._explained(tensors, copies)
             drew = not torch.equal(generator, torch.get_rng_state())
-            found = result.record.saved if result.record is not None else []
             result.record = None
-            size = self._record_bytes(state, copies, measure_peak) if self.has_record else 0
-        size = max(size, _LARGEST.get(self.module, {}).get(self.operands_key, 0))
+            kept = self._kept(result, copies, measure_peak, drew) if self.has_record else {}
+        self.draws = tuple(kept)[: None if len({*kept.values()}) > 1 else 1] or (0,)
+        size = max(
+            *(held for _, held in kept.values()),
+            0,
+            _LARGEST.get(self.module, {}).get(self.operands_key, 0),
+        )
         changed = [n for n in copies if n in buffers and copies[n]._version != versions[n]]
         changed += python.changed
         if self.device.type == "cuda" and any(map(_keeps_dropout_state, self.module.modules())):
@@ -270,7 +280,7 @@ class Block:
             differentiable=result.differentiable,
             structure=result.structure,
             passed=result.passed,
-            saved=tuple(found),
+            saved=tuple(sorted({index for saved, _ in kept.values() for index in saved})),
             record_bytes=size,
             # another branch may draw where this one did not
             random=drew or not isinstance(self.module, nn.RNNBase),
@@ -290,19 +300,42 @@ class Block:
                 "straight into it"
             ) from error
 
-    def _record_bytes(
-        self, state: dict[str, torch.Tensor], copies: dict[str, torch.Tensor], meter: PeakFunction
-    ) -> int:
-        """Return what lives on when a forward has ended and its inputs and outputs are gone."""
+    def seed(self, seed: int) -> None:
+        """Let the next run draw as all runs of this seed; for use where generators are put back."""
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
 
-        def only_the_record() -> Any:
-            tensors = [o.real().clone() if o.parameter is None else o.real() for o in self.operands]
-            return self.forward(tensors, copies).record
+    def _kept(
+        self, expected: Result, copies: dict[str, torch.Tensor], meter: PeakFunction, drew: bool
+    ) -> dict[int, tuple[tuple[int, ...], int]]:
+        """Return by seed what backward reads, and what lives on besides.
 
-        device = self.device
-        record, peak = meter(only_the_record, device=device)
-        del record
-        return max(0, peak.growth_bytes)
+        That is what is there when a forward has ended and its inputs and outputs are gone. Draws
+        with which it returns other outputs than expected, which no plan allows, are left out.
+        """
+        found: dict[int, tuple[tuple[int, ...], int]] = {}
+        others: dict[int, tuple[tuple[int, ...], int]] = {}
+        begin = time.perf_counter()
+        for seed in range(_DRAWS if drew and not isinstance(self.module, nn.RNNBase) else 1):
+            alike: list[bool] = []
+
+            def only_the_record(seed: int = seed, alike: list[bool] = alike) -> Any:
+                self.seed(seed)
+                tensors = [
+                    o.real().clone() if o.parameter is None else o.real() for o in self.operands
+                ]
+                result = self.forward(tensors, copies)
+                alike.append(result.is_like(expected))
+                return result.record
+
+            record, peak = meter(only_the_record, device=self.device)
+            kept = found if all(alike) else others
+            kept[seed] = tuple(record.saved), max(0, peak.growth_bytes)
+            del record
+            if time.perf_counter() - begin > _DRAWS_S:
+                break
+        return found or others
 
     @property
     def device(self) -> torch.device:

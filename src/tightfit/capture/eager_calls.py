@@ -62,17 +62,31 @@ class BlockForward:
         return [*result.outputs, result.record] if self.block.has_record else result.outputs
 
     def measure(self, measure_peak: PeakFunction) -> Measurement:
-        """Return what the forward costs."""
+        """Return what the forward costs, at the worst of some draws where they decide."""
         block = self.block
         tensors = [o.real() for o in block.operands]
         buffers = {n: t.clone() for n, t in block.module.named_buffers()}
+
+        def run(seed: int) -> list[Any]:
+            block.seed(seed)
+            return _everything(block.forward(tensors, buffers))
+
         with PythonState({"": block.module}):
-            return measure_call(
-                lambda: _everything(block.forward(tensors, buffers)),
-                (),
-                device=block.device,
-                measure_peak=measure_peak,
+            return _worst(
+                [
+                    measure_call(run, (seed,), device=block.device, measure_peak=measure_peak)
+                    for seed in block.draws
+                ]
             )
+
+
+def _worst(measured: Sequence[Measurement]) -> Measurement:
+    """Return the largest of what several runs cost, in time and in memory."""
+    return msgspec.structs.replace(
+        measured[0],
+        cost_s=max(each.cost_s for each in measured),
+        workspace_bytes=max(each.workspace_bytes for each in measured),
+    )
 
 
 def _everything(result: Result) -> list[Any]:
@@ -115,16 +129,20 @@ class BlockBackward:
         Where less is held so than its results and the record together, as a plan counts them, the
         record is kept to the end instead: the plan has made room for it, and foretells the peak.
         """
+        seeds = self.block.draws
         with fixed_generators(self.block.device), PythonState({"": self.block.module}):
-            timed = self._timed(measure_peak)
-            workspace = self._workspace(timed, measure_peak, retain=False)
-            if workspace < 0:
+            timed = [self._timed(seed, measure_peak) for seed in seeds]
+            workspaces = [self._workspace(t, measure_peak, retain=False) for t in enumerate(timed)]
+            if min(workspaces) < 0:
                 self.block.retained.add(self.present)
-                workspace = self._workspace(timed, measure_peak, retain=True)
-        return msgspec.structs.replace(timed, workspace_bytes=max(0, workspace))
+                workspaces = [
+                    self._workspace(t, measure_peak, retain=True) for t in enumerate(timed)
+                ]
+        return msgspec.structs.replace(_worst(timed), workspace_bytes=max(0, *workspaces))
 
-    def _timed(self, measure_peak: PeakFunction) -> Measurement:
+    def _timed(self, seed: int, measure_peak: PeakFunction) -> Measurement:
         block = self.block
+        block.seed(seed)
         record, saved, tangents = block.ready(self.present)
         return measure_call(
             lambda: block.backward(record, saved, tangents, self.present, retain=True),
@@ -133,12 +151,16 @@ class BlockBackward:
             measure_peak=measure_peak,
         )
 
-    def _workspace(self, timed: Measurement, measure_peak: PeakFunction, *, retain: bool) -> int:
+    def _workspace(
+        self, timed: tuple[int, Measurement], measure_peak: PeakFunction, *, retain: bool
+    ) -> int:
         """Return what a backward holds at its peak besides its results, above its begin."""
         block = self.block
+        seed, measurement = timed
+        block.seed(seed)
         record, saved, tangents = block.ready(self.present)
         _, peak = measure_peak(
             lambda: block.backward(record, saved, tangents, self.present, retain=retain),
             device=block.device,
         )
-        return peak.peak_bytes - sum(timed.output_bytes)
+        return peak.peak_bytes - sum(measurement.output_bytes)

@@ -114,3 +114,7 @@ class Result:
     differentiable: tuple[bool, ...]
     structure: Structure
     passed: tuple[int | None, ...]
+
+    def is_like(self, other: Result) -> bool:
+        """Whether another run returned as many tensors, in the same way."""
+        return (self.passed, self.differentiable) == (other.passed, other.differentiable)
