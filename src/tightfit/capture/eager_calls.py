@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from tightfit.costs.measured import Measurement, PeakFunction, fixed_generators,
 from tightfit.errors import PlanMismatch
 
 __all__ = ["BlockBackward", "BlockForward"]
+
+_SECONDS = 0.12  # for the timing of one call
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class BlockForward:
         return [*result.outputs, result.record] if self.block.has_record else result.outputs
 
     def measure(self, measure_peak: PeakFunction) -> Measurement:
-        """Return what the forward costs, at the worst of some draws where they decide."""
+        """Return what the forward costs, over some draws where they decide."""
         block = self.block
         tensors = [o.real() for o in block.operands]
         buffers = {n: t.clone() for n, t in block.module.named_buffers()}
@@ -72,19 +75,29 @@ class BlockForward:
             return _everything(block.forward(tensors, buffers))
 
         with PythonState({"": block.module}):
-            return _worst(
-                [
-                    measure_call(run, (seed,), device=block.device, measure_peak=measure_peak)
-                    for seed in block.draws
-                ]
+            return _over_draws(
+                [_measured(block, run, (seed,), measure_peak) for seed in block.draws]
             )
 
 
-def _worst(measured: Sequence[Measurement]) -> Measurement:
-    """Return the largest of what several runs cost, in time and in memory."""
+def _measured(
+    block: Block, call: Callable[..., Any], arguments: tuple[Any, ...], measure_peak: PeakFunction
+) -> Measurement:
+    """Return what a call costs, timed the shorter the more draws there are."""
+    return measure_call(
+        call,
+        arguments,
+        device=block.device,
+        measure_peak=measure_peak,
+        seconds=_SECONDS / len(block.draws),
+    )
+
+
+def _over_draws(measured: Sequence[Measurement]) -> Measurement:
+    """Return the mean time and the largest workspace of runs with several draws."""
     return msgspec.structs.replace(
         measured[0],
-        cost_s=max(each.cost_s for each in measured),
+        cost_s=statistics.fmean(each.cost_s for each in measured),
         workspace_bytes=max(each.workspace_bytes for each in measured),
     )
 
@@ -138,18 +151,17 @@ class BlockBackward:
                 workspaces = [
                     self._workspace(t, measure_peak, retain=True) for t in enumerate(timed)
                 ]
-        return msgspec.structs.replace(_worst(timed), workspace_bytes=max(0, *workspaces))
+        return msgspec.structs.replace(_over_draws(timed), workspace_bytes=max(0, *workspaces))
 
     def _timed(self, seed: int, measure_peak: PeakFunction) -> Measurement:
         block = self.block
         block.seed(seed)
         record, saved, tangents = block.ready(self.present)
-        return measure_call(
-            lambda: block.backward(record, saved, tangents, self.present, retain=True),
-            (),
-            device=block.device,
-            measure_peak=measure_peak,
-        )
+
+        def run() -> list[torch.Tensor | None]:
+            return block.backward(record, saved, tangents, self.present, retain=True)
+
+        return _measured(block, run, (), measure_peak)
 
     def _workspace(
         self, timed: tuple[int, Measurement], measure_peak: PeakFunction, *, retain: bool
