@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -85,8 +86,8 @@ def train(
 ) -> tuple[list[torch.Tensor], nn.Module, int]:
     """Return losses and final state, the model, and the most that was held from step 3 on.
 
-    In step 2 the wrapper makes its buckets anew, and gloo's threads let go of the old ones in their
-    own time: 224,256 bytes here, once in seven runs of this on one core.
+    In step 2 the wrapper makes its buckets anew, and gloo's threads let go of the old ones, as of
+    all they have sent, in their own time: 224,256 bytes here, once in seven runs on one core.
     """
     gc.collect()
     meter = meter_for("cpu")
@@ -99,6 +100,7 @@ def train(
     losses = []
     for step in range(4):
         torch.manual_seed(100 * step + rank)
+        time.sleep(0.02)  # for those threads
         if step == 2:
             meter.reset_peak()
         for micro in range(accumulate):
