@@ -43,19 +43,19 @@ def _arrival(
 ) -> Callable[[torch.Tensor], None]:
     def arrived(_: torch.Tensor) -> None:
         _remove(handles)
-        if _expects(session):
+        if _expecting(session) is not None:
             gc.collect()  # a model that was let go of expects nothing
-        expecting = session()
-        if expecting is not None and _expects(session):
+        expecting = _expecting(session)
+        if expecting is not None:
             _complain(expecting, name)
 
     return arrived
 
 
-def _expects(session: weakref.ref[Session]) -> bool:
-    """Whether a session awaits its first call."""
+def _expecting(session: weakref.ref[Session]) -> Session | None:
+    """Return a session that awaits its first call; None for others and those let go of."""
     expecting = session()
-    return expecting is not None and not expecting.is_used
+    return None if expecting is None or expecting.is_used else expecting
 
 
 def _complain(session: Session, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the planners that solve a program share: cheap answers before, a plan after."""
+"""What the planners that solve a program share: cheap answers before, grains, a plan after."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.simulate import Simulation, simulate
 from tightfit.planners.base import Limits, Task, finish, no_plan
 from tightfit.planners.bounds import working_set_bytes
+from tightfit.planners.solvers import grains
 from tightfit.planners.staged import Staged
 from tightfit.units import format_bytes
 
-__all__ = ["NO_PLAN_HERE", "easy_answer", "judge"]
+__all__ = ["NO_PLAN_HERE", "easy_answer", "grains_of", "judge"]
 
 NO_PLAN_HERE = "proven: no plan in its own search space"
 """Note of an outcome whose program is infeasible: no proof for plans outside that space."""
@@ -22,6 +23,12 @@ def judge(task: Task, computes: Sequence[Compute]) -> Simulation:
     """Return what a schedule really takes: bytes and seconds."""
     plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
     return simulate(task.graph, plan)
+
+
+def grains_of(problem: Staged) -> list[int]:
+    """Return what the bytes of values that may be made again are multiples of."""
+    sizes = [value.size_bytes for value in problem.values.values() if value.recoverable]
+    return grains(sizes, problem.capacity_bytes)
 
 
 def easy_answer(task: Task, problem: Staged, limits: Limits, started: float) -> Outcome | None:

@@ -184,15 +184,21 @@ class Drawn(nn.Module):
         return (y * memory).mean(1)
 
 
-def test_gradients_of_what_parts_share_are_added_as_in_eager(capsys) -> None:
+def trained_as_plainly(kind: type[nn.Module]) -> nn.Module:
+    """Train a model plainly and fitted, with the same bits; return the fitted one."""
     torch.manual_seed(0)
-    plain, model = Drawn(), Drawn()
+    plain, model = kind(), kind()
     model.load_state_dict(plain.state_dict())
     reference = train(plain, optimizer_of(plain), batches(4))
     optimizer = optimizer_of(model)
     tightfit.fit(model, "1GiB", optimizer=optimizer, costs="unit", cache=False, limits=LIMITS)
     trained = train(model, optimizer, batches(4))
     assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
+    return model
+
+
+def test_gradients_of_what_parts_share_are_added_as_in_eager(capsys) -> None:
+    model = trained_as_plainly(Drawn)
     assert tightfit.report(model).calls >= 3
     assert "a number that it draws" in capsys.readouterr().err
 
@@ -287,11 +293,4 @@ class Decoder(nn.Module):
 
 
 def test_an_output_that_only_some_calls_need_the_gradient_of() -> None:
-    torch.manual_seed(0)
-    plain, model = Decoder(), Decoder()
-    model.load_state_dict(plain.state_dict())
-    reference = train(plain, optimizer_of(plain), batches(4))
-    optimizer = optimizer_of(model)
-    tightfit.fit(model, "1GiB", optimizer=optimizer, costs="unit", cache=False, limits=LIMITS)
-    trained = train(model, optimizer, batches(4))
-    assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
+    trained_as_plainly(Decoder)

@@ -51,9 +51,9 @@ class Level:
         """Return the plan of the next call; None if the step was not planned to have it now."""
         if self.choice is None:
             return None
-        calls = zip(self.planned.parts, self.planned.calls, strict=True)
-        for turn, call in enumerate(calls):
-            if turn >= self._turn and call == (part, kind):
+        parts, calls = self.planned.parts, self.planned.calls
+        for turn in range(self._turn, len(calls)):
+            if (parts[turn], calls[turn]) == (part, kind):
                 self._turn = turn + 1
                 return self.choice.calls[turn]
         return None

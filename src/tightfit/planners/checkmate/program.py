@@ -11,11 +11,11 @@ from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.checkmate.constraints import FAMILIES
 from tightfit.planners.checkmate.variables import Variables
+from tightfit.planners.common import grains_of
 from tightfit.planners.schedule import stages_of
 from tightfit.planners.solvers import (
     Program,
     ProgramBuilder,
-    grains,
     settle_equations,
     within_reach,
 )
@@ -121,12 +121,5 @@ def build_program(problem: Staged, stages: Sequence[Stage]) -> CheckmateProgram:
     variables = Variables.of(problem, stages, builder)
     for family in FAMILIES:
         family(variables)
-    program = within_reach(builder.build(), _grains(variables))
+    program = within_reach(builder.build(), map(variables.units, grains_of(problem)))
     return CheckmateProgram(variables=variables, program=program)
-
-
-def _grains(variables: Variables) -> list[float]:
-    """What the sizes of values that may be made again are multiples of."""
-    stored = variables.problem.values.values()
-    sizes = [value.size_bytes for value in stored if value.recoverable]
-    return [variables.units(grain) for grain in grains(sizes, variables.problem.capacity_bytes)]

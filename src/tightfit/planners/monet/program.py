@@ -8,13 +8,13 @@ import numpy as np
 
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
+from tightfit.planners.common import grains_of
 from tightfit.planners.monet.constraints import FAMILIES
 from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.monet.variables import LocalBound, Variables
 from tightfit.planners.solvers import (
     Program,
     ProgramBuilder,
-    grains,
     settle_equations,
     within_reach,
 )
@@ -118,12 +118,5 @@ def build_program(
     variables = Variables.of(problem, implementations, builder, local_bound)
     for family in FAMILIES:
         family(variables)
-    program = within_reach(builder.build(), _grains(variables))
+    program = within_reach(builder.build(), map(variables.units, grains_of(problem)))
     return MonetProgram(variables=variables, program=program)
-
-
-def _grains(variables: Variables) -> list[float]:
-    """What the sizes of values that may be made again are multiples of."""
-    stored = variables.problem.values.values()
-    sizes = [value.size_bytes for value in stored if value.recoverable]
-    return [variables.units(grain) for grain in grains(sizes, variables.problem.capacity_bytes)]
