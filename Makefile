@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard src/tightfit/_core/*.cpp src/tightfit/_core/*.hpp src/tightfit/allocator/*.c)
+# An editable install knows the packages by name: a module that became one needs a new install.
+PACKAGES := $(shell find src/tightfit -name __init__.py)
 
 # An empty virtual environment whose pip works, also where Python came without ensurepip.
 define new_environment
@@ -16,7 +18,7 @@ endef
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) $(PACKAGES)
 	$(call new_environment,$(VENV))
 	$(PIP) install --quiet --constraint constraints.txt torch
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'

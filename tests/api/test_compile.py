@@ -75,7 +75,7 @@ def compiled_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_inductor(monkeypatch: pytest.MonkeyPatch, compiled_is_faster: None) -> None:
     """Graphs run operator by operator, and yet count as faster than plans that do."""
-    monkeypatch.setattr("tightfit.capture._inductor.compile_graph", interpreted)
+    monkeypatch.setattr("tightfit.torch_private.inductor.compile_graph", interpreted)
 
 
 ROUNDING, HALF, TRAINED = 1e-5, 3e-2, 1e-3

@@ -6,7 +6,7 @@ Without it `meter_for("cpu")`, `CpuMeter` and `record` raise `HookUnavailable`; 
 torch.
 """
 
-from tightfit.allocator.library import hook_available, hook_unavailable_reason
+from tightfit.allocator.hook import hook_available, hook_unavailable_reason
 from tightfit.allocator.meter import (
     CpuMeter,
     CudaMeter,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
-from tightfit.allocator.library import hook_available, installed_hook
+from tightfit.allocator.hook import hook_available, installed_hook
 from tightfit.allocator.profiler_meter import ProfilerMeter
 from tightfit.errors import BadInput, HookUnavailable
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tightfit.allocator.library import installed_hook
+from tightfit.allocator.hook import installed_hook
 
 __all__ = ["RecordedBlock", "Recorder", "Recording", "record"]
 

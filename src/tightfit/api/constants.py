@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
 from tightfit.capture._cuda import cublas_workspace_bytes
 from tightfit.capture.capture import granularity_of
+from tightfit.torch_private import core as private
 
 __all__ = [
     "device_of_modules",

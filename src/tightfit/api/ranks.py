@@ -15,8 +15,8 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from tightfit.capture import _torch as private
 from tightfit.errors import TightfitError
+from tightfit.torch_private import core as private
 
 __all__ = ["Ranks", "agreed"]
 

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.api.constants import resident_tensor_bytes
 from tightfit.api.ranks import Ranks
-from tightfit.capture import _torch as private
 from tightfit.errors import BadInput
+from tightfit.torch_private import core as private
 
 __all__ = ["Replicas", "running_wrapper"]
 

@@ -33,7 +33,6 @@ from tightfit.api.shapes import (
     outputs_beside_the_loss,
 )
 from tightfit.api.watching import watch
-from tightfit.capture import _tools as tools
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.kept import KeptTensors, Place, forget, put
@@ -45,6 +44,7 @@ from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
 from tightfit.planners.minimum import MinimumBudget
+from tightfit.torch_private import tools as tools
 
 __all__ = ["Session"]
 

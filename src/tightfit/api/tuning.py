@@ -15,7 +15,7 @@ import torch
 
 from tightfit.api.background import searching
 from tightfit.costs import Cache
-from tightfit.costs.measured import environment_of
+from tightfit.costs.measured.call import environment_of
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
 

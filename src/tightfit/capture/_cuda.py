@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.capture import _torch as private
+from tightfit.torch_private import core as private
 
 __all__ = ["cublas_workspace_bytes"]
 

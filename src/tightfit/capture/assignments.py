@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tightfit.capture import _torch as private
 from tightfit.errors import CaptureError
+from tightfit.torch_private import core as private
 
 __all__ = ["DataAssignments", "members_of", "write_replaced"]
 

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
 from tightfit.capture.joint import JointGraph, TracedCall, trace
 from tightfit.capture.layouts import Layouts
 from tightfit.capture.lift import Captured, lift
 from tightfit.capture.normalise import normalise
 from tightfit.capture.python_state import PythonState
 from tightfit.capture.signature import flatten, refuse_lazy, refuse_subclass
-from tightfit.costs.measured import PeakFunction
+from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
+from tightfit.torch_private import core as private
 
 __all__ = ["capture", "device_of", "granularity_of", "placeholder_tensors"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture import _torch as private
 from tightfit.capture.joint import JointGraph
 from tightfit.errors import CaptureError
+from tightfit.torch_private import core as private
 
 __all__ = ["share_casts"]
 

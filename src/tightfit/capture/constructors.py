@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tightfit.capture import _torch as private
 from tightfit.capture.matching import TracedArray
+from tightfit.torch_private import core as private
 
 __all__ = ["NumbersAskedFor"]
 

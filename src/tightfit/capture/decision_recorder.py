@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
 from tightfit.capture.answers import (
     Answer,
     Question,
@@ -35,6 +34,7 @@ from tightfit.capture.eager_record import Geometry
 from tightfit.capture.modules import ModuleTrail
 from tightfit.capture.structure import flatten
 from tightfit.errors import CaptureError
+from tightfit.torch_private import core as private
 
 __all__ = ["DecisionRecorder"]
 

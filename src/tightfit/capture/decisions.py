@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
 from tightfit.capture.answers import Answer, answer_of
 from tightfit.capture.effects import draws
+from tightfit.torch_private import core as private
 
 __all__ = [
     "Decisions",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture import _torch as private
+from tightfit.torch_private import core as private
 
 __all__ = ["correct_dropout", "scaled_dropout", "traced_dropout"]
 

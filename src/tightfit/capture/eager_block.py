@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
 from tightfit.capture.assignments import members_of, write_replaced
 from tightfit.capture.eager_profile import TENSOR, Operand, Profile, Result
 from tightfit.capture.eager_record import Geometry, Keeper, Record, Source
 from tightfit.capture.python_state import PythonState
 from tightfit.capture.structure import structure_of, unflatten
-from tightfit.costs.measured import PeakFunction, fixed_generators, materialise
+from tightfit.costs.measured.call import PeakFunction, fixed_generators, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
+from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
 
 __all__ = ["Block"]

@@ -14,7 +14,7 @@ from tightfit.capture.eager_block import Block
 from tightfit.capture.eager_profile import Result
 from tightfit.capture.eager_record import Geometry
 from tightfit.capture.python_state import PythonState
-from tightfit.costs.measured import Measurement, PeakFunction, fixed_generators, measure_call
+from tightfit.costs.measured.call import Measurement, PeakFunction, fixed_generators, measure_call
 from tightfit.errors import PlanMismatch
 
 __all__ = ["BlockBackward", "BlockForward"]

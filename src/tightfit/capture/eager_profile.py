@@ -10,7 +10,7 @@ import torch
 
 from tightfit.capture.eager_record import Geometry, Record
 from tightfit.capture.structure import Structure
-from tightfit.costs.measured import materialise
+from tightfit.costs.measured.call import materialise
 
 __all__ = ["TENSOR", "Operand", "Profile", "Result"]
 

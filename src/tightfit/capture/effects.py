@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture import _torch as private
 from tightfit.capture.answers import question_of
 from tightfit.capture.dropout import scaled_dropout
 from tightfit.capture.opaque import draws_inside, is_opaque_operator
+from tightfit.torch_private import core as private
 
 __all__ = [
     "base_of",

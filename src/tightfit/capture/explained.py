@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Literal
 
-from tightfit.capture import _torch as private
 from tightfit.capture.modules import ModuleTrail
 from tightfit.errors import CaptureError, OpaqueChanged
+from tightfit.torch_private import core as private
 
 __all__ = ["explained"]
 

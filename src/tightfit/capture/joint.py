@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.capture import _torch as private
-from tightfit.capture._fake import corrected_fake_kernels
 from tightfit.capture.answers import Answer, Question
 from tightfit.capture.assignments import DataAssignments, members_of, write_replaced
 from tightfit.capture.constructors import NumbersAskedFor
@@ -32,8 +30,10 @@ from tightfit.capture.outside import PREFIX, OutsideTensors
 from tightfit.capture.rearranged import refuse_rearranged
 from tightfit.capture.regions import CastRegions
 from tightfit.capture.structure import Structure, flatten, opened, structure_of
-from tightfit.costs.measured import PeakFunction
+from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError
+from tightfit.torch_private import core as private
+from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 
 __all__ = ["JointGraph", "OutputInfo", "Source", "TracedCall", "trace"]
 

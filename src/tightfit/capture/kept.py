@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
+from tightfit.torch_private import core as private
 
 __all__ = ["KeptTensors", "Place", "WithKept", "forget", "put"]
 

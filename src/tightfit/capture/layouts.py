@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture import _torch as private
-from tightfit.capture._fake import corrected_fake_results
 from tightfit.capture.effects import flat_outputs, is_getitem
-from tightfit.costs.measured import call_key
+from tightfit.costs.measured.call import call_key
+from tightfit.torch_private import core as private
+from tightfit.torch_private.fake_kernels import corrected_fake_results
 
 __all__ = ["Layouts", "Strides", "misreported", "note_calls", "true_layouts"]
 

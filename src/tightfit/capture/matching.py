@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tightfit.capture import _torch as private
+from tightfit.torch_private import core as private
 
 __all__ = ["TracedArray", "traced_matching"]
 

@@ -11,7 +11,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from tightfit.capture import _torch as private
+from tightfit.torch_private import core as private
 
 __all__ = ["ModuleTrail", "RepeatedMembers"]
 

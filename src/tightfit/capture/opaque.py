@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.capture import _torch as private
 from tightfit.capture.eager_block import Block
 from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.eager_profile import TENSOR, Operand
 from tightfit.capture.eager_record import Geometry
 from tightfit.capture.structure import flatten
-from tightfit.costs.measured import PeakFunction
+from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import BadInput, CaptureError
+from tightfit.torch_private import core as private
 
 __all__ = [
     "OpaqueCalls",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tightfit.capture import _torch as private
+from tightfit.torch_private import core as private
 
 __all__ = ["traced_packing"]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tightfit.capture import _torch as private
 from tightfit.capture.lift import Captured
 from tightfit.errors import BadInput
 from tightfit.graph.ir import OpId, ValueId
 from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute
+from tightfit.torch_private import core as private
 
 __all__ = ["Schedule", "checkpoint_schedules", "min_cut_schedule"]
 

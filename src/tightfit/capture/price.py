@@ -11,14 +11,13 @@ import msgspec
 import torch
 from torch import fx
 
-from tightfit.capture import _torch as private
 from tightfit.capture.answers import Question
 from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.layouts import Layouts, Strides, misreported
 from tightfit.capture.lift import Call, Captured
 from tightfit.capture.synthetic import synthetic_arguments
 from tightfit.costs.cache import Cache
-from tightfit.costs.measured import (
+from tightfit.costs.measured.call import (
     Footprint,
     Measurement,
     PeakFunction,
@@ -28,9 +27,10 @@ from tightfit.costs.measured import (
     measure_workspace,
 )
 from tightfit.costs.neighbour import matched, scaled_from
-from tightfit.costs.pricing import operator_name
+from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
 from tightfit.progress import Progress
+from tightfit.torch_private import core as private
 
 __all__ = [
     "Priced",

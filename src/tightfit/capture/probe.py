@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
 from tightfit.capture.answers import Answer, answer_of, is_asking
 from tightfit.capture.constructors import NumbersAskedFor
 from tightfit.capture.joint import TracedCall
@@ -18,8 +17,9 @@ from tightfit.capture.opaque import opaque_modules
 from tightfit.capture.python_state import PythonState
 from tightfit.capture.signature import flatten
 from tightfit.capture.structure import unflatten
-from tightfit.costs.measured import fixed_generators
+from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError
+from tightfit.torch_private import core as private
 
 __all__ = ["Findings", "probe", "warm_up"]
 

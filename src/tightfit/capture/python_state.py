@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture._torch import FakeTensor, is_traced
 from tightfit.errors import CaptureError
+from tightfit.torch_private.core import FakeTensor, is_traced
 
 __all__ = ["PythonState"]
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tightfit.capture import _torch as private
+from tightfit.torch_private import core as private
 
 __all__ = ["traced_cells"]
 

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tightfit.capture import _tools as tools
-from tightfit.capture import _torch as private
 from tightfit.capture.structure import PLAIN
 from tightfit.capture.structure import flatten as flatten_tree
 from tightfit.errors import BadInput, CaptureError
+from tightfit.torch_private import core as private
+from tightfit.torch_private import tools as tools
 
 __all__ = [
     "call_signature",

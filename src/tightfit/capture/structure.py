@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture import _torch as private
 from tightfit.capture.kept import WithKept
 from tightfit.errors import CaptureError
+from tightfit.torch_private import core as private
 
 __all__ = ["PLAIN", "Structure", "flatten", "opened", "structure_of", "unflatten"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture import _torch as private
 from tightfit.capture.answers import Question
 from tightfit.capture.lift import Call
-from tightfit.costs.measured import materialise
+from tightfit.costs.measured.call import materialise
+from tightfit.torch_private import core as private
 
 __all__ = ["synthetic_arguments"]
 

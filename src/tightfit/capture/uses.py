@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tightfit.capture import _torch as private
 from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.structure import flatten
+from tightfit.torch_private import core as private
 
 __all__ = ["captured_by_uses"]
 

@@ -1,6 +1,6 @@
 """What running an op costs: modelled by name (`with_costs`, no torch) or measured.
 
-Measuring (`tightfit.costs.measured`) needs torch and is imported from there.
+Measuring (`tightfit.costs.measured.call`) needs torch and is imported from there.
 """
 
 from tightfit.costs.cache import Cache

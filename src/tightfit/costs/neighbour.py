@@ -10,7 +10,7 @@ from collections import Counter
 
 import msgspec
 
-from tightfit.costs.pricing import traffic_bytes
+from tightfit.costs.variants import traffic_bytes
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
 
 __all__ = ["matched", "scaled_from"]

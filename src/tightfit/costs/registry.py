@@ -25,7 +25,7 @@ def with_costs(graph: Graph, source: str) -> Graph:
     ``"unit"`` and ``"flops"`` change only costs. The name of a GPU also rounds sizes as its
     allocator does and sets the graph's device; the graph's `cost_source` then ends in
     ``"(estimate)"``. ``"cpu"`` needs torch, to measure the CPU's peaks. Measured costs need the
-    captured step, not only its graph: see `tightfit.costs.measured`.
+    captured step, not only its graph: see `tightfit.costs.measured.call`.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def with_costs(graph: Graph, source: str) -> Graph:
     if source == "flops":
         return with_flops_costs(graph)
     if source == "cpu":
-        from tightfit.costs.this_cpu import this_cpu
+        from tightfit.costs.measured.this_cpu import this_cpu
 
         return with_roofline_costs(graph, this_cpu(), "roofline:cpu")
     if source in MACHINES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tightfit.costs.machines import Machine
-from tightfit.costs.pricing import operator_name, price, traffic_bytes
+from tightfit.costs.variants import operator_name, price, traffic_bytes
 from tightfit.graph.ir import Alternative, Device, Graph, Op
 
 __all__ = ["on_machine", "rounded_to", "with_roofline_costs"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.costs.pricing import price
+from tightfit.costs.variants import price
 from tightfit.graph.ir import Graph
 
 __all__ = ["with_unit_costs"]

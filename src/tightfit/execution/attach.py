@@ -17,8 +17,8 @@ from weakref import WeakSet
 
 from torch import nn
 
-from tightfit.capture import _tools as tools
 from tightfit.errors import BadInput
+from tightfit.torch_private import tools as tools
 
 __all__ = ["attach", "attach_part", "attached", "detach", "original_forward", "refuse_unfittable"]
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture import _inductor as private
-from tightfit.capture._torch import storage_key
 from tightfit.capture.answers import Question
 from tightfit.capture.eager_calls import BlockBackward, BlockForward
 from tightfit.capture.lift import Captured
@@ -29,6 +27,8 @@ from tightfit.execution.tracing import (
     results_of,
     trace_program,
 )
+from tightfit.torch_private import inductor as private
+from tightfit.torch_private.core import storage_key
 
 __all__ = ["compile_program", "refuse_uncompilable"]
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture import _torch as private
 from tightfit.capture.joint import JointGraph
 from tightfit.capture.lift import Captured
 from tightfit.errors import PlanMismatch, TightfitError
 from tightfit.execution.guard import announce
 from tightfit.execution.lower import Program
+from tightfit.torch_private import core as private
 
 __all__ = ["Run", "Runner"]
 

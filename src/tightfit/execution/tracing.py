@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture import _inductor as private
 from tightfit.capture.lift import Captured
 from tightfit.errors import CompileError, TightfitError
 from tightfit.execution.functional_random import GeneratorState, get_state
 from tightfit.execution.lower import Program
+from tightfit.torch_private import inductor as private
 
 __all__ = ["Constant", "Kept", "TracedForward", "TracedProgram", "explained", "trace_program"]
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tightfit.costs.cache import Cache
 from tightfit.costs.machines import Machine
-from tightfit.costs.measured import cpu_name, environment_of
+from tightfit.costs.measured.call import cpu_name, environment_of
 
 __all__ = ["measure_this_cpu", "this_cpu"]
 
