@@ -25,7 +25,7 @@ from tightfit.api.check import graph_of
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Outcome
-from tightfit.planners.anytime.pipeline import run_anytime
+from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT
 

@@ -42,12 +42,12 @@ from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.checkmate.program import build_program as build_checkmate
 from tightfit.planners.checkmate.variables import frontier_stages
-from tightfit.planners.compare import ComparisonRow, compared, planners_named
 from tightfit.planners.monet.implementations import one_each
 from tightfit.planners.monet.program import build_program as build_monet
+from tightfit.planners.questions.compare import ComparisonRow, compared, planners_named
+from tightfit.planners.questions.sweep import Job, sweep
 from tightfit.planners.registry import PLANNERS, is_chain, plan_with
-from tightfit.planners.staged import staged
-from tightfit.planners.sweep import Job, sweep
+from tightfit.planners.stages.staged import staged
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -30,7 +30,7 @@ from tightfit.api.check import graph_of
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.simulate import baseline_cost_s
-from tightfit.planners.anytime.pipeline import run_anytime
+from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT
 

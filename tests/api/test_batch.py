@@ -15,7 +15,7 @@ from tightfit.errors import BadInput, InfeasibleBudget, PlanMismatch
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan import verify
 from tightfit.planners.base import Limits
-from tightfit.planners.rescale import extrapolated
+from tightfit.planners.questions.rescale import extrapolated
 
 QUICK = {"costs": "flops", "optimizer": "none", "limits": Limits(seconds=1)}
 

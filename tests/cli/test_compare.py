@@ -14,7 +14,7 @@ from support.papers import chain
 from tightfit.cli import main
 from tightfit.graph.io import save_graph
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.compare import compare
+from tightfit.planners.questions.compare import compare
 
 PLANNERS = ("greedy", "linearised_greedy", "checkmate", "checkpoint_all")
 

@@ -105,7 +105,7 @@ def test_search_and_bound_without_exhaustion(graph: Graph, share: float) -> None
     limits = Limits(seconds=10.0, iterations=400, workers=1)
     with (
         patch("tightfit.planners.anytime.exhaustive._MOST_VALUES", 0),
-        patch("tightfit.planners.anytime.pipeline._MOST_OPS", 0),
+        patch("tightfit.planners.anytime.planner._MOST_OPS", 0),
     ):
         outcome = plan_with("anytime", task, limits)
     optimum = optimal_overhead(graph, budget)

@@ -17,10 +17,10 @@ from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import verify
 from tightfit.planners.anytime.complete import complete
 from tightfit.planners.anytime.kcut import cut_program
-from tightfit.planners.anytime.outline import outline
-from tightfit.planners.anytime.pipeline import run_anytime
+from tightfit.planners.anytime.planner import run_anytime
+from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.problem import build_problem
+from tightfit.planners.engine.problem import build_problem
 from tightfit.planners.registry import plan_with
 from tightfit.planners.solvers import Answer, Options, solve
 from tightfit.progress import SILENT

@@ -9,13 +9,13 @@ from support.papers import chain, peak_bytes, tasks
 from tightfit._core import _engine
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute
-from tightfit.planners import minimum
 from tightfit.planners.anytime import seeds
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
-from tightfit.planners.anytime.pipeline import plan_anytime
+from tightfit.planners.anytime.planner import plan_anytime
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.monet.solve import plan_monet
-from tightfit.planners.problem import build_problem
+from tightfit.planners.engine.problem import build_problem
+from tightfit.planners.monet.planner import plan_monet
+from tightfit.planners.questions import minimum
 from tightfit.progress import SILENT
 
 

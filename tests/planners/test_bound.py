@@ -17,12 +17,12 @@ from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, vali
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import assemble, simulate
 from tightfit.planners.anytime.kcut import cut_program
-from tightfit.planners.anytime.outline import outline
-from tightfit.planners.anytime.pipeline import run_anytime
+from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.anytime.pool import Pool
+from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.problem import build_problem
+from tightfit.planners.engine.problem import build_problem
 from tightfit.planners.registry import plan_with
 from tightfit.planners.solvers import Options, solve
 from tightfit.progress import SILENT

@@ -14,10 +14,10 @@ from tightfit.graph import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import verify
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.batch import largest_batch
-from tightfit.planners.curve import pareto_curve
+from tightfit.planners.questions.batch import largest_batch
+from tightfit.planners.questions.curve import pareto_curve
+from tightfit.planners.questions.rescale import rescaled
 from tightfit.planners.registry import plan_with
-from tightfit.planners.rescale import rescaled
 
 STEPS = Limits(iterations=60, workers=1)
 

@@ -7,8 +7,8 @@ import pytest
 
 from support.graphs import two_layers
 from tightfit.planners.base import Task
-from tightfit.planners.infeasible import infeasible_message
-from tightfit.planners.minimum import minimum_budget
+from tightfit.planners.questions.infeasible import infeasible_message
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import plan_with
 
 GRAPH = two_layers()

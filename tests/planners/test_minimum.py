@@ -9,7 +9,7 @@ from tightfit.graph import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan import verify
 from tightfit.planners.base import Limits
-from tightfit.planners.minimum import minimum_budget
+from tightfit.planners.questions.minimum import minimum_budget
 
 
 @given(training_graphs())

@@ -21,9 +21,9 @@ from tightfit.planners.monet.implementations import Implementations, one_each
 from tightfit.planners.monet.program import MonetProgram
 from tightfit.planners.monet.program import build_program as build_monet
 from tightfit.planners.monet.variables import Variables as MonetVariables
-from tightfit.planners.schedule import liveness_residency, recompute
 from tightfit.planners.solvers import Options, ProgramBuilder, solve, solve_by_rows
-from tightfit.planners.staged import Way, staged
+from tightfit.planners.stages.schedule import liveness_residency, recompute
+from tightfit.planners.stages.staged import Way, staged
 
 SECONDS = Options(seconds=20)
 

@@ -11,15 +11,15 @@ from support.papers import least_checkmate_overhead, least_monet_overhead, tasks
 from tightfit.plan.plan import Outcome
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.checkmate.solve import (
+from tightfit.planners.checkmate.planner import (
     plan_checkmate,
     plan_checkmate_rounding,
     plan_checkmate_split,
 )
-from tightfit.planners.common import NO_PLAN_HERE
-from tightfit.planners.intervals import plan_intervals
-from tightfit.planners.monet.solve import plan_monet, plan_monet_loose
+from tightfit.planners.intervals.planner import plan_intervals
+from tightfit.planners.monet.planner import plan_monet, plan_monet_loose
 from tightfit.planners.registry import PLANNERS, plan_with
+from tightfit.planners.stages.easy import NO_PLAN_HERE
 from tightfit.progress import SILENT
 
 EXACT = Limits(seconds=60, gap=1e-7)

@@ -21,7 +21,7 @@ from tightfit.planners.heuristics.griewank import (
     revolve_schedule,
 )
 from tightfit.planners.registry import is_chain, plan_with
-from tightfit.planners.staged import Staged, staged
+from tightfit.planners.stages.staged import Staged, staged
 
 
 def problem_of(graph: Graph) -> Staged:

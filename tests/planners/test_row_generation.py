@@ -14,7 +14,7 @@ from tightfit.planners.monet.implementations import one_each
 from tightfit.planners.monet.program import build_program as build_monet
 from tightfit.planners.solvers import Options, solve, solve_by_rows
 from tightfit.planners.solvers.row_generation import violated_groups
-from tightfit.planners.staged import staged
+from tightfit.planners.stages.staged import staged
 
 OPTIONS = Options(seconds=20)
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.minimum import minimum_budget
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import plan_with
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ import pytest
 from support.papers import chain
 from tightfit.errors import BadInput
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.compare import ComparisonRow
-from tightfit.planners.sweep import Job, sweep
+from tightfit.planners.questions.compare import ComparisonRow
+from tightfit.planners.questions.sweep import Job, sweep
 
 
 def jobs() -> list[Job]:

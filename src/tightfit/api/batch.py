@@ -16,15 +16,15 @@ from tightfit.errors import BadInput, InfeasibleBudget, InvalidPlan, PlanMismatc
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.batch import (
+from tightfit.planners.questions.batch import (
     MOST_BATCH,
     LargestBatch,
     largest_batch,
     largest_batch_without_plan,
     no_batch,
 )
+from tightfit.planners.questions.rescale import extrapolated, rescaled
 from tightfit.planners.registry import DEFAULT, plan_with
-from tightfit.planners.rescale import extrapolated, rescaled
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes, parse_bytes
 

@@ -25,9 +25,9 @@ from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.infeasible import infeasible_message
-from tightfit.planners.minimum import MinimumBudget
-from tightfit.planners.minimum import minimum_budget as minimum_of_graph
+from tightfit.planners.questions.infeasible import infeasible_message
+from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.planners.questions.minimum import minimum_budget as minimum_of_graph
 from tightfit.planners.registry import DEFAULT
 from tightfit.progress import SILENT, Progress
 from tightfit.units import parse_bytes

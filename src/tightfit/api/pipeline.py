@@ -34,8 +34,8 @@ from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.infeasible import infeasible_message
-from tightfit.planners.minimum import minimum_budget
+from tightfit.planners.questions.infeasible import infeasible_message
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import plan_with
 from tightfit.progress import Progress
 

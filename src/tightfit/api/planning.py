@@ -29,7 +29,7 @@ from tightfit.plan.plan import Enter, Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
-from tightfit.planners.minimum import MinimumBudget, minimum_budget
+from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.progress import Progress
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from tightfit.api.subject import (
 from tightfit.api.target import Target, explain_error, load_example
 from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, TightfitError
 from tightfit.execution.guard import StepPeaks
-from tightfit.planners.minimum import MinimumBudget
+from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
 from tightfit.units import parse_bytes
 from tightfit.zoo import Example

@@ -10,8 +10,8 @@ from tightfit.capture.partitioner import Schedule, checkpoint_schedules, min_cut
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task, finish, no_plan
-from tightfit.planners.common import judge
-from tightfit.planners.compare import ComparisonRow, comparison_row
+from tightfit.planners.questions.compare import ComparisonRow, comparison_row
+from tightfit.planners.stages.easy import judge
 from tightfit.units import format_bytes
 
 __all__ = ["PYTORCH", "PyTorch", "ways_named"]

@@ -43,7 +43,7 @@ from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
-from tightfit.planners.minimum import MinimumBudget
+from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.torch_private import tools as tools
 
 __all__ = ["Session"]

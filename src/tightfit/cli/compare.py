@@ -21,8 +21,8 @@ from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.compare import ComparisonRow, compare, planners_named
-from tightfit.planners.sweep import Job, sweep
+from tightfit.planners.questions.compare import ComparisonRow, compare, planners_named
+from tightfit.planners.questions.sweep import Job, sweep
 
 if TYPE_CHECKING:
     from tightfit.capture.lift import Captured

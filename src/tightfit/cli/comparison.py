@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tightfit.cli.output import percent_or_dash
-from tightfit.planners.compare import ComparisonRow
+from tightfit.planners.questions.compare import ComparisonRow
 from tightfit.reporting.plot import Curve, line_plot
 from tightfit.units import format_bytes
 

@@ -26,7 +26,7 @@ from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Gradients
-from tightfit.planners.curve import CurvePoint, pareto_curve
+from tightfit.planners.questions.curve import CurvePoint, pareto_curve
 from tightfit.reporting.plot import Curve, line_plot
 from tightfit.units import format_bytes
 

@@ -13,7 +13,7 @@ from tightfit.cli.planning import DEFAULT_STEP_OPTIONS, StepOptions, chosen_limi
 from tightfit.cli.target import load_step
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
-from tightfit.planners.minimum import minimum_budget
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["minimum"]

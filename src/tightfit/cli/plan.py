@@ -22,8 +22,8 @@ from tightfit.plan.explain import explain
 from tightfit.plan.io import save_plan
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.infeasible import infeasible_message
-from tightfit.planners.minimum import minimum_budget
+from tightfit.planners.questions.infeasible import infeasible_message
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.reporting.text import render_explanation, render_outcome
 

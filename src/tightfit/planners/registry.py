@@ -17,19 +17,19 @@ PLANNERS: dict[str, Registration] = {
     for entry in (
         Registration(
             name="anytime",
-            function="tightfit.planners.anytime.pipeline:plan_anytime",
+            function="tightfit.planners.anytime.planner:plan_anytime",
             summary="greedy plan, K-cut program, large-neighbourhood search, cutting planes",
             capabilities=Capabilities(alternatives=True, proves_infeasible=True),
         ),
         Registration(
             name="greedy",
-            function="tightfit.planners.greedy:plan_greedy",
+            function="tightfit.planners.engine.greedy:plan_greedy",
             summary="relieve the fullest stage by the cheapest drop, then fill what room is left",
             capabilities=Capabilities(alternatives=False),
         ),
         Registration(
             name="checkmate",
-            function="tightfit.planners.checkmate.solve:plan_checkmate",
+            function="tightfit.planners.checkmate.planner:plan_checkmate",
             summary="Checkmate's integer program, cold: its own relaxation, rounding and bound",
             capabilities=Capabilities(
                 exact=True, reference="Jain et al. (2020), Checkmate, section 4"
@@ -37,7 +37,7 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="checkmate+",
-            function="tightfit.planners.checkmate.solve:plan_checkmate_plus",
+            function="tightfit.planners.checkmate.planner:plan_checkmate_plus",
             summary="Checkmate's program from the default planner's plan, with its bound borrowed",
             capabilities=Capabilities(
                 exact=True,
@@ -47,7 +47,7 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="checkmate_split",
-            function="tightfit.planners.checkmate.solve:plan_checkmate_split",
+            function="tightfit.planners.checkmate.planner:plan_checkmate_split",
             summary="Checkmate's program with two stages per backward op",
             capabilities=Capabilities(
                 exact=True, reference="Jain et al. (2020), Checkmate, section 4.10"
@@ -55,19 +55,19 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="checkmate_rounding",
-            function="tightfit.planners.checkmate.solve:plan_checkmate_rounding",
+            function="tightfit.planners.checkmate.planner:plan_checkmate_rounding",
             summary="two-phase rounding of Checkmate's linear relaxation",
             capabilities=Capabilities(reference="Jain et al. (2020), Checkmate, section 5 of v3"),
         ),
         Registration(
             name="monet",
-            function="tightfit.planners.monet.solve:plan_monet",
+            function="tightfit.planners.monet.planner:plan_monet",
             summary="MONeT's integer program with one implementation per op",
             capabilities=Capabilities(exact=True, reference="Shah et al. (2021), MONeT, section 4"),
         ),
         Registration(
             name="monet_loose",
-            function="tightfit.planners.monet.solve:plan_monet_loose",
+            function="tightfit.planners.monet.planner:plan_monet_loose",
             summary="MONeT's program with the looser of its two bounds on local memory",
             capabilities=Capabilities(
                 exact=True, reference="Shah et al. (2021), MONeT, appendix B"
@@ -75,7 +75,7 @@ PLANNERS: dict[str, Registration] = {
         ),
         Registration(
             name="intervals",
-            function="tightfit.planners.intervals:plan_intervals",
+            function="tightfit.planners.intervals.planner:plan_intervals",
             summary="retention intervals on the constraint solver CP-SAT, two per value",
             capabilities=Capabilities(
                 exact=True, extra="cpsat", reference="Bartan et al. (2023), Moccasin"

@@ -18,7 +18,7 @@ from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
-from tightfit.planners.minimum import minimum_budget
+from tightfit.planners.questions.minimum import minimum_budget
 
 __all__ = ["Kind", "least_plan", "most_plan"]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from tightfit.graph.ir import Graph, OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.engine.problem import EngineProblem
 from tightfit.planners.eviction import plan_dtr
 from tightfit.planners.heuristics.chen import (
     plan_ap_greedy,
@@ -14,7 +15,6 @@ from tightfit.planners.heuristics.chen import (
     plan_linearised_greedy,
     plan_linearised_sqrt,
 )
-from tightfit.planners.problem import EngineProblem
 from tightfit.progress import Progress
 
 __all__ = ["BASELINES", "borrowed_ranges"]

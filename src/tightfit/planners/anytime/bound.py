@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from tightfit._core import _engine
 from tightfit.planners.anytime.complete import complete
 from tightfit.planners.anytime.kcut import CutProgram, cut_program
-from tightfit.planners.anytime.outline import Outline
 from tightfit.planners.anytime.pool import Candidate, Pool
+from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import Answer, Options, solve
 from tightfit.progress import Until
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tightfit._core import _engine
 from tightfit.planners.anytime.keep import KeepLists, KeepOption
-from tightfit.planners.anytime.outline import Outline
+from tightfit.planners.anytime.relaxation import Outline
 
 __all__ = ["SWEEP", "ChainSplitter", "Split"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightfit._core import _engine
 from tightfit.planners.anytime.kcut import CutProgram
-from tightfit.planners.anytime.outline import Outline
+from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import Answer
 
 __all__ = ["complete"]

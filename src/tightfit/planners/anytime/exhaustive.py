@@ -5,7 +5,7 @@ from __future__ import annotations
 from tightfit._core import _engine
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task, finish, no_plan
-from tightfit.planners.problem import EngineProblem
+from tightfit.planners.engine.problem import EngineProblem
 
 __all__ = ["solve_small"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from tightfit.planners.anytime.outline import Outline
+from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import Answer, Program, ProgramBuilder, grains, within_reach
 
 __all__ = ["CutProgram", "cut_program"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tightfit._core import _engine
 from tightfit.planners.anytime.pool import Candidate
-from tightfit.planners.problem import EngineProblem
+from tightfit.planners.engine.problem import EngineProblem
 
 __all__ = ["COARSE", "LOCAL", "MIXED", "Job", "Rates", "polish"]
 

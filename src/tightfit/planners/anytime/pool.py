@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tightfit._core import _engine
-from tightfit.planners.problem import EngineProblem
+from tightfit.planners.engine.problem import EngineProblem
 
 __all__ = ["Candidate", "Pool", "cross"]
 

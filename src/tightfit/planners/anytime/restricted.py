@@ -13,8 +13,8 @@ from itertools import pairwise
 from tightfit.planners.anytime.bound import CutLoop
 from tightfit.planners.anytime.complete import complete
 from tightfit.planners.anytime.kcut import cut_program
-from tightfit.planners.anytime.outline import Outline
 from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.anytime.relaxation import Outline
 
 __all__ = ["RestrictedLoop", "near_ops", "worth_restricting"]
 

@@ -14,12 +14,12 @@ from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.chain import SWEEP, ChainSplitter, Split
 from tightfit.planners.anytime.polish import COARSE
 from tightfit.planners.anytime.pool import Candidate
-from tightfit.planners.monet.solve import MOST_MONET_OPS, plan_monet
+from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
 from tightfit.progress import SILENT
 
 if TYPE_CHECKING:
     from tightfit.planners.anytime.bound import CutLoop
-    from tightfit.planners.anytime.run import Run
+    from tightfit.planners.anytime.search import Run
 
 __all__ = ["NODES", "UNLIMITED_S", "seed_with_chains", "seed_with_margins", "seed_with_others"]
 

@@ -11,8 +11,6 @@ from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.checkmate.constraints import FAMILIES
 from tightfit.planners.checkmate.variables import Variables
-from tightfit.planners.common import grains_of
-from tightfit.planners.schedule import stages_of
 from tightfit.planners.solvers import (
     Program,
     ProgramBuilder,
@@ -20,7 +18,9 @@ from tightfit.planners.solvers import (
     within_reach,
 )
 from tightfit.planners.solvers.program import Floats
-from tightfit.planners.staged import Stage, Staged
+from tightfit.planners.stages.easy import grains_of
+from tightfit.planners.stages.schedule import stages_of
+from tightfit.planners.stages.staged import Stage, Staged
 
 __all__ = ["CheckmateProgram", "build_program"]
 

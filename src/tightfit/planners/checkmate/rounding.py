@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from tightfit.plan.plan import Compute
-from tightfit.planners.schedule import recompute
 from tightfit.planners.solvers.program import Floats
-from tightfit.planners.staged import Residency, Staged
+from tightfit.planners.stages.schedule import recompute
+from tightfit.planners.stages.staged import Residency, Staged
 
 __all__ = ["ROUNDING_SHARE", "rounded_schedules"]
 

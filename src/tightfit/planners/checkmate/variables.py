@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tightfit.graph.ir import ValueId
-from tightfit.planners.schedule import last_uses
 from tightfit.planners.solvers import ProgramBuilder
-from tightfit.planners.staged import Stage, Staged, Way
+from tightfit.planners.stages.schedule import last_uses
+from tightfit.planners.stages.staged import Stage, Staged, Way
 
 __all__ = ["Variables", "frontier_stages", "split_stages"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tightfit.plan.plan import Compute
-from tightfit.planners.schedule import forced_residency, last_uses, recompute
-from tightfit.planners.staged import Residency, Staged
+from tightfit.planners.stages.schedule import forced_residency, last_uses, recompute
+from tightfit.planners.stages.staged import Residency, Staged
 
 __all__ = [
     "articulation_points",

@@ -20,7 +20,7 @@ from tightfit.planners.heuristics.checkpoints import (
     forward_nodes,
 )
 from tightfit.planners.heuristics.search import cheapest_that_fits
-from tightfit.planners.staged import Staged, staged
+from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress
 
 __all__ = [

@@ -14,8 +14,8 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.heuristics.checkpoints import forward_nodes, wish
 from tightfit.planners.heuristics.search import cheapest_that_fits
-from tightfit.planners.schedule import forced_residency, recompute
-from tightfit.planners.staged import Staged, staged
+from tightfit.planners.stages.schedule import forced_residency, recompute
+from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress
 
 __all__ = ["forward_steps", "held_checkpoints", "plan_griewank", "revolve_schedule"]

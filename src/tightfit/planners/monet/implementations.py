@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tightfit.planners.staged import Staged, Way
+from tightfit.planners.stages.staged import Staged, Way
 
 __all__ = ["Implementations", "one_each"]
 

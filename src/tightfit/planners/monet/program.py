@@ -8,7 +8,6 @@ import numpy as np
 
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
-from tightfit.planners.common import grains_of
 from tightfit.planners.monet.constraints import FAMILIES
 from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.monet.variables import LocalBound, Variables
@@ -19,7 +18,8 @@ from tightfit.planners.solvers import (
     within_reach,
 )
 from tightfit.planners.solvers.program import Floats
-from tightfit.planners.staged import Staged, Way
+from tightfit.planners.stages.easy import grains_of
+from tightfit.planners.stages.staged import Staged, Way
 
 __all__ = ["MonetProgram", "build_program"]
 

@@ -10,9 +10,9 @@ from typing import Literal
 from tightfit.errors import BadInput
 from tightfit.graph.ir import ValueId
 from tightfit.planners.monet.implementations import Implementations
-from tightfit.planners.schedule import last_uses
 from tightfit.planners.solvers import ProgramBuilder
-from tightfit.planners.staged import Staged, Way
+from tightfit.planners.stages.schedule import last_uses
+from tightfit.planners.stages.staged import Staged, Way
 
 __all__ = ["CAPACITY_UNITS", "COST_UNITS", "LocalBound", "Variables"]
 

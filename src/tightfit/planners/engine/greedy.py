@@ -10,7 +10,7 @@ from tightfit.plan.plan import Outcome
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task, finish, no_plan
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.problem import build_problem, computes_of
+from tightfit.planners.engine.problem import build_problem, computes_of
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 

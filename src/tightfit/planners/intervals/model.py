@@ -18,9 +18,9 @@ from ortools.sat.python import cp_model
 
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
-from tightfit.planners.intervals import IntervalReport, IntervalTask
-from tightfit.planners.schedule import last_uses
-from tightfit.planners.staged import Staged, Way
+from tightfit.planners.intervals.planner import IntervalReport, IntervalTask
+from tightfit.planners.stages.schedule import last_uses
+from tightfit.planners.stages.staged import Staged, Way
 
 __all__ = ["serve"]
 

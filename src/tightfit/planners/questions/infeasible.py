@@ -10,7 +10,7 @@ from tightfit.graph.names import holder_module, name_op
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.simulate import Simulation, simulate
 from tightfit.planners.base import Task
-from tightfit.planners.minimum import MinimumBudget
+from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.units import format_bytes
 
 __all__ = ["infeasible_message"]

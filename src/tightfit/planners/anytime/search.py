@@ -18,9 +18,9 @@ import msgspec
 
 from tightfit._core import _engine
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
-from tightfit.planners.anytime.outline import outline
 from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, Rates, polish
 from tightfit.planners.anytime.pool import Candidate, Pool, cross
+from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
 from tightfit.planners.anytime.seeds import (
     NODES,
@@ -30,9 +30,9 @@ from tightfit.planners.anytime.seeds import (
     seed_with_others,
 )
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.greedy import descend
-from tightfit.planners.problem import EngineProblem, build_problem
-from tightfit.planners.reach import lower_limit
+from tightfit.planners.engine.greedy import descend
+from tightfit.planners.engine.lower_limit import lower_limit
+from tightfit.planners.engine.problem import EngineProblem, build_problem
 from tightfit.progress import Progress
 from tightfit.units import format_percent
 

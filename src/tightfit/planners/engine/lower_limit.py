@@ -13,7 +13,7 @@ from tightfit._core import _engine
 from tightfit.graph.ir import OpId
 from tightfit.planners.base import Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.problem import EngineProblem
+from tightfit.planners.engine.problem import EngineProblem
 from tightfit.progress import SILENT, Progress
 
 __all__ = ["lower_limit"]

@@ -17,7 +17,7 @@ import msgspec
 from tightfit.errors import BadInput, MissingExtra
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.compare import ComparisonRow, compared
+from tightfit.planners.questions.compare import ComparisonRow, compared
 from tightfit.progress import SILENT, Progress
 
 __all__ = ["Job", "run_job", "sweep"]

@@ -9,7 +9,7 @@ import msgspec
 
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome
-from tightfit.planners.anytime.pipeline import run_anytime
+from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT, Progress
 

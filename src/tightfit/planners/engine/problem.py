@@ -15,8 +15,8 @@ from tightfit.graph.ir import CONSTANT_ROLES, Op, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import computed_ops
 from tightfit.plan.plan import Compute
 from tightfit.plan.simulate import baseline_cost_s
-from tightfit.planners.again import has_plain_twin, ways_again
 from tightfit.planners.base import Task
+from tightfit.planners.engine.recomputable import has_plain_twin, ways_again
 
 __all__ = ["EngineProblem", "Way", "build_problem", "computes_of"]
 

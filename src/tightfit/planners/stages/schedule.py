@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from tightfit.errors import BadInput
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
-from tightfit.planners.staged import Residency, Staged, bits
+from tightfit.planners.stages.staged import Residency, Staged, bits
 
 __all__ = [
     "forced_residency",

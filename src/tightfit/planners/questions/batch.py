@@ -12,8 +12,8 @@ from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.questions.rescale import rescaled
 from tightfit.planners.registry import DEFAULT, plan_with
-from tightfit.planners.rescale import rescaled
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 

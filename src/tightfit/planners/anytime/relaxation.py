@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tightfit.planners.problem import EngineProblem, Way
+from tightfit.planners.engine.problem import EngineProblem, Way
 
 __all__ = ["Outline", "outline"]
 

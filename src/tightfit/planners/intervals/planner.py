@@ -17,10 +17,10 @@ import msgspec
 from tightfit.errors import MissingExtra
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task, finish, no_plan
-from tightfit.planners.common import NO_PLAN_HERE, easy_answer, judge
-from tightfit.planners.schedule import without_waste
 from tightfit.planners.solvers.child import run_in_child
-from tightfit.planners.staged import Staged, staged
+from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer, judge
+from tightfit.planners.stages.schedule import without_waste
+from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress
 
 __all__ = [
@@ -84,7 +84,7 @@ def plan_intervals(task: Task, limits: Limits, progress: Progress) -> Outcome:
     progress.start(f"retention intervals: {len(problem.nodes)} ops")
     try:
         run_in_child(
-            "tightfit.planners.intervals_model:serve",
+            "tightfit.planners.intervals.model:serve",
             msgspec.msgpack.encode(request),
             seconds=left * 1.1 + 1.0,
             on_report=best.receive,

@@ -10,7 +10,7 @@ from tightfit.plan.simulate import Simulation, simulate
 from tightfit.planners.base import Limits, Task, finish, no_plan
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.solvers import grains
-from tightfit.planners.staged import Staged
+from tightfit.planners.stages.staged import Staged
 from tightfit.units import format_bytes
 
 __all__ = ["NO_PLAN_HERE", "easy_answer", "grains_of", "judge"]
