@@ -39,7 +39,7 @@ def parameters_of(value: Any) -> list[str]:
 
 
 def public_face() -> dict[str, Any]:
-    for module in ("tightfit.capture.opaque", "tightfit.capture.answers"):
+    for module in ("tightfit.capture.opaque.tracing", "tightfit.capture.decisions.answers"):
         importlib.import_module(module)
     registered = {name for name in torch._C._dispatch_get_all_op_names() if "tightfit" in name}
     return {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tightfit.api.proof import Proof
     from tightfit.api.prove import prove
     from tightfit.api.reporting import Report
-    from tightfit.capture.opaque import opaque
+    from tightfit.capture.opaque.tracing import opaque
     from tightfit.errors import (
         BadInput,
         BudgetExceeded,
@@ -39,7 +39,7 @@ _HOMES = {
     "report": "tightfit.api.fit",
     "step": "tightfit.api.fit",
     "unfit": "tightfit.api.fit",
-    "opaque": "tightfit.capture.opaque",
+    "opaque": "tightfit.capture.opaque.tracing",
     "Proof": "tightfit.api.proof",
     "prove": "tightfit.api.prove",
     "Report": "tightfit.api.reporting",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tightfit
-from tightfit.capture.signature import module_signature
+from tightfit.capture.calls.signature import module_signature
 
 
 def signature(value: Any) -> Any:

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from tightfit.capture.capture import capture
-from tightfit.capture.joint import TracedCall
-from tightfit.capture.uses import captured_by_uses
+from tightfit.capture.input_uses import captured_by_uses
+from tightfit.capture.trace.trace import TracedCall
 
 
 class Biased(nn.Module):

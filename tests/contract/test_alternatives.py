@@ -21,10 +21,10 @@ from tightfit.alternatives.in_place import IN_PLACE, add_over_second
 from tightfit.alternatives.registry import CONTRIBUTORS, with_alternatives
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
 from tightfit.capture.capture import capture, placeholder_tensors
-from tightfit.capture.effects import is_getitem, storage_bytes
-from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Call, Captured
+from tightfit.capture.nodes import is_getitem, storage_bytes
 from tightfit.capture.price import measured_costs
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.graph.ir import Alternative
 from tightfit.progress import SILENT
 

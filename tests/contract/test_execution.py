@@ -16,10 +16,10 @@ from tightfit.allocator import meter_for
 from tightfit.api.options import make_options
 from tightfit.api.pipeline import capture_step, with_constants
 from tightfit.api.shapes import root_gradient_bytes
+from tightfit.capture.calls.signature import flatten
 from tightfit.capture.capture import placeholder_tensors
-from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import flatten
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.plan.assemble import assemble, keep_everything

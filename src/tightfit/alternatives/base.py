@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from torch import fx
 
-from tightfit.capture.effects import base_of, is_getitem
 from tightfit.capture.lift import Call, Captured
+from tightfit.capture.nodes import base_of, is_getitem
 from tightfit.graph.ir import Alternative, Op, ValueId
 
 __all__ = ["Extension", "OpView"]

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.effects import base_of
 from tightfit.capture.lift import Call
+from tightfit.capture.nodes import base_of
 from tightfit.graph.ir import Alternative
 
 __all__ = ["BY_ROWS", "cross_entropy_gradient", "fused_cross_entropy_gradient"]

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.effects import base_of, storage_bytes
 from tightfit.capture.lift import Call
+from tightfit.capture.nodes import base_of, storage_bytes
 from tightfit.graph.ir import Alternative
 
 __all__ = ["IN_PLACE", "Overwriter", "in_place"]

@@ -11,13 +11,13 @@ from torch import nn
 from tightfit.api.options import Options
 from tightfit.api.parts.candidates import may_be_planned
 from tightfit.api.pipeline import capture_step
-from tightfit.capture.joint import TracedCall
-from tightfit.capture.kept import KeptTensors
+from tightfit.capture.calls.signature import hooked_modules
 from tightfit.capture.lift import Captured
-from tightfit.capture.outside import OutsideTensors, forget_traced_results
 from tightfit.capture.probe import probe, warm_up
-from tightfit.capture.python_state import PythonState
-from tightfit.capture.signature import hooked_modules
+from tightfit.capture.side_effects.attributes import KeptTensors
+from tightfit.capture.side_effects.outside import OutsideTensors, forget_traced_results
+from tightfit.capture.side_effects.python_state import PythonState
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
 from tightfit.execution.guard import announce
 from tightfit.graph.ir import Graph

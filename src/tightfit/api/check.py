@@ -15,9 +15,9 @@ from tightfit.api.pipeline import plan_task, with_constants
 from tightfit.api.shapes import outputs_beside_the_loss, root_gradient_bytes
 from tightfit.api.target import Target, load_example, loss_function, on_fake_tensors
 from tightfit.capture.capture import capture
-from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
 from tightfit.capture.price import measured_costs
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph

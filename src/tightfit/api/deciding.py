@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.watching import watch
-from tightfit.capture.generators import GeneratorStates
 from tightfit.capture.probe import probe
+from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.errors import CaptureError, Diverged, OpaqueChanged
 from tightfit.execution.guard import announce
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.structure import flatten, unflatten
+from tightfit.capture.calls.structure import flatten, unflatten
 from tightfit.errors import BadInput
 
 __all__ = ["worst_first"]

@@ -16,7 +16,7 @@ from tightfit.api.options import Options, make_options
 from tightfit.api.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
 from tightfit.api.reporting import Report
 from tightfit.api.session import Session
-from tightfit.capture.signature import flatten
+from tightfit.capture.calls.signature import flatten
 from tightfit.errors import BadInput
 from tightfit.execution.attach import (
     attach,

@@ -12,8 +12,6 @@ from tightfit.api.constants import device_of_modules, library_bytes
 from tightfit.api.options import Options
 from tightfit.api.ranks import agreed
 from tightfit.capture.capture import capture
-from tightfit.capture.joint import TracedCall
-from tightfit.capture.layouts import Layouts
 from tightfit.capture.lift import Captured
 from tightfit.capture.price import (
     Priced,
@@ -25,6 +23,8 @@ from tightfit.capture.price import (
     scaled_costs,
     with_prices,
 )
+from tightfit.capture.trace.strides import Layouts
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.costs import with_costs
 from tightfit.errors import InfeasibleBudget, InvalidPlan
 from tightfit.graph.fingerprint import fingerprint

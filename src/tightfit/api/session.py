@@ -33,11 +33,11 @@ from tightfit.api.shapes import (
     outputs_beside_the_loss,
 )
 from tightfit.api.watching import watch
+from tightfit.capture.calls.signature import call_signature, flatten, refuse_transforms
 from tightfit.capture.capture import placeholder_tensors
-from tightfit.capture.joint import TracedCall
-from tightfit.capture.kept import KeptTensors, Place, forget, put
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import call_signature, flatten, refuse_transforms
+from tightfit.capture.side_effects.attributes import KeptTensors, Place, forget, put
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.errors import BadInput, CaptureError, SecondForward
 from tightfit.execution.guard import Guard, StepPeaks, announce
 from tightfit.execution.runtime import Run

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.api.background import Search
 from tightfit.api.tuning import Tuner
+from tightfit.capture.calls.signature import differ_in_sizes_only
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import differ_in_sizes_only
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.joint import JointGraph, TracedCall, trace
-from tightfit.capture.layouts import Layouts
+from tightfit.capture.calls.signature import flatten, refuse_lazy, refuse_subclass
 from tightfit.capture.lift import Captured, lift
-from tightfit.capture.normalise import normalise
-from tightfit.capture.python_state import PythonState
-from tightfit.capture.signature import flatten, refuse_lazy, refuse_subclass
+from tightfit.capture.normalise.passes import normalise
+from tightfit.capture.side_effects.python_state import PythonState
+from tightfit.capture.trace.strides import Layouts
+from tightfit.capture.trace.trace import JointGraph, TracedCall, trace
 from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tightfit.capture.eager_record import Geometry, Record
-from tightfit.capture.structure import Structure
+from tightfit.capture.calls.structure import Structure
+from tightfit.capture.opaque.record import Geometry, Record
 from tightfit.costs.measured.call import materialise
 
 __all__ = ["TENSOR", "Operand", "Profile", "Result"]

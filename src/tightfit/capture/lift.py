@@ -16,8 +16,8 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from tightfit.capture.answers import question_of
-from tightfit.capture.effects import (
+from tightfit.capture.decisions.answers import question_of
+from tightfit.capture.nodes import (
     base_of,
     flat_outputs,
     is_getitem,
@@ -26,8 +26,8 @@ from tightfit.capture.effects import (
     storage_bytes,
     writes_in_place,
 )
-from tightfit.capture.joint import JointGraph
-from tightfit.capture.opaque import block_call, pin_of
+from tightfit.capture.opaque.tracing import block_call, pin_of
+from tightfit.capture.trace.trace import JointGraph
 from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segment, Value, ValueId
 from tightfit.graph.validate import validate_graph
 

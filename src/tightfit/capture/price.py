@@ -11,11 +11,11 @@ import msgspec
 import torch
 from torch import fx
 
-from tightfit.capture.answers import Question
-from tightfit.capture.eager_calls import BlockBackward, BlockForward
-from tightfit.capture.layouts import Layouts, Strides, misreported
+from tightfit.capture.decisions.answers import Question
 from tightfit.capture.lift import Call, Captured
+from tightfit.capture.opaque.ops import BlockBackward, BlockForward
 from tightfit.capture.synthetic import synthetic_arguments
+from tightfit.capture.trace.strides import Layouts, Strides, misreported
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.answers import Question
+from tightfit.capture.decisions.answers import Question
 from tightfit.capture.lift import Call
 from tightfit.costs.measured.call import materialise
 from tightfit.torch_private import core as private

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.answers import Question
-from tightfit.capture.eager_calls import BlockBackward, BlockForward
+from tightfit.capture.decisions.answers import Question
 from tightfit.capture.lift import Captured
+from tightfit.capture.opaque.ops import BlockBackward, BlockForward
 from tightfit.errors import CompileError
 from tightfit.execution.functional_random import get_state, set_state
 from tightfit.execution.lower import Program, write_back

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tightfit.capture.effects import draws
+from tightfit.capture.nodes import draws
 
 __all__ = ["GeneratorState", "draw", "get_state", "set_state"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tightfit.capture.effects import is_getitem
+from tightfit.capture.nodes import is_getitem
 
 __all__ = ["Piece", "cut"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.joint import JointGraph
 from tightfit.capture.lift import Captured
+from tightfit.capture.trace.trace import JointGraph
 from tightfit.errors import PlanMismatch, TightfitError
 from tightfit.execution.guard import announce
 from tightfit.execution.lower import Program

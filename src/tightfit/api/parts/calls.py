@@ -15,10 +15,10 @@ from tightfit.api.options import Options
 from tightfit.api.parts.kinds import Kind, least_plan, most_plan
 from tightfit.api.parts.ledger import holding_of
 from tightfit.api.ranks import agreed
-from tightfit.capture.joint import TracedCall
+from tightfit.capture.calls.signature import call_signature, flatten, same_attributes
+from tightfit.capture.input_uses import captured_by_uses
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import call_signature, flatten, same_attributes
-from tightfit.capture.uses import captured_by_uses
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.execution.guard import announce
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint

@@ -25,11 +25,11 @@ from tightfit.api.parts.candidates import has_parts
 from tightfit.api.parts.stand_ins import StandIns
 from tightfit.api.parts.steps import Steps
 from tightfit.api.reporting import Report
+from tightfit.capture.calls.signature import flatten, input_signature
 from tightfit.capture.capture import granularity_of
-from tightfit.capture.generators import GeneratorStates
-from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import flatten, input_signature
+from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.errors import (
     BadInput,
     CaptureError,

@@ -20,9 +20,9 @@ from tightfit.api.parts.calls import Part
 from tightfit.api.parts.steps import Steps
 from tightfit.api.ranks import Ranks
 from tightfit.api.reporting import Report
-from tightfit.capture.joint import TracedCall
+from tightfit.capture.calls.signature import flatten, input_signature
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import flatten, input_signature
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach_part, detach, original_forward
 from tightfit.execution.guard import StepPeaks

@@ -26,10 +26,10 @@ from tightfit.api.parts.sharing import Choice, choose
 from tightfit.api.parts.turns import Turns
 from tightfit.api.ranks import agreed
 from tightfit.api.reporting import Report
+from tightfit.capture.calls.signature import flatten
 from tightfit.capture.capture import granularity_of, placeholder_tensors
-from tightfit.capture.joint import TracedCall
 from tightfit.capture.lift import Captured
-from tightfit.capture.signature import flatten
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run

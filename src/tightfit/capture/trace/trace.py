@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.capture.answers import Answer, Question
 from tightfit.capture.assignments import DataAssignments, members_of, write_replaced
-from tightfit.capture.constructors import NumbersAskedFor
-from tightfit.capture.decision_recorder import DecisionRecorder
-from tightfit.capture.decisions import Decisions
-from tightfit.capture.explained import explained
-from tightfit.capture.layouts import Layouts, note_calls, true_layouts
-from tightfit.capture.modules import ModuleTrail, RepeatedMembers
-from tightfit.capture.opaque import OpaqueCalls
-from tightfit.capture.operators import traced_operators
-from tightfit.capture.outside import PREFIX, OutsideTensors
+from tightfit.capture.calls.structure import Structure, flatten, opened, structure_of
+from tightfit.capture.decisions.answers import Answer, Question
+from tightfit.capture.decisions.reads import Decisions
+from tightfit.capture.decisions.recorder import DecisionRecorder
+from tightfit.capture.opaque.tracing import OpaqueCalls
+from tightfit.capture.operators.numbers import NumbersAskedFor
+from tightfit.capture.operators.registry import traced_operators
+from tightfit.capture.origins import ModuleTrail, RepeatedMembers
 from tightfit.capture.rearranged import refuse_rearranged
 from tightfit.capture.regions import CastRegions
-from tightfit.capture.structure import Structure, flatten, opened, structure_of
+from tightfit.capture.side_effects.outside import PREFIX, OutsideTensors
+from tightfit.capture.trace.errors import explained
+from tightfit.capture.trace.strides import Layouts, note_calls, true_layouts
 from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.capture.eager_block import Block
-from tightfit.capture.eager_calls import BlockBackward, BlockForward
+from tightfit.capture.calls.structure import flatten
 from tightfit.capture.eager_profile import TENSOR, Operand
-from tightfit.capture.eager_record import Geometry
-from tightfit.capture.structure import flatten
+from tightfit.capture.opaque.call import Block
+from tightfit.capture.opaque.ops import BlockBackward, BlockForward
+from tightfit.capture.opaque.record import Geometry
 from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import core as private

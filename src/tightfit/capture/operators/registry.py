@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tightfit.capture.ctc import traced_ctc
-from tightfit.capture.dropout import traced_dropout
-from tightfit.capture.matching import traced_matching
-from tightfit.capture.packed import traced_packing
-from tightfit.capture.recurrent import traced_cells
+from tightfit.capture.operators.ctc import traced_ctc
+from tightfit.capture.operators.dropout import traced_dropout
+from tightfit.capture.operators.matching import traced_matching
+from tightfit.capture.operators.packed import traced_packing
+from tightfit.capture.operators.recurrent import traced_cells
 
 __all__ = ["traced_operators"]
 

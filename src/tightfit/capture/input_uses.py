@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tightfit.capture.joint import TracedCall
+from tightfit.capture.calls.structure import flatten
 from tightfit.capture.lift import Captured
-from tightfit.capture.structure import flatten
+from tightfit.capture.trace.trace import TracedCall
 from tightfit.torch_private import core as private
 
 __all__ = ["captured_by_uses"]

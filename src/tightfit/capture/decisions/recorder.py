@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.answers import (
+from tightfit.capture.calls.structure import flatten
+from tightfit.capture.decisions.answers import (
     Answer,
     Question,
     answer_of,
@@ -19,7 +20,7 @@ from tightfit.capture.answers import (
     refuse_measure,
     selected_from,
 )
-from tightfit.capture.decisions import (
+from tightfit.capture.decisions.reads import (
     Decisions,
     Read,
     Slot,
@@ -30,9 +31,8 @@ from tightfit.capture.decisions import (
     owned,
     run_step,
 )
-from tightfit.capture.eager_record import Geometry
-from tightfit.capture.modules import ModuleTrail
-from tightfit.capture.structure import flatten
+from tightfit.capture.opaque.record import Geometry
+from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from tightfit.capture.answers import question_of
-from tightfit.capture.casts import share_casts
-from tightfit.capture.compact import compact_results
-from tightfit.capture.convolution import split_convolution_backward
-from tightfit.capture.dropout import correct_dropout
-from tightfit.capture.effects import base_of, classify, is_getitem, is_random, is_view
-from tightfit.capture.joint import JointGraph
+from tightfit.capture.decisions.answers import question_of
+from tightfit.capture.nodes import base_of, classify, is_getitem, is_random, is_view
+from tightfit.capture.normalise.casts import share_casts
+from tightfit.capture.normalise.compact import compact_results
+from tightfit.capture.normalise.convolution import split_convolution_backward
+from tightfit.capture.operators.dropout import correct_dropout
+from tightfit.capture.trace.trace import JointGraph
 from tightfit.torch_private import core as private
 
 __all__ = ["normalise"]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.answers import question_of
-from tightfit.capture.dropout import scaled_dropout
-from tightfit.capture.opaque import draws_inside, is_opaque_operator
+from tightfit.capture.decisions.answers import question_of
+from tightfit.capture.opaque.tracing import draws_inside, is_opaque_operator
+from tightfit.capture.operators.dropout import scaled_dropout
 from tightfit.torch_private import core as private
 
 __all__ = [

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.answers import Answer, answer_of
-from tightfit.capture.effects import draws
+from tightfit.capture.decisions.answers import Answer, answer_of
+from tightfit.capture.nodes import draws
 from tightfit.torch_private import core as private
 
 __all__ = [

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.effects import flat_outputs, is_getitem
+from tightfit.capture.nodes import flat_outputs, is_getitem
 from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
 from tightfit.torch_private.fake_kernels import corrected_fake_results

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Literal
 
-from tightfit.capture.modules import ModuleTrail
+from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError, OpaqueChanged
 from tightfit.torch_private import core as private
 

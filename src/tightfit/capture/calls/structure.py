@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.kept import WithKept
+from tightfit.capture.side_effects.attributes import WithKept
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from tightfit.capture.assignments import members_of, write_replaced
+from tightfit.capture.calls.structure import structure_of, unflatten
 from tightfit.capture.eager_profile import TENSOR, Operand, Profile, Result
-from tightfit.capture.eager_record import Geometry, Keeper, Record, Source
-from tightfit.capture.python_state import PythonState
-from tightfit.capture.structure import structure_of, unflatten
+from tightfit.capture.opaque.record import Geometry, Keeper, Record, Source
+from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.costs.measured.call import PeakFunction, fixed_generators, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private

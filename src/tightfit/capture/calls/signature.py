@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tightfit.capture.structure import PLAIN
-from tightfit.capture.structure import flatten as flatten_tree
+from tightfit.capture.calls.structure import PLAIN
+from tightfit.capture.calls.structure import flatten as flatten_tree
 from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private import tools as tools

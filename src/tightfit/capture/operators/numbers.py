@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tightfit.capture.matching import TracedArray
+from tightfit.capture.operators.matching import TracedArray
 from tightfit.torch_private import core as private
 
 __all__ = ["NumbersAskedFor"]
