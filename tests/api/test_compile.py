@@ -27,10 +27,10 @@ from support.training import WAYS, Net
 from tightfit.api.shapes import Planned
 from tightfit.errors import BadInput, CompileError
 from tightfit.execution.attach import attached
-from tightfit.execution.compiled import compile_program
+from tightfit.execution.compiled.program import compile_program
+from tightfit.execution.compiled.tracing import trace_program
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
-from tightfit.execution.tracing import trace_program
 from tightfit.execution.trial import TrialPeaks, try_program
 from tightfit.plan import assemble
 from tightfit.plan.plan import Compute

@@ -23,9 +23,9 @@ from tightfit.alternatives.tied_embedding import add_embedding_gradient_
 from tightfit.capture.capture import capture, placeholder_tensors
 from tightfit.capture.lift import Call, Captured
 from tightfit.capture.nodes import is_getitem, storage_bytes
-from tightfit.capture.price import measured_costs
 from tightfit.capture.trace.trace import TracedCall
 from tightfit.graph.ir import Alternative
+from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)

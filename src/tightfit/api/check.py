@@ -16,7 +16,6 @@ from tightfit.api.shapes import outputs_beside_the_loss, root_gradient_bytes
 from tightfit.api.target import Target, load_example, loss_function, on_fake_tensors
 from tightfit.capture.capture import capture
 from tightfit.capture.lift import Captured
-from tightfit.capture.price import measured_costs
 from tightfit.capture.trace.trace import TracedCall
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
@@ -29,6 +28,7 @@ from tightfit.planners.questions.infeasible import infeasible_message
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.questions.minimum import minimum_budget as minimum_of_graph
 from tightfit.planners.registry import DEFAULT
+from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT, Progress
 from tightfit.units import parse_bytes
 

@@ -19,7 +19,7 @@ from tightfit.api.pipeline import judged, plan_step
 from tightfit.capture.lift import Captured
 from tightfit.capture.partitioner import min_cut_schedule
 from tightfit.errors import BadInput, InfeasibleBudget
-from tightfit.execution.compiled import compile_program
+from tightfit.execution.compiled.program import compile_program
 from tightfit.execution.guard import announce
 from tightfit.execution.lower import Program, lower
 from tightfit.execution.trial import TrialPeaks, try_program

@@ -20,7 +20,7 @@ from tightfit.api.pipeline import plan_step, with_outside
 from tightfit.api.shapes import Planned, Shape
 from tightfit.capture.lift import Captured
 from tightfit.errors import InfeasibleBudget
-from tightfit.execution.compiled import refuse_uncompilable
+from tightfit.execution.compiled.program import refuse_uncompilable
 from tightfit.execution.guard import announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner

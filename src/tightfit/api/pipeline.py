@@ -13,16 +13,6 @@ from tightfit.api.options import Options
 from tightfit.api.ranks import agreed
 from tightfit.capture.capture import capture
 from tightfit.capture.lift import Captured
-from tightfit.capture.price import (
-    Priced,
-    Prices,
-    measured_costs,
-    measured_workspaces,
-    priced_as_kernels_run,
-    prices_of,
-    scaled_costs,
-    with_prices,
-)
 from tightfit.capture.trace.strides import Layouts
 from tightfit.capture.trace.trace import TracedCall
 from tightfit.costs import with_costs
@@ -37,6 +27,16 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.infeasible import infeasible_message
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import plan_with
+from tightfit.pricing.price import (
+    Priced,
+    Prices,
+    measured_costs,
+    measured_workspaces,
+    priced_as_kernels_run,
+    prices_of,
+    scaled_costs,
+    with_prices,
+)
 from tightfit.progress import Progress
 
 __all__ = [

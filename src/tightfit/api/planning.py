@@ -17,7 +17,6 @@ from tightfit.api.pipeline import plan_step, with_constants, with_outside
 from tightfit.api.quick import quick_outcome
 from tightfit.api.ranks import agreed
 from tightfit.api.shapes import Planned, Shape, root_gradient_bytes
-from tightfit.api.tuning import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.errors import CompileError, TightfitError
 from tightfit.execution.guard import announce
 from tightfit.execution.lower import lower
@@ -30,6 +29,7 @@ from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
+from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.progress import Progress
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tightfit.api.background import Search
-from tightfit.api.tuning import Tuner
 from tightfit.capture.calls.signature import differ_in_sizes_only
 from tightfit.capture.lift import Captured
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.pricing.in_steps import Tuner
 
 if TYPE_CHECKING:
     from tightfit.api.compile_tries import CompiledPlan

@@ -14,7 +14,6 @@ from torch import fx
 from tightfit.capture.decisions.answers import Question
 from tightfit.capture.lift import Call, Captured
 from tightfit.capture.opaque.ops import BlockBackward, BlockForward
-from tightfit.capture.synthetic import synthetic_arguments
 from tightfit.capture.trace.strides import Layouts, Strides, misreported
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
@@ -29,6 +28,7 @@ from tightfit.costs.measured.call import (
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
+from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
 

@@ -17,7 +17,7 @@ from torch import fx
 
 from tightfit.capture.lift import Captured
 from tightfit.errors import CompileError, TightfitError
-from tightfit.execution.functional_random import GeneratorState, get_state
+from tightfit.execution.compiled.random_state import GeneratorState, get_state
 from tightfit.execution.lower import Program
 from tightfit.torch_private import inductor as private
 

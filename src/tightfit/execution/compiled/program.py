@@ -17,16 +17,16 @@ from tightfit.capture.decisions.answers import Question
 from tightfit.capture.lift import Captured
 from tightfit.capture.opaque.ops import BlockBackward, BlockForward
 from tightfit.errors import CompileError
-from tightfit.execution.functional_random import get_state, set_state
-from tightfit.execution.lower import Program, write_back
-from tightfit.execution.pieces import cut
-from tightfit.execution.tracing import (
+from tightfit.execution.compiled.pieces import cut
+from tightfit.execution.compiled.random_state import get_state, set_state
+from tightfit.execution.compiled.tracing import (
     Constant,
     TracedProgram,
     explained,
     results_of,
     trace_program,
 )
+from tightfit.execution.lower import Program, write_back
 from tightfit.torch_private import inductor as private
 from tightfit.torch_private.core import storage_key
 
