@@ -33,9 +33,9 @@ import tightfit
 from benchmarks.training import Entrant, circumstances, measured, race
 from benchmarks.ways import Way
 from tightfit.allocator import measure_peak
-from tightfit.api.subject import Subject
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
+from tightfit.studies.subject import Subject
 from tightfit.zoo.example import Example
 from tightfit.zoo.gpt2 import GPT2
 

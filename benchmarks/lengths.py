@@ -25,9 +25,9 @@ import torch
 
 import tightfit
 from benchmarks.training import circumstances
-from tightfit.api.session import Session
 from tightfit.execution.attach import attached
 from tightfit.graph.liveness import budget_of_ratio
+from tightfit.session.whole.steps import Session
 from tightfit.zoo.gpt2 import GPT2
 
 HERE = Path(__file__).parent

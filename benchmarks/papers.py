@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.papers_small import SEEDS, small_step
 from benchmarks.papers_tables import write_tables
 from tightfit.api.check import captured_step
-from tightfit.api.pytorch import PYTORCH, PyTorch
 from tightfit.capture.lift import Captured
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
@@ -48,6 +47,7 @@ from tightfit.planners.questions.compare import ComparisonRow, compared, planner
 from tightfit.planners.questions.sweep import Job, sweep
 from tightfit.planners.registry import PLANNERS, is_chain, plan_with
 from tightfit.planners.stages.staged import staged
+from tightfit.studies.pytorch_ways import PYTORCH, PyTorch
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

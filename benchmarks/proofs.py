@@ -25,9 +25,9 @@ import msgspec
 import torch
 
 from tightfit.api.prove import MINIMUM, Comparison
-from tightfit.api.target import load_example
 from tightfit.errors import CaptureError, InfeasibleBudget, TightfitError
 from tightfit.planners.base import Limits
+from tightfit.studies.model import load_example
 
 FOLDER = Path(__file__).parent
 RESULTS = {

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tightfit.api.subject import Subject
+from tightfit.studies.subject import Subject
 
 __all__ = ["Way", "checkpoint_per_block", "min_cut", "sequential_checkpoint"]
 

@@ -6,13 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tightfit.api.batch import MaxBatch, max_batch_size
-    from tightfit.api.budget import Budget
     from tightfit.api.check import Check, check, minimum_budget
     from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
+    from tightfit.api.max_batch import MaxBatch, max_batch_size
     from tightfit.api.proof import Proof
     from tightfit.api.prove import prove
-    from tightfit.api.reporting import Report
     from tightfit.capture.opaque.tracing import opaque
     from tightfit.errors import (
         BadInput,
@@ -23,13 +21,15 @@ if TYPE_CHECKING:
         SecondForward,
         TightfitError,
     )
+    from tightfit.session.memory.budget import Budget
+    from tightfit.session.report import Report
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Budget": "tightfit.api.budget",
-    "MaxBatch": "tightfit.api.batch",
-    "max_batch_size": "tightfit.api.batch",
+    "Budget": "tightfit.session.memory.budget",
+    "MaxBatch": "tightfit.api.max_batch",
+    "max_batch_size": "tightfit.api.max_batch",
     "Check": "tightfit.api.check",
     "check": "tightfit.api.check",
     "minimum_budget": "tightfit.api.check",
@@ -42,7 +42,7 @@ _HOMES = {
     "opaque": "tightfit.capture.opaque.tracing",
     "Proof": "tightfit.api.proof",
     "prove": "tightfit.api.prove",
-    "Report": "tightfit.api.reporting",
+    "Report": "tightfit.session.report",
     "BadInput": "tightfit.errors",
     "BudgetExceeded": "tightfit.errors",
     "CaptureError": "tightfit.errors",

@@ -12,12 +12,12 @@ import torch
 import tightfit
 from support.models import CASES, Case
 from support.recompute import recompute_at_random
-from tightfit.api.shapes import Planned
 from tightfit.execution.attach import attached
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.plan import assemble
 from tightfit.plan.verify import verify
+from tightfit.session.whole.specialisation import Planned
 
 BY_NAME = [pytest.param(case, id=case.name) for case in CASES]
 

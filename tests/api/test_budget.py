@@ -11,8 +11,8 @@ from torch import nn
 
 import tightfit
 from tightfit.allocator import meter_for
-from tightfit.api.budget import Needs, divided
 from tightfit.execution.attach import attached
+from tightfit.session.memory.budget import Needs, divided
 
 
 def networks() -> tuple[nn.Module, nn.Module]:

@@ -24,7 +24,6 @@ from support.features import SUPPORTED, UNCOMPILED
 from support.models import CASES, Case
 from support.recompute import recompute_at_random
 from support.training import WAYS, Net
-from tightfit.api.shapes import Planned
 from tightfit.errors import BadInput, CompileError
 from tightfit.execution.attach import attached
 from tightfit.execution.compiled.program import compile_program
@@ -34,6 +33,7 @@ from tightfit.execution.runtime import Runner
 from tightfit.execution.trial import TrialPeaks, try_program
 from tightfit.plan import assemble
 from tightfit.plan.plan import Compute
+from tightfit.session.whole.specialisation import Planned
 
 aten = torch.ops.aten
 
@@ -68,7 +68,8 @@ def interpreted(
 def compiled_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compiled first counts as the fastest, operators one by one as the slowest."""
     monkeypatch.setattr(
-        "tightfit.api.compiling.time_programs", lambda _, programs, *__: range(len(programs))
+        "tightfit.session.whole.compiling.time_programs",
+        lambda _, programs, *__: range(len(programs)),
     )
 
 
@@ -236,7 +237,7 @@ def test_a_budget_that_no_compiled_plan_holds_is_held_operator_by_operator(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     budget = int(1.5 * smallest_budget(model, inputs, optimizer))
     exceeding = TrialPeaks(2 * budget, 0, 0)
-    monkeypatch.setattr("tightfit.api.compile_tries.try_program", lambda *_: exceeding)
+    monkeypatch.setattr("tightfit.session.whole.compile_trials.try_program", lambda *_: exceeding)
     tightfit.fit(model, budget, optimizer=optimizer, **OPTIONS)
     model(*inputs).backward()
     report = tightfit.report(model)
@@ -250,7 +251,8 @@ def test_what_is_measured_to_be_faster_operator_by_operator_runs_so(
 ) -> None:
     """And it stays so when what lies around the step changes a little: nothing is compiled anew."""
     monkeypatch.setattr(
-        "tightfit.api.compiling.time_programs", lambda _, programs, *__: range(len(programs), 0, -1)
+        "tightfit.session.whole.compiling.time_programs",
+        lambda _, programs, *__: range(len(programs), 0, -1),
     )
     torch.manual_seed(0)
     model, inputs = Small(), (torch.randn(512, 32),)
@@ -279,9 +281,9 @@ def test_tries_correct_themselves_by_what_was_measured(
             peaks.forward_bytes // 2, peaks.boundary_bytes // 2, peaks.backward_bytes // 2
         )
 
-    monkeypatch.setattr("tightfit.api.compile_tries.try_program", half)
+    monkeypatch.setattr("tightfit.session.whole.compile_trials.try_program", half)
     monkeypatch.setattr(
-        "tightfit.api.compiling.time_programs",
+        "tightfit.session.whole.compiling.time_programs",
         lambda _, programs, *__: [*range(len(programs) - 1, 0, -1), len(programs)],
     )
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tightfit
-from tightfit.api import pipeline
+from tightfit.session import stages as pipeline
 
 
 @pytest.fixture

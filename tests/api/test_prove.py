@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.api import capturing
 from tightfit.api import prove as proving
 from tightfit.api.prove import Comparison, prove
+from tightfit.capture import around_data as capturing
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
 from tightfit.zoo import Example
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.api.target import load_example, loss_function, on_fake_tensors
 from tightfit.errors import BadInput
+from tightfit.studies.model import load_example, loss_function, on_fake_tensors
 
 GOOD = """
 import torch

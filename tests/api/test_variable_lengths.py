@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import tightfit
-from tightfit.api.background import Search, searching
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
+from tightfit.session.background import Search, searching
 
 WIDTH = 64
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tightfit.api import demo
 from tightfit.cli import main
+from tightfit.studies import demonstration as demo
 
 SMALL = (demo.Exhibit("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
 

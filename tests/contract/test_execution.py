@@ -13,9 +13,6 @@ from torch import nn
 from support.models import CASES, Case, Tied
 from support.recompute import recompute_at_random
 from tightfit.allocator import meter_for
-from tightfit.api.options import make_options
-from tightfit.api.pipeline import capture_step, with_constants
-from tightfit.api.shapes import root_gradient_bytes
 from tightfit.capture.calls.signature import flatten
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.lift import Captured
@@ -25,6 +22,9 @@ from tightfit.execution.runtime import Run, Runner
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
+from tightfit.session.options import make_options
+from tightfit.session.stages import capture_step, with_constants
+from tightfit.session.whole.specialisation import root_gradient_bytes
 
 Executor = Callable[[Captured, Plan], Callable[[list[Any]], list[Any]]]
 

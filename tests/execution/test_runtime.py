@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import tightfit
-from tightfit.api.shapes import Planned
 from tightfit.errors import TightfitError
 from tightfit.execution.attach import attached
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.plan import Compute, assemble, keep_everything
+from tightfit.session.whole.specialisation import Planned
 
 
 def test_a_parameter_changed_inside_backward_is_not_read_again():

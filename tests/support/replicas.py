@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 import tightfit
 from support.processes import end_rank
 from tightfit.allocator import meter_for
-from tightfit.api import pipeline
 from tightfit.errors import BadInput, CaptureError
 from tightfit.execution.attach import attached
 from tightfit.graph.fingerprint import fingerprint
+from tightfit.session import stages as pipeline
 
 WIDTH, DEPTH, BATCH = 96, 6, 256
 

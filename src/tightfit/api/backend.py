@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.api.budget import Budget
-from tightfit.api.options import Options, make_options
-from tightfit.api.session import Session
 from tightfit.errors import BadInput
+from tightfit.session.memory.budget import Budget
+from tightfit.session.options import Options, make_options
+from tightfit.session.whole.steps import Session
 
 __all__ = ["backend"]
 

@@ -11,9 +11,6 @@ from torch import nn
 
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
-from tightfit.api.pipeline import plan_task, with_constants
-from tightfit.api.shapes import outputs_beside_the_loss, root_gradient_bytes
-from tightfit.api.target import Target, load_example, loss_function, on_fake_tensors
 from tightfit.capture.capture import capture
 from tightfit.capture.lift import Captured
 from tightfit.capture.trace.trace import TracedCall
@@ -30,6 +27,9 @@ from tightfit.planners.questions.minimum import minimum_budget as minimum_of_gra
 from tightfit.planners.registry import DEFAULT
 from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT, Progress
+from tightfit.session.stages import plan_task, with_constants
+from tightfit.session.whole.specialisation import outputs_beside_the_loss, root_gradient_bytes
+from tightfit.studies.model import Target, load_example, loss_function, on_fake_tensors
 from tightfit.units import parse_bytes
 
 __all__ = [
@@ -120,7 +120,7 @@ def check(
     planner, limits
         Which planner, and when it stops.
     **model_options
-        As `tightfit.api.target.load_example` takes them: batch, size, ...
+        As `tightfit.studies.model.load_example` takes them: batch, size, ...
 
     Raises
     ------

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from tightfit.api.watching import watch
 from tightfit.capture.probe import probe
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.errors import CaptureError, Diverged, OpaqueChanged
 from tightfit.execution.guard import announce
+from tightfit.session.whole.learning import watch
 
 if TYPE_CHECKING:
-    from tightfit.api.session import Session
-    from tightfit.api.shapes import Shape
+    from tightfit.session.whole.specialisation import Shape
+    from tightfit.session.whole.steps import Session
 
 __all__ = ["run_as_data_decide"]
 

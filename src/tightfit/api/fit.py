@@ -10,12 +10,6 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.api.around import expect_calls
-from tightfit.api.budget import Budget
-from tightfit.api.options import Options, make_options
-from tightfit.api.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
-from tightfit.api.reporting import Report
-from tightfit.api.session import Session
 from tightfit.capture.calls.signature import flatten
 from tightfit.errors import BadInput
 from tightfit.execution.attach import (
@@ -28,6 +22,12 @@ from tightfit.execution.attach import (
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
+from tightfit.session.bypass import expect_calls
+from tightfit.session.memory.budget import Budget
+from tightfit.session.options import Options, make_options
+from tightfit.session.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
+from tightfit.session.report import Report
+from tightfit.session.whole.steps import Session
 
 __all__ = ["PlannedStep", "Report", "fit", "prepare", "report", "step", "unfit"]
 

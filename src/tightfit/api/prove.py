@@ -17,7 +17,12 @@ import torch
 
 from tightfit.api.fit import PlannedStep, step
 from tightfit.api.proof import Proof
-from tightfit.api.subject import (
+from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, TightfitError
+from tightfit.execution.guard import StepPeaks
+from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.progress import SILENT, Progress
+from tightfit.studies.model import Target, explain_error, load_example
+from tightfit.studies.subject import (
     Subject,
     Trace,
     differing_parts,
@@ -26,11 +31,6 @@ from tightfit.api.subject import (
     step_time,
     train,
 )
-from tightfit.api.target import Target, explain_error, load_example
-from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, TightfitError
-from tightfit.execution.guard import StepPeaks
-from tightfit.planners.questions.minimum import MinimumBudget
-from tightfit.progress import SILENT, Progress
 from tightfit.units import parse_bytes
 from tightfit.zoo import Example
 
@@ -274,7 +274,7 @@ def prove(
     threads : int, optional
         Threads that PyTorch uses from now on.
     model_options : mapping, optional
-        As `tightfit.api.target.load_example` takes them: batch, size, ...
+        As `tightfit.studies.model.load_example` takes them: batch, size, ...
     **keywords
         As `tightfit.step` takes them.
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tightfit.api.options import Options
-from tightfit.api.pipeline import cached_outcome, judged
 from tightfit.errors import InvalidPlan, PlanMismatch
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.registry import plan_with
+from tightfit.session.options import Options
+from tightfit.session.stages import cached_outcome, judged
 
 __all__ = ["quick_outcome"]
 

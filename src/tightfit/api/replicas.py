@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.api.constants import resident_tensor_bytes
-from tightfit.api.ranks import Ranks
 from tightfit.errors import BadInput
+from tightfit.session.memory.account import resident_tensor_bytes
+from tightfit.session.processes import Ranks
 from tightfit.torch_private import core as private
 
 __all__ = ["Replicas", "running_wrapper"]

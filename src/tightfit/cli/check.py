@@ -8,13 +8,13 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, require_model
-from tightfit.cli.output import print_result
-from tightfit.cli.planning import (
+from tightfit.cli.options import (
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
     SearchOptions,
     StepOptions,
 )
+from tightfit.cli.output import print_result
 from tightfit.graph.ir import Graph
 from tightfit.planners.registry import DEFAULT
 from tightfit.reporting.text import render_explanation, render_outcome

@@ -14,8 +14,8 @@ from cyclopts import Parameter
 from tightfit.cli.comparison import comparison_csv, comparison_table, overhead_plot
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, is_model
+from tightfit.cli.options import DEFAULT_SEARCH_OPTIONS, SearchOptions, StepOptions
 from tightfit.cli.output import print_result
-from tightfit.cli.planning import DEFAULT_SEARCH_OPTIONS, SearchOptions, StepOptions
 from tightfit.cli.target import budget_named, load_model, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
@@ -116,7 +116,7 @@ def _names(planners: str, target: str) -> tuple[tuple[str, ...], tuple[str, ...]
                 f"{target} is a file"
             )
         return planners_named(others), ()
-    from tightfit.api.pytorch import PYTORCH, ways_named
+    from tightfit.studies.pytorch_ways import PYTORCH, ways_named
 
     every = PYTORCH if planners == "all" else ways_named(ways)
     return (planners_named(others) if others else ()), every
@@ -148,7 +148,7 @@ def _with_pytorch(
     limits: Limits,
 ) -> tuple[ComparisonRow, ...]:
     """Add the rows of PyTorch's own ways after those of the planners at each budget."""
-    from tightfit.api.pytorch import PyTorch
+    from tightfit.studies.pytorch_ways import PyTorch
 
     pytorch = PyTorch(captured)
     added = [pytorch.row(name, task, limits) for task in tasks for name in ways]

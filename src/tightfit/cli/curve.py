@@ -13,13 +13,13 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
-from tightfit.cli.output import percent_or_dash, print_result
-from tightfit.cli.planning import (
+from tightfit.cli.options import (
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
     SearchOptions,
     StepOptions,
 )
+from tightfit.cli.output import percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically

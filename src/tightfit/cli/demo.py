@@ -27,7 +27,7 @@ def demo(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     json
         Print one JSON object.
     """
-    from tightfit.api.demo import demonstrate
+    from tightfit.studies.demonstration import demonstrate
 
     with terminal_progress() as progress:
         proofs = demonstrate(progress=progress)

@@ -8,18 +8,18 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, require_model
-from tightfit.cli.output import print_result
-from tightfit.cli.planning import (
+from tightfit.cli.options import (
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
     SearchOptions,
     StepOptions,
 )
+from tightfit.cli.output import print_result
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from tightfit.api.batch import MaxBatch
+    from tightfit.api.max_batch import MaxBatch
 
 __all__ = ["max_batch"]
 
@@ -56,7 +56,7 @@ def max_batch(
     """
     limits = search_options.limits()
     require_model(model, "a graph file has one batch size only")
-    from tightfit.api.batch import max_batch_size
+    from tightfit.api.max_batch import max_batch_size
 
     with terminal_progress() as progress:
         found = max_batch_size(

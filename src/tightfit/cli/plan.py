@@ -9,13 +9,13 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
-from tightfit.cli.output import print_result
-from tightfit.cli.planning import (
+from tightfit.cli.options import (
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
     SearchOptions,
     StepOptions,
 )
+from tightfit.cli.output import print_result
 from tightfit.cli.target import chosen_budget, load_step
 from tightfit.graph.io import save_graph
 from tightfit.plan.explain import explain

@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
+from tightfit.cli.options import chosen_limits
 from tightfit.cli.output import print_result
-from tightfit.cli.planning import chosen_limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 

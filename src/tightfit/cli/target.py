@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tightfit.cli.model import ModelOptions, is_model
-from tightfit.cli.planning import StepOptions
+from tightfit.cli.options import StepOptions
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.io import load_graph

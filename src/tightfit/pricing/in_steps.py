@@ -13,11 +13,11 @@ import time
 import msgspec
 import torch
 
-from tightfit.api.background import searching
 from tightfit.costs import Cache
 from tightfit.costs.measured.call import environment_of
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
+from tightfit.session.background import searching
 
 __all__ = ["TIMED_STEPS", "StepCosts", "Tuner", "recall", "remember", "with_step_costs"]
 

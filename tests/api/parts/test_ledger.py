@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tightfit.api.parts.ledger import Holding, Ledger, Mark
-from tightfit.api.parts.other_calls import Further, as_called, with_calls, without_call
+from tightfit.session.parts.ledger import Holding, Ledger, Mark
+from tightfit.session.parts.ledger_edits import Further, as_called, with_calls, without_call
 
 
 def holding(saved: int, forward: int, rise: int) -> Holding:

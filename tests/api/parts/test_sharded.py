@@ -11,9 +11,9 @@ from torch import nn
 import support.sharded
 from support.processes import run_ranks
 from tightfit.allocator import meter_for
-from tightfit.api.options import make_options
-from tightfit.api.parts.sharded import ShardedModel
 from tightfit.execution.attach import attach
+from tightfit.session.options import make_options
+from tightfit.session.parts.sharded import ShardedModel
 
 
 def test_sharded_parameters() -> None:

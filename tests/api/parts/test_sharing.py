@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.api.parts.ledger import Holding, Ledger, Mark
-from tightfit.api.parts.sharing import Choice
+from tightfit.session.parts.choice import Choice
+from tightfit.session.parts.ledger import Holding, Ledger, Mark
 
 CALLS = 4
 FRUGAL = Holding(None, 10, 0, 0, 100, 100, 2.0, 1.0)

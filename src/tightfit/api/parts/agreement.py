@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from tightfit.api.parts.kinds import Kind
-from tightfit.api.parts.ledger import Ledger, holding_of
-from tightfit.api.parts.sharing import Choice
 from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verify
+from tightfit.session.parts.choice import Choice
+from tightfit.session.parts.kinds import Kind
+from tightfit.session.parts.ledger import Ledger, holding_of
 
 __all__ = ["ToldChoice"]
 

@@ -8,8 +8,6 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from tightfit.api.parts.ledger import Holding, holding_of
-from tightfit.api.pipeline import with_outside
 from tightfit.capture.lift import Captured
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
@@ -19,6 +17,8 @@ from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import minimum_budget
+from tightfit.session.parts.ledger import Holding, holding_of
+from tightfit.session.stages import with_outside
 
 __all__ = ["Kind", "least_plan", "most_plan"]
 

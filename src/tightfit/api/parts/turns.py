@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tightfit.api.parts.calls import Part
+from tightfit.session.parts.kinds import Part
 
 __all__ = ["Turns"]
 

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tightfit.api.background import Search
-from tightfit.api.budget import Budget, Needs, share_of
-from tightfit.api.compiling import fastest_plan
-from tightfit.api.constants import gradient_bytes, new_gradient_bytes, optimizer_state_bytes
-from tightfit.api.pipeline import plan_step, with_constants, with_outside
 from tightfit.api.quick import quick_outcome
-from tightfit.api.ranks import agreed
-from tightfit.api.shapes import Planned, Shape, root_gradient_bytes
 from tightfit.errors import CompileError, TightfitError
 from tightfit.execution.guard import announce
 from tightfit.execution.lower import lower
@@ -31,9 +24,20 @@ from tightfit.planners.base import Task
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.progress import Progress
+from tightfit.session.background import Search
+from tightfit.session.memory.account import (
+    gradient_bytes,
+    new_gradient_bytes,
+    optimizer_state_bytes,
+)
+from tightfit.session.memory.budget import Budget, Needs, share_of
+from tightfit.session.processes import agreed
+from tightfit.session.stages import plan_step, with_constants, with_outside
+from tightfit.session.whole.compiling import fastest_plan
+from tightfit.session.whole.specialisation import Planned, Shape, root_gradient_bytes
 
 if TYPE_CHECKING:
-    from tightfit.api.session import Session
+    from tightfit.session.whole.steps import Session
 
 __all__ = [
     "declare_needs",

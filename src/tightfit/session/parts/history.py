@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tightfit.api.parts.calls import Part, forget_oldest
-from tightfit.api.parts.kinds import Kind
-from tightfit.api.parts.ledger import Holding, Ledger
-from tightfit.api.parts.sharing import Choice
+from tightfit.session.parts.choice import Choice
+from tightfit.session.parts.kinds import Kind, Part, forget_oldest
+from tightfit.session.parts.ledger import Holding, Ledger
 
 __all__ = ["Level", "Levels"]
 

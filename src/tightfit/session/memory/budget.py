@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tightfit.api.constants import device_of_modules, lasting_bytes, new_gradient_bytes
 from tightfit.errors import BadInput
 from tightfit.execution.guard import announce
+from tightfit.session.memory.account import device_of_modules, lasting_bytes, new_gradient_bytes
 from tightfit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from tightfit.api.options import Options
-    from tightfit.api.ranks import Ranks
-    from tightfit.api.session import Session
     from tightfit.graph.ir import Graph
+    from tightfit.session.options import Options
+    from tightfit.session.processes import Ranks
+    from tightfit.session.whole.steps import Session
 
 __all__ = [
     "Budget",

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.parts.calls import Part
-from tightfit.api.parts.candidates import may_be_planned
-from tightfit.api.parts.kinds import Kind
-from tightfit.api.parts.steps import Steps
 from tightfit.errors import BadInput, CaptureError, OpaqueChanged, without_frames
+from tightfit.session.parts.candidates import may_be_planned
+from tightfit.session.parts.kinds import Kind, Part
+from tightfit.session.parts.steps import Steps
 
 __all__ = ["StandIns"]
 

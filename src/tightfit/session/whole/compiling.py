@@ -14,10 +14,6 @@ from typing import Any
 import msgspec
 
 from tightfit.alternatives.registry import compilable
-from tightfit.api.compile_tries import CompiledPlan, compiled_tries
-from tightfit.api.options import Options
-from tightfit.api.pipeline import plan_step, with_outside
-from tightfit.api.shapes import Planned, Shape
 from tightfit.capture.lift import Captured
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.compiled.program import refuse_uncompilable
@@ -28,6 +24,10 @@ from tightfit.execution.trial import time_programs
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Task
+from tightfit.session.options import Options
+from tightfit.session.stages import plan_step, with_outside
+from tightfit.session.whole.compile_trials import CompiledPlan, compiled_tries
+from tightfit.session.whole.specialisation import Planned, Shape
 from tightfit.units import format_bytes
 
 __all__ = ["fastest_plan", "still_fits"]

@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from tightfit.api.budget import limit_bytes
-from tightfit.api.capturing import capture_around_data
-from tightfit.api.constants import (
-    device_of_modules,
-    gradient_bytes,
-    lasting_bytes,
-    library_bytes,
-    optimizer_state_bytes,
-    resident_tensor_bytes,
-)
-from tightfit.api.parts.candidates import has_parts
-from tightfit.api.parts.stand_ins import StandIns
-from tightfit.api.parts.steps import Steps
-from tightfit.api.reporting import Report
+from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import flatten, input_signature
 from tightfit.capture.capture import granularity_of
 from tightfit.capture.lift import Captured
@@ -38,9 +25,22 @@ from tightfit.errors import (
     without_frames,
 )
 from tightfit.execution.guard import StepPeaks, announce
+from tightfit.session.memory.account import (
+    device_of_modules,
+    gradient_bytes,
+    lasting_bytes,
+    library_bytes,
+    optimizer_state_bytes,
+    resident_tensor_bytes,
+)
+from tightfit.session.memory.budget import limit_bytes
+from tightfit.session.parts.candidates import has_parts
+from tightfit.session.parts.stand_ins import StandIns
+from tightfit.session.parts.steps import Steps
+from tightfit.session.report import Report
 
 if TYPE_CHECKING:
-    from tightfit.api.session import Session
+    from tightfit.session.whole.steps import Session
 
 __all__ = ["Fallback", "refuse_to_prepare", "run_in_parts"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from tightfit.api.session import Session
 from tightfit.errors import BadInput
+from tightfit.session.whole.steps import Session
 
 __all__ = ["expect_calls"]
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tightfit.api.budget import usable_bytes
 from tightfit.api.check import graph_of
-from tightfit.api.target import Target
 from tightfit.errors import BadInput, InfeasibleBudget, InvalidPlan, PlanMismatch
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome
@@ -26,6 +24,8 @@ from tightfit.planners.questions.batch import (
 from tightfit.planners.questions.rescale import extrapolated, rescaled
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import SILENT, Progress
+from tightfit.session.memory.budget import usable_bytes
+from tightfit.studies.model import Target
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["MaxBatch", "max_batch_size"]

@@ -10,29 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.budget import Budget, close_windows, limit_bytes, usable_bytes, with_ranks
-from tightfit.api.capturing import capture_around_data, warn_of_hooks
 from tightfit.api.deciding import run_as_data_decide
 from tightfit.api.expected import worst_first
-from tightfit.api.options import Options
-from tightfit.api.parts.fallback import Fallback, refuse_to_prepare, run_in_parts
-from tightfit.api.planning import (
-    declare_needs,
-    planned_for,
-    recall_costs,
-    smallest_budget,
-)
 from tightfit.api.replicas import Replicas, running_wrapper
-from tightfit.api.reporting import Report, report_of
-from tightfit.api.shapes import (
-    Planned,
-    Shape,
-    assumed_outside_bytes,
-    forget_oldest,
-    most_alike,
-    outputs_beside_the_loss,
-)
-from tightfit.api.watching import watch
+from tightfit.capture.around_data import capture_around_data, warn_of_hooks
 from tightfit.capture.calls.signature import call_signature, flatten, refuse_transforms
 from tightfit.capture.capture import placeholder_tensors
 from tightfit.capture.lift import Captured
@@ -44,6 +25,31 @@ from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.session.memory.budget import (
+    Budget,
+    close_windows,
+    limit_bytes,
+    usable_bytes,
+    with_ranks,
+)
+from tightfit.session.options import Options
+from tightfit.session.parts.in_parts import Fallback, refuse_to_prepare, run_in_parts
+from tightfit.session.report import Report, report_of
+from tightfit.session.whole.learning import watch
+from tightfit.session.whole.planning import (
+    declare_needs,
+    planned_for,
+    recall_costs,
+    smallest_budget,
+)
+from tightfit.session.whole.specialisation import (
+    Planned,
+    Shape,
+    assumed_outside_bytes,
+    forget_oldest,
+    most_alike,
+    outputs_beside_the_loss,
+)
 from tightfit.torch_private import tools as tools
 
 __all__ = ["Session"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tightfit.api.background import Search
 from tightfit.capture.calls.signature import differ_in_sizes_only
 from tightfit.capture.lift import Captured
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.pricing.in_steps import Tuner
+from tightfit.session.background import Search
 
 if TYPE_CHECKING:
-    from tightfit.api.compile_tries import CompiledPlan
+    from tightfit.session.whole.compile_trials import CompiledPlan
 
 __all__ = [
     "Planned",

@@ -13,19 +13,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tightfit.api.budget import usable_bytes
-from tightfit.api.constants import new_gradient_bytes
-from tightfit.api.options import Options
-from tightfit.api.parts.agreement import ToldChoice
-from tightfit.api.parts.calls import Call, Kinds, Part
-from tightfit.api.parts.kinds import Kind
-from tightfit.api.parts.ledger import Holding, Ledger, Recorder
-from tightfit.api.parts.levels import Level, Levels
-from tightfit.api.parts.other_calls import Further, as_called, with_calls
-from tightfit.api.parts.sharing import Choice, choose
-from tightfit.api.parts.turns import Turns
-from tightfit.api.ranks import agreed
-from tightfit.api.reporting import Report
 from tightfit.capture.calls.signature import flatten
 from tightfit.capture.capture import granularity_of, placeholder_tensors
 from tightfit.capture.lift import Captured
@@ -35,6 +22,18 @@ from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.plan.plan import Plan
+from tightfit.session.memory.account import new_gradient_bytes
+from tightfit.session.memory.budget import usable_bytes
+from tightfit.session.options import Options
+from tightfit.session.parts.agreement import ToldChoice
+from tightfit.session.parts.choice import Choice, choose
+from tightfit.session.parts.history import Level, Levels
+from tightfit.session.parts.kinds import Call, Kind, Kinds, Part
+from tightfit.session.parts.ledger import Holding, Ledger, Recorder
+from tightfit.session.parts.ledger_edits import Further, as_called, with_calls
+from tightfit.session.parts.turns import Turns
+from tightfit.session.processes import agreed
+from tightfit.session.report import Report
 from tightfit.units import format_bytes
 
 __all__ = ["Steps"]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tightfit.api.compiling import still_fits
-from tightfit.api.constants import device_of_modules, gradient_bytes
-from tightfit.api.planning import held_gradient_bytes, state_bytes
-from tightfit.api.ranks import agreed
 from tightfit.execution.guard import Guard, announce
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
+from tightfit.session.memory.account import device_of_modules, gradient_bytes
+from tightfit.session.processes import agreed
+from tightfit.session.whole.compiling import still_fits
+from tightfit.session.whole.planning import held_gradient_bytes, state_bytes
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from tightfit.api.session import Session
-    from tightfit.api.shapes import Shape
+    from tightfit.session.whole.specialisation import Shape
+    from tightfit.session.whole.steps import Session
 
 __all__ = ["watch"]
 

@@ -11,10 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.api.options import Options
-from tightfit.api.parts.kinds import Kind, least_plan, most_plan
-from tightfit.api.parts.ledger import holding_of
-from tightfit.api.ranks import agreed
 from tightfit.capture.calls.signature import call_signature, flatten, same_attributes
 from tightfit.capture.input_uses import captured_by_uses
 from tightfit.capture.lift import Captured
@@ -24,6 +20,10 @@ from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verify
+from tightfit.session.options import Options
+from tightfit.session.parts.kinds import Kind, least_plan, most_plan
+from tightfit.session.parts.ledger import holding_of
+from tightfit.session.processes import agreed
 
 __all__ = ["Call", "Kinds", "Part", "forget_oldest"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Generic, TypeVar
 
-from tightfit.api.parts.ledger import Holding, Ledger, Mark
+from tightfit.session.parts.ledger import Holding, Ledger, Mark
 
 __all__ = ["Further", "as_called", "with_call", "with_calls", "without_call"]
 

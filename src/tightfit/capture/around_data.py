@@ -8,9 +8,6 @@ import warnings
 
 from torch import nn
 
-from tightfit.api.options import Options
-from tightfit.api.parts.candidates import may_be_planned
-from tightfit.api.pipeline import capture_step
 from tightfit.capture.calls.signature import hooked_modules
 from tightfit.capture.lift import Captured
 from tightfit.capture.probe import probe, warm_up
@@ -21,6 +18,9 @@ from tightfit.capture.trace.trace import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
 from tightfit.execution.guard import announce
 from tightfit.graph.ir import Graph
+from tightfit.session.options import Options
+from tightfit.session.parts.candidates import may_be_planned
+from tightfit.session.stages import capture_step
 
 __all__ = ["capture_around_data", "warn_of_hooks"]
 

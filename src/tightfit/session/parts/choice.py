@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from tightfit.api.options import Options
-from tightfit.api.parts.kinds import Kind
-from tightfit.api.parts.ledger import Holding, Ledger, holding_of
-from tightfit.api.pipeline import plan_task, with_outside
 from tightfit.planners.base import Task
+from tightfit.session.options import Options
+from tightfit.session.parts.kinds import Kind
+from tightfit.session.parts.ledger import Holding, Ledger, holding_of
+from tightfit.session.stages import plan_task, with_outside
 
 __all__ = ["Choice", "choose"]
 

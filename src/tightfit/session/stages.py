@@ -8,9 +8,6 @@ import msgspec
 
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
-from tightfit.api.constants import device_of_modules, library_bytes
-from tightfit.api.options import Options
-from tightfit.api.ranks import agreed
 from tightfit.capture.capture import capture
 from tightfit.capture.lift import Captured
 from tightfit.capture.trace.strides import Layouts
@@ -38,6 +35,9 @@ from tightfit.pricing.price import (
     with_prices,
 )
 from tightfit.progress import Progress
+from tightfit.session.memory.account import device_of_modules, library_bytes
+from tightfit.session.options import Options
+from tightfit.session.processes import agreed
 
 __all__ = [
     "cached_outcome",

@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 from tightfit.allocator import meter_for
-from tightfit.api.budget import with_ranks
-from tightfit.api.capturing import capture_around_data
-from tightfit.api.constants import device_of_modules, lasting_bytes, library_bytes
-from tightfit.api.options import Options
-from tightfit.api.parts.calls import Part
-from tightfit.api.parts.steps import Steps
-from tightfit.api.ranks import Ranks
-from tightfit.api.reporting import Report
+from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import flatten, input_signature
 from tightfit.capture.lift import Captured
 from tightfit.capture.trace.trace import TracedCall
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach_part, detach, original_forward
 from tightfit.execution.guard import StepPeaks
+from tightfit.session.memory.account import device_of_modules, lasting_bytes, library_bytes
+from tightfit.session.memory.budget import with_ranks
+from tightfit.session.options import Options
+from tightfit.session.parts.kinds import Part
+from tightfit.session.parts.steps import Steps
+from tightfit.session.processes import Ranks
+from tightfit.session.report import Report
 
 __all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
 

@@ -14,12 +14,16 @@ import numpy
 import torch
 from torch import nn
 
-from tightfit.api.constants import gradient_bytes, optimizer_state_bytes, resident_tensor_bytes
 from tightfit.api.fit import PlannedStep
-from tightfit.api.target import loss_function
 from tightfit.capture.calls.signature import flatten
 from tightfit.errors import BadInput, NothingToTrain
 from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.session.memory.account import (
+    gradient_bytes,
+    optimizer_state_bytes,
+    resident_tensor_bytes,
+)
+from tightfit.studies.model import loss_function
 from tightfit.zoo import Example
 
 __all__ = [

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tightfit.api.budget import Budget
-from tightfit.api.ranks import Ranks
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner
 from tightfit.progress import SILENT, Progress
+from tightfit.session.memory.budget import Budget
+from tightfit.session.processes import Ranks
 from tightfit.units import parse_bytes
 
 __all__ = ["Options", "make_options"]

@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 
-from tightfit.api.options import Options
-from tightfit.api.pipeline import judged, plan_step
 from tightfit.capture.lift import Captured
 from tightfit.capture.partitioner import min_cut_schedule
 from tightfit.errors import BadInput, InfeasibleBudget
@@ -27,6 +25,8 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.assemble import assemble
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.planners.base import Task
+from tightfit.session.options import Options
+from tightfit.session.stages import judged, plan_step
 from tightfit.units import format_bytes
 
 __all__ = ["MOST_TRIES", "CompiledPlan", "compiled_tries"]
