@@ -31,10 +31,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.random_models import random_example
-from tightfit.api.proof import Proof
-from tightfit.api.prove import Comparison
 from tightfit.errors import CaptureError, NothingToTrain, TightfitError
 from tightfit.planners.base import Limits
+from tightfit.studies.comparison import Comparison, Proof
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
 BUDGETS = 3

@@ -21,8 +21,8 @@ import msgspec
 import torch
 
 from benchmarks.training import circumstances
-from tightfit.api.prove import Comparison
 from tightfit.errors import InfeasibleBudget
+from tightfit.studies.comparison import Comparison
 from tightfit.zoo import make
 
 

@@ -21,13 +21,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.planning import MONET_MODELS
-from tightfit.api.check import graph_of
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Outcome
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT
+from tightfit.studies.dry_step import graph_of
 
 ROWS = Path(__file__).parent / "results" / "monet_budgets.jsonl"
 BUDGETS_GIB = (5, 6, 7, 8, 9, 10)

@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.papers_small import SEEDS, small_step
 from benchmarks.papers_tables import write_tables
-from tightfit.api.check import captured_step
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan.assemble import assemble, keep_everything
@@ -47,6 +46,7 @@ from tightfit.planners.questions.compare import ComparisonRow, compared, planner
 from tightfit.planners.questions.sweep import Job, sweep
 from tightfit.planners.registry import PLANNERS, is_chain, plan_with
 from tightfit.planners.stages.staged import staged
+from tightfit.studies.dry_step import captured_step
 from tightfit.studies.pytorch_ways import PYTORCH, PyTorch
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.papers_claims import Row, table
 from benchmarks.random_models import random_example
-from tightfit.api.check import captured_step
 from tightfit.graph.ir import Graph
+from tightfit.studies.dry_step import captured_step
 
 __all__ = ["SEEDS", "small_parts", "small_step"]
 

@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.graph_files import GraphFile, read_graph_folder
 from benchmarks.transformer_chain import transformer_chain
-from tightfit.api.check import graph_of
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.base import Limits, Task
 from tightfit.progress import SILENT
+from tightfit.studies.dry_step import graph_of
 
 MONET_MODELS = ("vgg16", "unet", "mobilenet_v2", "resnet50", "googlenet")
 

@@ -24,9 +24,10 @@ from typing import Any
 import msgspec
 import torch
 
-from tightfit.api.prove import MINIMUM, Comparison
+from tightfit.api.prove import MINIMUM
 from tightfit.errors import CaptureError, InfeasibleBudget, TightfitError
 from tightfit.planners.base import Limits
+from tightfit.studies.comparison import Comparison
 from tightfit.studies.model import load_example
 
 FOLDER = Path(__file__).parent

@@ -33,10 +33,10 @@ import torch
 
 from benchmarks.ways import Way, checkpoint_per_block, min_cut, sequential_checkpoint
 from tightfit.allocator import measure_peak
-from tightfit.api.prove import Comparison
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
 from tightfit.progress import Progress
+from tightfit.studies.comparison import Comparison
 from tightfit.studies.subject import Subject, step_time
 from tightfit.zoo import make
 

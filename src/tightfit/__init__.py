@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tightfit.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tightfit.api.check import Check, check, minimum_budget
-    from tightfit.api.fit import PlannedStep, fit, prepare, report, step, unfit
+    from tightfit.api.fit import fit, prepare, report, step, unfit
     from tightfit.api.max_batch import MaxBatch, max_batch_size
-    from tightfit.api.proof import Proof
     from tightfit.api.prove import prove
-    from tightfit.capture.opaque.tracing import opaque
+    from tightfit.capture.opaque.mark import opaque
     from tightfit.errors import (
         BadInput,
         BudgetExceeded,
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
         SecondForward,
         TightfitError,
     )
+    from tightfit.session.fitted import PlannedStep
     from tightfit.session.memory.budget import Budget
     from tightfit.session.report import Report
-
-__version__ = "0.1.0"
+    from tightfit.studies.comparison import Proof
 
 _HOMES = {
     "Budget": "tightfit.session.memory.budget",
@@ -33,14 +34,14 @@ _HOMES = {
     "Check": "tightfit.api.check",
     "check": "tightfit.api.check",
     "minimum_budget": "tightfit.api.check",
-    "PlannedStep": "tightfit.api.fit",
+    "PlannedStep": "tightfit.session.fitted",
     "fit": "tightfit.api.fit",
     "prepare": "tightfit.api.fit",
     "report": "tightfit.api.fit",
     "step": "tightfit.api.fit",
     "unfit": "tightfit.api.fit",
-    "opaque": "tightfit.capture.opaque.tracing",
-    "Proof": "tightfit.api.proof",
+    "opaque": "tightfit.capture.opaque.mark",
+    "Proof": "tightfit.studies.comparison",
     "prove": "tightfit.api.prove",
     "Report": "tightfit.session.report",
     "BadInput": "tightfit.errors",

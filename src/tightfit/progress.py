@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
-__all__ = ["SILENT", "Progress", "Silent", "Until"]
+__all__ = ["SILENT", "Progress", "Silent", "Until", "announce"]
 
 
 class Progress(Protocol):
@@ -64,3 +65,8 @@ class Until(Silent):
 
 
 SILENT = Silent()
+
+
+def announce(message: str) -> None:
+    """Tell the user one line, on standard error."""
+    print(f"tightfit: {message}", file=sys.stderr)

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from tightfit.errors import BadInput
 
-__all__ = ["format_bytes", "format_percent", "format_seconds", "parse_bytes"]
+__all__ = ["format_bytes", "format_percent", "format_seconds", "parse_bytes", "rounded_up"]
 
 _UNITS: dict[str, int] = {
     "B": 1,
@@ -22,6 +22,11 @@ _UNITS: dict[str, int] = {
 }
 _SIZE = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
 _LARGEST_BYTES = 2**60
+
+
+def rounded_up(size_bytes: int, granularity_bytes: int) -> int:
+    """Return the least multiple of a granularity that is not below a size."""
+    return -(-size_bytes // granularity_bytes) * granularity_bytes
 
 
 def parse_bytes(size: int | str, *, what: str = "budget") -> int:

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import tightfit
-from tightfit.api.check import graph_of
 from tightfit.cli import main
 from tightfit.errors import BadInput, InfeasibleBudget, PlanMismatch
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan import verify
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.rescale import extrapolated
+from tightfit.studies.dry_step import graph_of
 
 QUICK = {"costs": "flops", "optimizer": "none", "limits": Limits(seconds=1)}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.layouts import OnePixel, TransposedNorm
-from tightfit.api.prove import Comparison
+from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example
 
 LOSS_GRADIENT_BYTES = 64  # counted the whole step, though a peak in the forward comes before it

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from tightfit.api import prove as proving
-from tightfit.api.prove import Comparison, prove
+from tightfit.api.prove import prove
 from tightfit.capture import around_data as capturing
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
+from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import Graph
 
 

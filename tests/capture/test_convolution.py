@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import tightfit
 from tightfit.capture.capture import capture
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 
 
 class Convolutions(nn.Module):

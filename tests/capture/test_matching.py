@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.api.prove import Comparison
+from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example
 
 optimize = pytest.importorskip("scipy.optimize")

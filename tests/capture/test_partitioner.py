@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.capture.partitioner import Schedule, checkpoint_schedules, min_cut_schedule
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import assemble

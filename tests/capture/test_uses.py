@@ -7,7 +7,7 @@ from torch import nn
 
 from tightfit.capture.capture import capture
 from tightfit.capture.input_uses import captured_by_uses
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 
 
 class Biased(nn.Module):

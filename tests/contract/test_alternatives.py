@@ -20,10 +20,10 @@ from tightfit.allocator import measure_peak
 from tightfit.alternatives.in_place import IN_PLACE, add_over_second
 from tightfit.alternatives.registry import CONTRIBUTORS, with_alternatives
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
-from tightfit.capture.capture import capture, placeholder_tensors
-from tightfit.capture.lift import Call, Captured
+from tightfit.capture.capture import capture
+from tightfit.capture.captured import Call, Captured, placeholder_tensors
 from tightfit.capture.nodes import is_getitem, storage_bytes
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import Alternative
 from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT

@@ -14,17 +14,16 @@ from support.models import CASES, Case, Tied
 from support.recompute import recompute_at_random
 from tightfit.allocator import meter_for
 from tightfit.capture.calls.signature import flatten
-from tightfit.capture.capture import placeholder_tensors
-from tightfit.capture.lift import Captured
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.traced_call import TracedCall
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
+from tightfit.session.memory.surroundings import root_gradient_bytes
 from tightfit.session.options import make_options
-from tightfit.session.stages import capture_step, with_constants
-from tightfit.session.whole.specialisation import root_gradient_bytes
+from tightfit.session.stages import capture_step
 
 Executor = Callable[[Captured, Plan], Callable[[list[Any]], list[Any]]]
 
@@ -85,7 +84,7 @@ def test_measured_peaks_are_the_simulated_ones(case: Case, execute: Executor) ->
     call = TracedCall(model, {"model": model}, inputs, {})
     captured = capture_step(call, make_options("1GiB", costs="measured"), case.name)
     tensors = placeholder_tensors(captured.joint, {"model": model}, flatten(inputs, {})[0])
-    graph = with_constants(captured.graph, gradient_of_loss=root_gradient_bytes(captured))
+    graph = captured.graph.with_constants(gradient_of_loss=root_gradient_bytes(captured))
     resident = captured.graph.constant_bytes
     # an op that draws random numbers is charged a generator state even if it runs only once
     states = max(op.random_state_bytes for op in graph.ops)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tightfit.allocator import measure_peak
-from tightfit.costs.measured.call import call as measured
+from tightfit.costs.measured import call as measured
 from tightfit.costs.measured.call import call_key, environment_of, materialise, measure_call
 
 aten = torch.ops.aten

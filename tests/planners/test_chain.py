@@ -7,8 +7,9 @@ import pytest
 from tightfit._core import _engine
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.liveness import budget_of_ratio
-from tightfit.planners.anytime.chain import ChainSplitter, Split
+from tightfit.planners.anytime.chain import Split
 from tightfit.planners.anytime.relaxation import outline
+from tightfit.planners.anytime.segments import ChainSplitter
 from tightfit.planners.base import Task
 from tightfit.planners.engine.problem import build_problem
 

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import (
 
 import tightfit
 from tightfit.allocator import measure_peak
-from tightfit.api.prove import Comparison
 from tightfit.planners.base import Limits
+from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example
 
 

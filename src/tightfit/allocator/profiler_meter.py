@@ -6,6 +6,8 @@ import itertools
 from types import TracebackType
 from typing import Any
 
+from tightfit.units import rounded_up
+
 __all__ = ["ProfilerMeter"]
 
 _GRANULARITY_BYTES = 64
@@ -84,4 +86,4 @@ def _cpu_memory_changes(profiler: Any) -> list[int]:
 
 def _rounded(size_bytes: int) -> int:
     sign = 1 if size_bytes >= 0 else -1
-    return sign * (-(-abs(size_bytes) // _GRANULARITY_BYTES) * _GRANULARITY_BYTES)
+    return sign * rounded_up(abs(size_bytes), _GRANULARITY_BYTES)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import fx
 
-from tightfit.capture.lift import Call, Captured
+from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import base_of, is_getitem
 from tightfit.graph.ir import Alternative, Op, ValueId
 

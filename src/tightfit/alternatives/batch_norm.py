@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.lift import Call
+from tightfit.capture.captured import Call
 from tightfit.graph.ir import Alternative
 
 __all__ = [

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.lift import Call
+from tightfit.capture.captured import Call
 from tightfit.capture.nodes import base_of, storage_bytes
 from tightfit.graph.ir import Alternative
 

@@ -18,7 +18,7 @@ from tightfit.alternatives.cross_entropy import BY_ROWS, fused_cross_entropy_gra
 from tightfit.alternatives.draw_again import draw_again
 from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_, folded_embedding_gradient
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.graph.ir import Op
 from tightfit.graph.validate import validate_graph
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.lift import Call
+from tightfit.capture.captured import Call
 from tightfit.graph.ir import Alternative
 
 __all__ = ["add_embedding_gradient_", "folded_embedding_gradient"]

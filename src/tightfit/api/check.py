@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
 import msgspec
-from torch import nn
 
-from tightfit.allocator import measure_peak
-from tightfit.alternatives.registry import with_alternatives
-from tightfit.capture.capture import capture
-from tightfit.capture.lift import Captured
-from tightfit.capture.trace.trace import TracedCall
-from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
@@ -25,26 +17,15 @@ from tightfit.planners.questions.infeasible import infeasible_message
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.questions.minimum import minimum_budget as minimum_of_graph
 from tightfit.planners.registry import DEFAULT
-from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT, Progress
-from tightfit.session.stages import plan_task, with_constants
-from tightfit.session.whole.specialisation import outputs_beside_the_loss, root_gradient_bytes
-from tightfit.studies.model import Target, load_example, loss_function, on_fake_tensors
+from tightfit.session.stages import plan_task
+from tightfit.studies.dry_step import graph_of
+from tightfit.studies.model import Target
 from tightfit.units import parse_bytes
 
-__all__ = [
-    "MINIMUM",
-    "OPTIMIZERS",
-    "Check",
-    "captured_step",
-    "check",
-    "graph_of",
-    "minimum_budget",
-]
+__all__ = ["MINIMUM", "Check", "check", "minimum_budget"]
 
 MINIMUM = "minimum"
-OPTIMIZERS = {"none": 0, "sgd": 0, "momentum": 1, "adamw": 2}
-"""Copies of the trainable parameters that an optimizer keeps."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,63 +176,3 @@ def minimum_budget(
         **model_options,
     )
     return minimum_of_graph(graph, gradients, limits, progress)
-
-
-def graph_of(target: Target, **options: Any) -> Graph:
-    """Return the graph of a model's training step, captured on fake tensors and priced.
-
-    Parameters and errors are those of `captured_step`.
-    """
-    return captured_step(target, **options).graph
-
-
-def captured_step(
-    target: Target,
-    *,
-    optimizer: str = "adamw",
-    costs: str = "cpu",
-    gradients: Gradients = "fresh",
-    progress: Progress = SILENT,
-    **model_options: Any,
-) -> Captured:
-    """Return a model's training step, captured on fake tensors, its graph priced.
-
-    Parameters and errors are those of `check`.
-    """
-    if optimizer not in OPTIMIZERS:
-        raise BadInput(f"no optimizer is called {optimizer!r} (known: {', '.join(OPTIMIZERS)})")
-    progress.start("capturing the step")
-    try:
-        example = on_fake_tensors(lambda: load_example(target, **model_options))
-        function, args, kwargs = loss_function(example)
-        captured = _captured(TracedCall(function, {"model": example.model}, args, kwargs))
-    finally:
-        progress.stop()
-    if costs == "measured":
-        captured = measured_costs(captured, measure_peak, progress).captured
-    else:
-        captured = captured.with_graph(with_costs(captured.graph, costs))
-    trainable = _trainable_bytes(example.model, captured.graph.device.granularity_bytes)
-    graph = with_constants(
-        captured.graph,
-        gradients=trainable if gradients == "accumulated" else 0,
-        optimizer_state=OPTIMIZERS[optimizer] * trainable,
-        gradient_of_loss=root_gradient_bytes(captured),
-    )
-    return captured.with_graph(graph)
-
-
-def _captured(call: TracedCall) -> Captured:
-    """Capture a step with every alternative; what lies beside a loss receives no gradient."""
-    name = call.function.__name__
-    captured = capture(call, name=name)
-    others = outputs_beside_the_loss(captured)
-    if others:
-        captured = capture(dataclasses.replace(call, detached_outputs=others), name=name)
-    return with_alternatives(captured)
-
-
-def _trainable_bytes(model: nn.Module, granularity: int) -> int:
-    """Return the bytes of the parameters that require a gradient, as the allocator rounds."""
-    sizes = (p.nbytes for p in model.parameters() if p.requires_grad)
-    return sum(-(-size // granularity) * granularity for size in sizes)

@@ -23,26 +23,21 @@ from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.session.bypass import expect_calls
+from tightfit.session.fitted import PlannedStep, prepare_all
 from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options, make_options
 from tightfit.session.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
 from tightfit.session.report import Report
 from tightfit.session.whole.steps import Session
 
-__all__ = ["PlannedStep", "Report", "fit", "prepare", "report", "step", "unfit"]
-
-
-class PlannedStep:
-    """A callable that runs its function as a planned step; made by `step`."""
-
-    _torchdynamo_disable = True
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one planned forward; call ``backward()`` on what it returns."""
-        return self._session(args, kwargs)
+__all__ = [
+    "Report",
+    "fit",
+    "prepare",
+    "report",
+    "step",
+    "unfit",
+]
 
 
 def fit(
@@ -168,7 +163,7 @@ def _fit_whole(model: nn.Module, options: Options, shapes: Iterable[Any]) -> Non
 
     refuse_unfittable(model)
     session = session_of(model, options)
-    _prepare_all(session, shapes)
+    prepare_all(session, shapes)
     replaced = attached(model)
     attach(model, session, refit)
     if replaced is None or not replaced.waiting:
@@ -237,17 +232,8 @@ def step(
             )
     name = getattr(function, "__name__", type(function).__name__)
     session = Session(function, named, None, options, name)
-    _prepare_all(session, shapes)
+    prepare_all(session, shapes)
     return PlannedStep(session)
-
-
-def _prepare_all(session: Session, shapes: Iterable[Any]) -> None:
-    """Plan for example inputs; a session that cannot takes no part in a shared budget."""
-    try:
-        session.prepare_all(shapes)
-    except BaseException:
-        session.leave()
-        raise
 
 
 def _named(modules: Any) -> dict[str, nn.Module]:

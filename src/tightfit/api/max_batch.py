@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from tightfit.api.check import graph_of
 from tightfit.errors import BadInput, InfeasibleBudget, InvalidPlan, PlanMismatch
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome
@@ -25,6 +24,7 @@ from tightfit.planners.questions.rescale import extrapolated, rescaled
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import SILENT, Progress
 from tightfit.session.memory.budget import usable_bytes
+from tightfit.studies.dry_step import graph_of
 from tightfit.studies.model import Target
 from tightfit.units import format_bytes, parse_bytes
 

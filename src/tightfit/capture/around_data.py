@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import warnings
+from typing import Any
 
+import torch
 from torch import nn
 
-from tightfit.capture.calls.signature import hooked_modules
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.capture.probe import probe, warm_up
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.side_effects.outside import OutsideTensors, forget_traced_results
 from tightfit.capture.side_effects.python_state import PythonState
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
-from tightfit.execution.guard import announce
 from tightfit.graph.ir import Graph
+from tightfit.progress import announce
 from tightfit.session.options import Options
-from tightfit.session.parts.candidates import may_be_planned
 from tightfit.session.stages import capture_step
 
-__all__ = ["capture_around_data", "warn_of_hooks"]
+__all__ = ["capture_around_data", "has_parts", "may_be_planned"]
 
 _ONE_AT_A_TIME = threading.RLock()
 """The tracer of PyTorch patches classes while it runs: one thread at a time may capture."""
-_MOST_NAMED = 4
 _LARGE_SHARE = 0.5  # of the parameters: run as one op, such a module would leave little to plan
 _MOST_ATTEMPTS = 8
 _MOST_OUTSIDE = 64  # a forward that makes new ones each time would never come to an end
@@ -208,17 +206,25 @@ def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
     return dataclasses.replace(call, outside=call.outside.with_found())
 
 
-def warn_of_hooks(modules: dict[str, nn.Module], root: nn.Module | None, warned: set[str]) -> None:
-    """Name the inner modules whose hooks become part of the captured step, once."""
-    names = [n for n, _ in hooked_modules(modules, root) if n not in warned]
-    if not names:
-        return
-    warned.update(names)
-    named = ", ".join(map(repr, names[:_MOST_NAMED]))
-    if len(names) > _MOST_NAMED:
-        named += f" and {len(names) - _MOST_NAMED} more"
-    warnings.warn(
-        f"hooks on module {named} are captured with the step: their operators run every step, "
-        "their Python code does not run again. Adding or removing a hook makes a new plan",
-        stacklevel=6,
+def has_parts(modules: dict[str, nn.Module], root: Any) -> bool:
+    """Whether there is something to plan below the outermost forward, on one device."""
+    tops = modules.values()
+    if len({p.device for top in tops for p in top.parameters()}) > 1:
+        return False
+    return any(
+        may_be_planned(module)
+        for top in tops
+        for module in top.modules()
+        if root is None or module is not top
+    )
+
+
+def may_be_planned(module: nn.Module) -> bool:
+    """Whether a module holds others and is trained; the smallest are left as they are."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict | torch.jit.ScriptModule):
+        return False
+    if type(module).__name__ == "OptimizedModule":
+        return False
+    return next(module.children(), None) is not None and any(
+        p.requires_grad for p in module.parameters()
     )

@@ -7,20 +7,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.allocator.resident import granularity_of
 from tightfit.capture.calls.signature import flatten, refuse_lazy, refuse_subclass
-from tightfit.capture.lift import Captured, lift
+from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
 from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.trace.strides import Layouts
-from tightfit.capture.trace.trace import JointGraph, TracedCall, trace
+from tightfit.capture.trace.trace import trace
+from tightfit.capture.traced_call import TracedCall
 from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 from tightfit.torch_private import core as private
 
-__all__ = ["capture", "device_of", "granularity_of", "placeholder_tensors"]
-
-_GRANULARITY = {"cpu": 64, "cuda": 512}
+__all__ = ["capture", "device_of"]
 
 
 def capture(
@@ -69,11 +71,6 @@ def capture(
     return lift(joint, device_of(call), name, tied)
 
 
-def granularity_of(kind: str) -> int:
-    """Return the bytes that the allocator of a kind of device rounds sizes up to."""
-    return _GRANULARITY.get(kind, 512)
-
-
 def device_of(call: TracedCall) -> Device:
     """Return the device the modules and inputs of a call lie on.
 
@@ -104,27 +101,6 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_name(device)
     return device.type
-
-
-def placeholder_tensors(
-    joint: JointGraph, modules: dict[str, nn.Module], leaves: list[Any]
-) -> list[Any]:
-    """Return the tensors of the placeholders of a call, tangents left out.
-
-    Parameters and buffers are fetched by name each time, so `.to()` and `load_state_dict(
-    assign=True)` are seen.
-    """
-    members: dict[str, Any] = {}
-    for prefix, module in {**modules, **joint.outside}.items():
-        for key, parameter in module.named_parameters(remove_duplicate=False):
-            members[f"{prefix}.{key}"] = parameter
-        for key, buffer in module.named_buffers(remove_duplicate=False):
-            members[f"{prefix}.{key}"] = buffer
-    return [
-        leaves[source.index] if source.kind == "input" else members[source.name]
-        for source in joint.sources
-        if source.kind != "tangent"
-    ]
 
 
 def _require_training(call: TracedCall) -> None:

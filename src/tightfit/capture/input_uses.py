@@ -17,8 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tightfit.capture.calls.structure import flatten
-from tightfit.capture.lift import Captured
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.captured import Captured
+from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
 
 __all__ = ["captured_by_uses"]

@@ -7,16 +7,15 @@ copied back into buffers, what may not run twice) is said in fates and pins.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import question_of
+from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import (
     base_of,
     flat_outputs,
@@ -27,71 +26,12 @@ from tightfit.capture.nodes import (
     writes_in_place,
 )
 from tightfit.capture.opaque.tracing import block_call, pin_of
-from tightfit.capture.trace.trace import JointGraph
 from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segment, Value, ValueId
 from tightfit.graph.validate import validate_graph
 
-__all__ = ["Call", "Captured", "lift"]
+__all__ = ["lift"]
 
 FORWARD, BACKWARD = 0, 1
-
-
-@dataclass(frozen=True)
-class Call:
-    """How one alternative of an op is run.
-
-    Parameters
-    ----------
-    function : callable
-        An ATen overload or any function of tensors.
-    args, kwargs
-        Arguments; an `fx.Node` in them stands for the value (or view) of that node.
-    outputs : tuple of (int or None)
-        The value each output becomes; None: it is dropped.
-    is_tuple : bool
-        Whether the function returns a tuple.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: tuple[ValueId | None, ...]
-    is_tuple: bool
-
-    def nodes(self) -> Iterator[fx.Node]:
-        """Yield every node among the arguments."""
-        found: list[fx.Node] = []
-        fx.map_arg((self.args, self.kwargs), found.append)
-        yield from found
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A captured step: the planner's graph and how to run each part of it.
-
-    Parameters
-    ----------
-    graph : Graph
-        Without costs.
-    joint : JointGraph
-        The normalised trace.
-    calls : tuple of tuple of Call
-        For each op, one call for each alternative.
-    nodes : tuple of fx.Node
-        The node each op came from.
-    value_of : dict of fx.Node to int
-        The value a base node (placeholder, op or getitem of an op) holds.
-    """
-
-    graph: Graph
-    joint: JointGraph
-    calls: tuple[tuple[Call, ...], ...]
-    nodes: tuple[fx.Node, ...]
-    value_of: dict[fx.Node, ValueId]
-
-    def with_graph(self, graph: Graph) -> Captured:
-        """Return the step with another graph of the same ops and values, such as a priced one."""
-        return dataclasses.replace(self, graph=graph)
 
 
 def lift(joint: JointGraph, device: Device, name: str, tied: list[list[int]]) -> Captured:
@@ -156,17 +96,13 @@ class _Lifter:
             value_of=self.value_of,
         )
 
-    def _round(self, size_bytes: int) -> int:
-        granularity = self.device.granularity_bytes
-        return -(-size_bytes // granularity) * granularity
-
     def _add_value(self, node_name: str, size: int, role: Role, fate: Fate, **rest: Any) -> int:
         number = len(self.values)
         self.values.append(
             Value(
                 id=number,
                 name=node_name,
-                size_bytes=self._round(size),
+                size_bytes=self.device.rounded(size),
                 role=role,
                 fate=fate,
                 **rest,
@@ -190,7 +126,7 @@ class _Lifter:
             else:
                 role: Any = source.kind
                 number = self._add_value(source.name, size, role, "none")
-                self.constants[kinds[source.kind]] += self._round(size)
+                self.constants[kinds[source.kind]] += self.device.rounded(size)
             self.value_of[node] = number
 
     def _forward_nodes(self) -> set[fx.Node]:

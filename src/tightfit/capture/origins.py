@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -13,7 +14,7 @@ from torch.nn.modules.module import (
 
 from tightfit.torch_private import core as private
 
-__all__ = ["ModuleTrail", "RepeatedMembers"]
+__all__ = ["CastRegions", "ModuleTrail"]
 
 
 class ModuleTrail:
@@ -99,39 +100,43 @@ class ModuleTrail:
         return f"the call, after module {self._last!r}," if self._last else "the call"
 
 
-class RepeatedMembers:
-    """Puts back the parameters and buffers of modules registered under several names.
+class CastRegions:
+    """Follows autocast while a step is traced.
 
-    The tracer swaps members name by name and puts back what it found, which for the second name
-    of a module is what it had put there for the first. What the model's own code replaces stays.
+    Eager keeps the casts of weights until the outermost autocast ends. A region is a stretch
+    between two such ends in which casts are kept; operators are placed in it by the number of
+    autograd that they carry.
     """
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
-        counts: dict[nn.Module, int] = {}
-        for top in modules.values():
-            for _, module in top.named_modules(remove_duplicate=False):
-                counts[module] = counts.get(module, 0) + 1
-        self._modules = [m for m, count in counts.items() if count > 1]
-        self._before: list[dict[str, Any]] = []
-        self._changed: set[tuple[int, str]] = set()
+    def __init__(self) -> None:
+        self._keeps = torch.is_autocast_cache_enabled()
+        self._starts: list[int] = []
+        self._regions: list[int | None] = []
+        self._region = 0
+        self._watched: Any = None
 
-    def now(self) -> list[dict[str, Any]]:
-        """Return the members as they are now."""
-        return [{**m._parameters, **m._buffers} for m in self._modules]
-
-    def note_changes(self, before: list[dict[str, Any]]) -> None:
-        """Note what the model's own code has replaced since."""
-        for index, (then, now) in enumerate(zip(before, self.now(), strict=True)):
-            changed = {k for k in {*then, *now} if then.get(k) is not now.get(k)}
-            self._changed |= {(index, key) for key in changed}
-
-    def __enter__(self) -> RepeatedMembers:
-        self._before = self.now()
+    def __enter__(self) -> CastRegions:
+        self._watched = private.watched_autocast(self._changed)
+        self._watched.__enter__()
+        self._note(self._keeps)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for index, (module, before) in enumerate(zip(self._modules, self._before, strict=True)):
-            for members in (module._parameters, module._buffers):
-                for key in [k for k in members if k in before]:
-                    if (index, key) not in self._changed:
-                        members[key] = before[key]
+        self._watched.__exit__(None, None, None)
+
+    def _changed(self) -> None:
+        if private.autocast_nesting() == 0:
+            self._region += 1
+        self._note(torch.is_autocast_cache_enabled())
+
+    def _note(self, keeps: bool) -> None:
+        casts = any(torch.is_autocast_enabled(d) for d in ("cpu", "cuda"))
+        self._starts.append(private.sequence_number())
+        self._regions.append(self._region if keeps and casts else None)
+
+    def region_at(self, sequence: int | None) -> int | None:
+        """Return the region of an operator; None: casts were not kept there."""
+        if sequence is None:
+            return None
+        position = bisect_right(self._starts, sequence) - 1
+        return self._regions[position] if position >= 0 else None

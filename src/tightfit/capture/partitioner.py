@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.errors import BadInput
 from tightfit.graph.ir import OpId, ValueId
 from tightfit.plan.assemble import keep_everything

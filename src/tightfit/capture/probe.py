@@ -13,10 +13,10 @@ from torch import nn
 from tightfit.capture.calls.signature import flatten
 from tightfit.capture.calls.structure import unflatten
 from tightfit.capture.decisions.answers import Answer, answer_of, is_asking
-from tightfit.capture.opaque.tracing import opaque_modules
+from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.side_effects.python_state import PythonState
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private

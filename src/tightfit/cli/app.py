@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-import tightfit
 from tightfit.cli.check import check
 from tightfit.cli.compare import compare_planners
 from tightfit.cli.curve import curve
@@ -21,6 +20,7 @@ from tightfit.cli.prove import prove
 from tightfit.cli.show import show
 from tightfit.cli.verify import verify
 from tightfit.errors import InfeasibleBudget, TightfitError
+from tightfit.version import __version__
 
 __all__ = ["app", "run"]
 
@@ -28,7 +28,7 @@ app = App(
     name="tightfit",
     help="Train any PyTorch model inside a memory budget given in bytes.",
     help_epilogue="Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed.",
-    version=tightfit.__version__,
+    version=__version__,
 )
 for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove):
     app.command(command)

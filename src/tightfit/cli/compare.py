@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json as json_format
 from collections.abc import Sequence
 from functools import partial
@@ -11,11 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from tightfit.cli.comparison import comparison_csv, comparison_table, overhead_plot
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, is_model
-from tightfit.cli.options import DEFAULT_SEARCH_OPTIONS, SearchOptions, StepOptions
-from tightfit.cli.output import print_result
+from tightfit.cli.options import (
+    DEFAULT_MODEL_OPTIONS,
+    DEFAULT_SEARCH_OPTIONS,
+    ModelOptions,
+    SearchOptions,
+    StepOptions,
+    is_model,
+)
+from tightfit.cli.output import percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_model, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
@@ -23,11 +30,18 @@ from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import ComparisonRow, compare, planners_named
 from tightfit.planners.questions.sweep import Job, sweep
+from tightfit.reporting.plot import Curve, line_plot
+from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from tightfit.capture.lift import Captured
+    from tightfit.capture.captured import Captured
 
-__all__ = ["compare_planners"]
+__all__ = [
+    "compare_planners",
+    "comparison_csv",
+    "comparison_table",
+    "overhead_plot",
+]
 
 _PLAIN_STEP = StepOptions(optimizer="none")
 
@@ -167,3 +181,70 @@ def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:
         case _:
             raise BadInput(f"--output {str(output)!r} must end in .csv, .json or .svg")
     write_atomically(output, text.encode())
+
+
+def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | None]) -> str:
+    """Return rows as aligned text, one block per budget.
+
+    Parameters
+    ----------
+    rows : sequence of ComparisonRow
+        What planners found.
+    ratios : sequence of float or None
+        For each row, the budget as a share of the activation peak, if it was given so.
+    """
+    lines: list[str] = []
+    budget = None
+    width = max((len(row.planner) for row in rows), default=0)
+    for row, ratio in zip(rows, ratios, strict=True):
+        if row.budget_bytes != budget:
+            budget = row.budget_bytes
+            share = "" if ratio is None else f" ({ratio:g} of the activation peak)"
+            lines += ["", f"budget {format_bytes(row.budget_bytes)}{share}"]
+            lines.append(
+                f"  {'planner':{width}} {'status':10} {'overhead':>9} {'bound':>9} {'gap':>9} "
+                f"{'peak':>11} {'seconds':>8}  note"
+            )
+        lines.append(
+            f"  {row.planner:{width}} {row.status:10} {percent_or_dash(row.overhead):>9} "
+            f"{percent_or_dash(row.bound):>9} {percent_or_dash(row.gap):>9} "
+            f"{'-' if row.peak_bytes is None else format_bytes(row.peak_bytes):>11} "
+            f"{row.seconds:8.2f}  {_short(row.note)}"
+        )
+    return "\n".join(lines[1:])
+
+
+def _short(note: str) -> str:
+    return note if len(note) <= 70 else note[:67] + "..."
+
+
+def comparison_csv(rows: Sequence[ComparisonRow]) -> str:
+    """Return rows as comma-separated values with a header; fractions, bytes and seconds."""
+    out = io.StringIO()
+    records = [msgspec.structs.asdict(row) for row in rows]
+    writer = csv.DictWriter(out, fieldnames=list(records[0]) if records else [])
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def overhead_plot(name: str, rows: Sequence[ComparisonRow]) -> str:
+    """Return overhead against memory, one line per planner, as in Checkmate's figure 4."""
+    curves = [
+        Curve(planner, tuple(_points(rows, planner)))
+        for planner in dict.fromkeys(row.planner for row in rows)
+    ]
+    return line_plot(
+        curves,
+        title=f"{name}: extra compute by budget",
+        x_label="budget in GiB, constants included",
+        y_label="overhead in percent",
+    )
+
+
+def _points(rows: Sequence[ComparisonRow], planner: str) -> list[tuple[float, float]]:
+    return sorted(
+        (row.budget_bytes / 2**30, 100 * row.overhead)
+        for row in rows
+        if row.planner == planner and row.overhead is not None
+    )

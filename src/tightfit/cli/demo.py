@@ -14,7 +14,7 @@ from tightfit.cli.output import FITS, print_result
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from tightfit.api.proof import Proof
+    from tightfit.studies.comparison import Proof
 
 __all__ = ["demo"]
 

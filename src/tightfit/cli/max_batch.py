@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions, require_model
 from tightfit.cli.options import (
+    DEFAULT_MODEL_OPTIONS,
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
+    ModelOptions,
     SearchOptions,
     StepOptions,
+    require_model,
 )
 from tightfit.cli.output import print_result
 from tightfit.planners.registry import DEFAULT

@@ -7,8 +7,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
-from tightfit.cli.options import DEFAULT_STEP_OPTIONS, StepOptions, chosen_limits
+from tightfit.cli.options import (
+    DEFAULT_MODEL_OPTIONS,
+    DEFAULT_STEP_OPTIONS,
+    ModelOptions,
+    StepOptions,
+    chosen_limits,
+)
 from tightfit.cli.output import print_result
 from tightfit.cli.target import load_step
 from tightfit.plan.simulate import simulate

@@ -8,10 +8,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
 from tightfit.cli.options import (
+    DEFAULT_MODEL_OPTIONS,
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
+    ModelOptions,
     SearchOptions,
     StepOptions,
 )

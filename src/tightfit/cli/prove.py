@@ -8,8 +8,7 @@ import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.model import DEFAULT_MODEL_OPTIONS, ModelOptions
-from tightfit.cli.options import chosen_limits
+from tightfit.cli.options import DEFAULT_MODEL_OPTIONS, ModelOptions, chosen_limits
 from tightfit.cli.output import print_result
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds

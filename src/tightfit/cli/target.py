@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tightfit.cli.model import ModelOptions, is_model
-from tightfit.cli.options import StepOptions
+from tightfit.cli.options import ModelOptions, StepOptions, is_model
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.io import load_graph
@@ -16,7 +15,7 @@ from tightfit.progress import Progress
 from tightfit.units import parse_bytes
 
 if TYPE_CHECKING:
-    from tightfit.capture.lift import Captured
+    from tightfit.capture.captured import Captured
 
 __all__ = ["budget_named", "chosen_budget", "load_model", "load_step", "load_target"]
 
@@ -59,7 +58,7 @@ def load_model(
     progress: Progress,
 ) -> Captured:
     """Return the captured step of a model; parameters are those of `load_step`."""
-    from tightfit.api.check import captured_step
+    from tightfit.studies.dry_step import captured_step
 
     return captured_step(
         target,

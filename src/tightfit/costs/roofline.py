@@ -11,6 +11,7 @@ import msgspec
 from tightfit.costs.machines import Machine
 from tightfit.costs.variants import operator_name, price, traffic_bytes
 from tightfit.graph.ir import Alternative, Device, Graph, Op
+from tightfit.units import rounded_up
 
 __all__ = ["on_machine", "rounded_to", "with_roofline_costs"]
 
@@ -54,7 +55,7 @@ def rounded_to(graph: Graph, granularity_bytes: int) -> Graph:
     constants = dict(graph.constants_bytes)
     values = list(graph.values)
     for position, value in enumerate(values):
-        size = -(-value.size_bytes // granularity_bytes) * granularity_bytes
+        size = rounded_up(value.size_bytes, granularity_bytes)
         values[position] = replace(value, size_bytes=size)
         if value.is_constant:
             constants[kinds[value.role]] += size - value.size_bytes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,20 +16,16 @@ from typing import Literal, TypeAlias
 
 from tightfit.allocator import Meter, hook_unavailable_reason, meter_for
 from tightfit.errors import BudgetExceeded, TightfitError
+from tightfit.progress import announce
 from tightfit.units import format_bytes
 
-__all__ = ["Guard", "StepPeaks", "announce"]
+__all__ = ["Guard", "StepPeaks"]
 
 _Phase: TypeAlias = Literal["forward", "between", "backward", "after"]
 _ADVICE = (
     "Pass optimizer= so that its state is planned for, put the loss inside (tightfit.step), or "
     "raise the budget or the reserve"
 )
-
-
-def announce(message: str) -> None:
-    """Tell the user one line, on standard error."""
-    print(f"tightfit: {message}", file=sys.stderr)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.lift import Call, Captured
+from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import base_of, is_getitem, is_random, is_view
 from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import OpId, ValueId

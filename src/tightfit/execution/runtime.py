@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.lift import Captured
-from tightfit.capture.trace.trace import JointGraph
+from tightfit.capture.captured import Captured
+from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import PlanMismatch, TightfitError
-from tightfit.execution.guard import announce
 from tightfit.execution.lower import Program
+from tightfit.progress import announce
 from tightfit.torch_private import core as private
 
 __all__ = ["Run", "Runner"]

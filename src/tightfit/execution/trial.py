@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tightfit.allocator import measure_peak
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.execution.lower import Program
 from tightfit.plan.plan import Gradients
 

@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from tightfit.units import rounded_up
+
 __all__ = [
     "CONSTANT_ROLES",
     "FORMAT",
@@ -218,6 +220,10 @@ class Device(_Frozen, frozen=True):
     granularity_bytes: int = 1
     name: str = ""
 
+    def rounded(self, size_bytes: int) -> int:
+        """Return what the allocator takes for a size."""
+        return rounded_up(size_bytes, self.granularity_bytes)
+
 
 class Graph(_Frozen, frozen=True):
     """A training step: values, ops in one valid order, segments.
@@ -245,3 +251,17 @@ class Graph(_Frozen, frozen=True):
     def constant_bytes(self) -> int:
         """The bytes resident the whole step."""
         return sum(self.constants_bytes.values())
+
+    def with_constants(self, **sizes_bytes: int) -> Graph:
+        """Return the graph with further kinds of constants."""
+        return msgspec.structs.replace(
+            self, constants_bytes={**self.constants_bytes, **sizes_bytes}
+        )
+
+    def with_outside(self, outside_bytes: int) -> Graph:
+        """Return the graph with what user code holds when backward is entered."""
+        segments = tuple(
+            msgspec.structs.replace(s, outside_bytes=outside_bytes) if s.phase == "backward" else s
+            for s in self.segments
+        )
+        return msgspec.structs.replace(self, segments=segments)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-import tightfit
 from tightfit.errors import BadInput
 from tightfit.files import (
     cache_folder,
@@ -23,6 +22,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
+from tightfit.version import __version__
 
 __all__ = ["PlanCache", "plan_key"]
 
@@ -50,7 +50,7 @@ def plan_key(
         The planner's limits, such as `tightfit.planners.base.Limits`.
     """
     asked = (
-        tightfit.__version__,
+        __version__,
         fingerprint(graph),
         [
             (variant.cost_s, variant.workspace_bytes)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,16 +10,16 @@ import msgspec
 
 from tightfit.errors import MissingExtra
 from tightfit.graph.ir import Graph
-from tightfit.plan.assemble import assemble
-from tightfit.plan.plan import Compute, Gradients, Outcome, Status
-from tightfit.plan.simulate import simulate
-from tightfit.plan.verify import verify
-from tightfit.planners.bounds import least_overhead
+from tightfit.plan.plan import Gradients, Outcome
 from tightfit.progress import Progress
 
-__all__ = ["Capabilities", "Limits", "Planner", "Registration", "Task", "finish", "no_plan"]
-
-_ROUNDING = 1e-4  # what a solver's tolerances may add to a bound
+__all__ = [
+    "Capabilities",
+    "Limits",
+    "Planner",
+    "Registration",
+    "Task",
+]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,75 +135,3 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
             raise MissingExtra(
                 f"planner {self.name!r} needs {error.name}: pip install tightfit[{extra}]"
             ) from error
-
-
-def finish(
-    task: Task,
-    computes: list[Compute],
-    *,
-    bound: float | None = None,
-    bound_source: str = "trivial",
-    started: float,
-    gap: float = 1e-4,
-    note: str = "",
-) -> Outcome:
-    """Assemble, verify and price a planner's computes.
-
-    Parameters
-    ----------
-    task : Task
-        The problem.
-    computes : list of Compute
-        The schedule found.
-    bound : float or None
-        A proven lower bound on the overhead (a fraction); None: only what must run anyway. It is
-        withdrawn if the plan is cheaper.
-    started : float
-        `time.perf_counter` at the start of planning.
-
-    Raises
-    ------
-    InvalidPlan
-        If the verifier refuses the plan: a bug of the planner.
-    """
-    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
-    verify(plan, task.graph)
-    result = simulate(task.graph, plan)
-    least = least_overhead(task.graph)
-    bound = least if bound is None else bound
-    if bound > result.overhead + _ROUNDING:
-        # what a plan undercuts is no bound: say so instead of calling the plan optimal
-        note = f"{note}; the bound of {bound_source} was wrong and is withdrawn".lstrip("; ")
-        bound, bound_source = least, "withdrawn"
-    bound = min(bound, result.overhead)
-    status: Status = "optimal" if result.overhead - bound <= gap else "feasible"
-    return Outcome(
-        plan=plan,
-        overhead=result.overhead,
-        bound=bound,
-        bound_source=bound_source,
-        status=status,
-        seconds=time.perf_counter() - started,
-        peak_bytes=result.peak_bytes,
-        note=note,
-    )
-
-
-def no_plan(
-    *,
-    started: float,
-    proven: bool,
-    bound: float = 0.0,
-    bound_source: str = "trivial",
-    note: str = "",
-) -> Outcome:
-    """Return the outcome of a search that ended without a plan."""
-    return Outcome(
-        plan=None,
-        overhead=math.inf,
-        bound=math.inf if proven else bound,
-        bound_source=bound_source,
-        status="infeasible" if proven else "unknown",
-        seconds=time.perf_counter() - started,
-        note=note,
-    )

@@ -13,8 +13,9 @@ from functools import partial
 from tightfit.eviction.policies import POLICIES, Candidate, Policy
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.base import Limits, Task, finish, no_plan
-from tightfit.planners.stages.easy import easy_answer, judge
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.outcomes import finish, judge, no_plan
+from tightfit.planners.stages.easy import easy_answer
 from tightfit.planners.stages.schedule import last_uses, without_waste
 from tightfit.planners.stages.staged import Staged, Way, staged
 from tightfit.progress import Progress

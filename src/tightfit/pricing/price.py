@@ -11,8 +11,8 @@ import msgspec
 import torch
 from torch import fx
 
+from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import Question
-from tightfit.capture.lift import Call, Captured
 from tightfit.capture.opaque.ops import BlockBackward, BlockForward
 from tightfit.capture.trace.strides import Layouts, Strides, misreported
 from tightfit.costs.cache import Cache
@@ -31,6 +31,7 @@ from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
 from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
+from tightfit.units import rounded_up
 
 __all__ = [
     "Priced",
@@ -278,7 +279,7 @@ def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]])
         if overwritten is not None:
             sizes[op.alternatives[0].writes[0]] = values[overwritten].size_bytes
         for value, size_bytes in sizes.items():
-            rounded = -(-size_bytes // granularity) * granularity
+            rounded = rounded_up(size_bytes, granularity)
             values[value] = msgspec.structs.replace(values[value], size_bytes=rounded)
     graph = msgspec.structs.replace(captured.graph, values=tuple(values))
     return dataclasses.replace(captured, graph=graph)

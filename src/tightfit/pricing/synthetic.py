@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.capture.captured import Call
 from tightfit.capture.decisions.answers import Question
-from tightfit.capture.lift import Call
 from tightfit.costs.measured.call import materialise
 from tightfit.torch_private import core as private
 

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
+from tightfit.capture.calls.structure import flatten, unflatten
 from tightfit.errors import BadInput
+from tightfit.progress import announce
+from tightfit.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from tightfit.session.processes import Ranks
+
+
+from dataclasses import field
+from pathlib import Path
+from typing import Literal
+
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner
 from tightfit.progress import SILENT, Progress
 from tightfit.session.memory.budget import Budget
 from tightfit.session.processes import Ranks
-from tightfit.units import parse_bytes
 
-__all__ = ["Options", "make_options"]
+__all__ = [
+    "Options",
+    "make_options",
+    "with_ranks",
+    "worst_first",
+]
 
 _LIMITS = Limits(seconds=10.0)
 
@@ -160,3 +180,82 @@ def _plan(plan: Plan | str | Path | None) -> Plan | None:
     from tightfit.plan.io import load_plan
 
     return load_plan(Path(plan))
+
+
+def with_ranks(options: Options, ranks: Ranks) -> Options:
+    """Return the options for several ranks, which all keep to the least budget among them.
+
+    Raises
+    ------
+    BadInput
+        If the ranks were given different shared budgets or reserves.
+    """
+    sizes = ranks.gather("budget", options.budget_bytes or 0)
+    reserves = ranks.gather("reserve", options.reserve_bytes)
+    if len(set(reserves)) > 1 or (options.shared is not None and len(set(sizes)) > 1):
+        raise BadInput(
+            f"the ranks ask for different things: budgets of {_listed(sizes)}, reserves of "
+            f"{_listed(reserves)}. Give every rank the same"
+        )
+    least = min(sizes)
+    if options.budget_bytes != least and least:
+        announce(f"the least budget of {ranks.size} ranks counts: {format_bytes(least)}")
+    return dataclasses.replace(options, budget_bytes=least or None, ranks=ranks)
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(format_bytes, sizes))
+
+
+def worst_first(
+    shapes: Iterable[Any], modules: Mapping[str, nn.Module]
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return the calls that example inputs stand for, the one with most elements first.
+
+    Parameters
+    ----------
+    shapes : iterable
+        For each call a tuple of positional inputs, a mapping of keyword inputs, or one tensor.
+        A tensor on the ``"meta"`` device stands for zeros on the modules' device.
+    modules : mapping of str to nn.Module
+        Their first parameter tells the device.
+
+    Raises
+    ------
+    BadInput
+        If one of them is something else.
+    """
+    calls = [_call(example) for example in shapes]
+    device = next((p.device for m in modules.values() for p in m.parameters()), None)
+    return sorted((_real(call, device) for call in calls), key=_elements, reverse=True)
+
+
+def _call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, torch.Tensor):
+        return (example,), {}
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple):
+        return example, {}
+    raise BadInput(
+        "shapes= takes for each shape a tuple of positional inputs, a dict of keyword inputs or "
+        f"one tensor, got a {type(example).__name__}"
+    )
+
+
+def _real(call: Any, device: torch.device | None) -> Any:
+    """Return the call with zeros in place of tensors that have no contents."""
+    leaves, spec = flatten(call)
+    return unflatten([_zeros(leaf, device) for leaf in leaves], spec)
+
+
+def _zeros(leaf: Any, device: torch.device | None) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.device.type != "meta":
+        return leaf
+    zeros = torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+    return zeros.requires_grad_(leaf.requires_grad)
+
+
+def _elements(call: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
+    leaves, _ = flatten(call)
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -9,20 +9,18 @@ import msgspec
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.capture.trace.strides import Layouts
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
-from tightfit.errors import InfeasibleBudget, InvalidPlan
+from tightfit.errors import InvalidPlan
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.cache import PlanCache, plan_key
 from tightfit.plan.plan import Gradients, Outcome, Plan
-from tightfit.plan.simulate import simulate
-from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.questions.infeasible import infeasible_message
-from tightfit.planners.questions.minimum import minimum_budget
+from tightfit.planners.outcomes import judged
+from tightfit.planners.questions.infeasible import infeasible
 from tightfit.planners.registry import plan_with
 from tightfit.pricing.price import (
     Priced,
@@ -42,11 +40,8 @@ from tightfit.session.processes import agreed
 __all__ = [
     "cached_outcome",
     "capture_step",
-    "judged",
     "plan_step",
     "plan_task",
-    "with_constants",
-    "with_outside",
 ]
 
 
@@ -75,7 +70,7 @@ def _captured_and_priced(
         step = with_alternatives(step)
         if not kept_bytes:
             return step
-        return step.with_graph(with_constants(step.graph, libraries=kept_bytes))
+        return step.with_graph(step.graph.with_constants(libraries=kept_bytes))
 
     def priced(step: Captured) -> Priced:
         return _priced(step, options, neighbour)
@@ -98,20 +93,6 @@ def _priced(captured: Captured, options: Options, neighbour: Graph | None) -> Pr
     if neighbour is not None:
         return scaled_costs(captured, neighbour, measure_peak, options.progress)
     return measured_costs(captured, measure_peak, options.progress)
-
-
-def with_constants(graph: Graph, **sizes_bytes: int) -> Graph:
-    """Return the graph with further kinds of constants."""
-    return msgspec.structs.replace(graph, constants_bytes={**graph.constants_bytes, **sizes_bytes})
-
-
-def with_outside(graph: Graph, outside_bytes: int) -> Graph:
-    """Return the graph with what user code holds when backward is entered."""
-    segments = tuple(
-        msgspec.structs.replace(s, outside_bytes=outside_bytes) if s.phase == "backward" else s
-        for s in graph.segments
-    )
-    return msgspec.structs.replace(graph, segments=segments)
 
 
 def plan_step(
@@ -185,38 +166,3 @@ def plan_task(
                 judged(task, known), bound=outcome.bound, bound_source=outcome.bound_source
             )
     return outcome
-
-
-def infeasible(
-    task: Task, outcome: Outcome, limits: Limits, progress: Progress
-) -> InfeasibleBudget:
-    """Return the error that says what was asked, what is the least, and what to try."""
-    least = minimum_budget(task.graph, task.gradients, limits, progress)
-    return InfeasibleBudget(
-        infeasible_message(task, outcome, least),
-        budget_bytes=task.budget_bytes,
-        minimum_bytes=least.found_bytes,
-        proven=outcome.status == "infeasible",
-    )
-
-
-def judged(task: Task, plan: Plan) -> Outcome:
-    """Verify a plan of unknown quality against the graph at hand; return what it is worth.
-
-    Raises
-    ------
-    InvalidPlan, PlanMismatch
-        If it does not fit the graph or the budget.
-    """
-    plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes)
-    verify(plan, task.graph)
-    result = simulate(task.graph, plan)
-    return Outcome(
-        plan=plan,
-        overhead=result.overhead,
-        bound=0.0,
-        bound_source="given",
-        status="feasible",
-        seconds=0.0,
-        peak_bytes=result.peak_bytes,
-    )

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from tightfit.api.proof import Proof
-from tightfit.api.prove import Comparison
 from tightfit.progress import SILENT, Progress
+from tightfit.studies.comparison import Comparison, Proof
 from tightfit.zoo import make
 
 __all__ = ["DEMONSTRATION", "Exhibit", "demonstrate"]

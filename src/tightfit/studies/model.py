@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from tightfit.errors import BadInput
-from tightfit.execution.guard import announce
+from tightfit.progress import announce
 from tightfit.torch_private import core as private
 from tightfit.zoo import Example, make
 from tightfit.zoo.example import ImageSize

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.capture.partitioner import Schedule, checkpoint_schedules, min_cut_schedule
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Outcome
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.outcomes import finish, judge, no_plan
 from tightfit.planners.questions.compare import ComparisonRow, comparison_row
-from tightfit.planners.stages.easy import judge
 from tightfit.units import format_bytes
 
 __all__ = ["PYTORCH", "PyTorch", "ways_named"]

@@ -14,15 +14,12 @@ import numpy
 import torch
 from torch import nn
 
-from tightfit.api.fit import PlannedStep
+from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.capture.calls.signature import flatten
 from tightfit.errors import BadInput, NothingToTrain
 from tightfit.execution.guard import Guard, StepPeaks
-from tightfit.session.memory.account import (
-    gradient_bytes,
-    optimizer_state_bytes,
-    resident_tensor_bytes,
-)
+from tightfit.session.fitted import PlannedStep
+from tightfit.session.memory.account import gradient_bytes, optimizer_state_bytes
 from tightfit.studies.model import loss_function
 from tightfit.zoo import Example
 
@@ -50,7 +47,7 @@ class Subject:
         self.loss_of, self.args, self.kwargs = loss_function(example)
         self.seed = seed
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self.granularity = 64 if self.device.type == "cpu" else 512
+        self.granularity = granularity_of(self.device.type)
         self.initial = {k: v.clone() for k, v in self.model.state_dict().items()}
         leaves = [x for x in flatten(self.args, self.kwargs)[0] if isinstance(x, torch.Tensor)]
         self._inputs = [(leaf, leaf._version, leaf.detach().clone()) for leaf in leaves]

@@ -31,7 +31,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -58,7 +57,6 @@ __all__ = [
     "TorchDispatchMode",
     "UnsupportedFakeTensorException",
     "WeakTensorKeyDictionary",
-    "active_wrapper",
     "aot_export_joint_with_descriptors",
     "autocast_cache",
     "autocast_nesting",
@@ -72,14 +70,11 @@ __all__ = [
     "is_wrapper",
     "keep_composites_whole",
     "like",
-    "local_tensor",
     "min_cut_partition",
     "pytree",
-    "reduces_after_backward",
     "regenerate_alias",
     "sequence_number",
     "storage_key",
-    "store_of_processes",
     "watched_autocast",
     "without_autocast",
     "without_modes",
@@ -360,23 +355,3 @@ def is_tracing() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
-
-
-def active_wrapper() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is under way, if there is one."""
-    return DistributedDataParallel._active_ddp_module
-
-
-def reduces_after_backward(wrapper: DistributedDataParallel) -> bool:
-    """Whether the wrapper's next backward reduces at its end: the first of a static graph does."""
-    return wrapper.static_graph and not wrapper._static_graph_delay_allreduce_enqueued
-
-
-def store_of_processes() -> Any:
-    """Return the key-value store that all processes of torch.distributed share."""
-    return torch.distributed.distributed_c10d._get_default_store()
-
-
-def local_tensor(tensor: Any) -> Any:
-    """Return what lies in this process of a tensor spread over several; others as they are."""
-    return getattr(tensor, "_local_tensor", tensor)

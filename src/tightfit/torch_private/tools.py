@@ -9,8 +9,21 @@ from typing import Any
 import torch
 from torch._dynamo import eval_frame as _dynamo_frames
 from torch.autograd import forward_ad
+from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["hide_from_dynamo", "is_exported", "running_transform", "without_dynamo"]
+from tightfit.torch_private import core as private
+
+__all__ = [
+    "active_wrapper",
+    "cublas_workspace_bytes",
+    "hide_from_dynamo",
+    "is_exported",
+    "local_tensor",
+    "reduces_after_backward",
+    "running_transform",
+    "store_of_processes",
+    "without_dynamo",
+]
 
 
 def is_exported() -> bool:
@@ -39,3 +52,45 @@ def without_dynamo() -> Iterator[None]:
         yield
     finally:
         _dynamo_frames.set_eval_frame(before)
+
+
+def active_wrapper() -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel whose forward is under way, if there is one."""
+    return DistributedDataParallel._active_ddp_module
+
+
+def reduces_after_backward(wrapper: DistributedDataParallel) -> bool:
+    """Whether the wrapper's next backward reduces at its end: the first of a static graph does."""
+    return wrapper.static_graph and not wrapper._static_graph_delay_allreduce_enqueued
+
+
+def store_of_processes() -> Any:
+    """Return the key-value store that all processes of torch.distributed share."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def local_tensor(tensor: Any) -> Any:
+    """Return what lies in this process of a tensor spread over several; others as they are."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+_CUBLAS_BYTES: dict[tuple[torch.device, int], int] = {}
+
+
+def cublas_workspace_bytes(device: torch.device) -> int:
+    """Return what cuBLAS keeps for the streams planned on, after letting it take that now.
+
+    A workspace for each stream and thread: this one, and the one that runs backward.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream
+    if (device, stream) not in _CUBLAS_BYTES:
+        with private.without_modes(), torch.enable_grad():
+            if not _CUBLAS_BYTES:
+                torch._C._cuda_clearCublasWorkspaces()
+            before = torch.cuda.memory_allocated(device)
+            matrix = torch.ones(8, 8, device=device, requires_grad=True)
+            (matrix @ matrix).sum().backward()
+            del matrix
+            taken = torch.cuda.memory_allocated(device) - before
+        _CUBLAS_BYTES[device, stream] = max(taken, *_CUBLAS_BYTES.values(), 0)
+    return sum(size for (d, _), size in _CUBLAS_BYTES.items() if d == device)

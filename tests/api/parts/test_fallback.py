@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import tightfit
-from tightfit.api.prove import Comparison
 from tightfit.errors import CaptureError, InfeasibleBudget
 from tightfit.execution.attach import attached
+from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example
 
 WIDTH = 32

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import unflatten
-from tightfit.capture.opaque.record import Geometry
 from tightfit.errors import CaptureError, Diverged
 
 __all__ = [

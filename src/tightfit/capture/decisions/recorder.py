@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import flatten
 from tightfit.capture.decisions.answers import (
     Answer,
@@ -31,7 +32,6 @@ from tightfit.capture.decisions.reads import (
     owned,
     run_step,
 )
-from tightfit.capture.opaque.record import Geometry
 from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private

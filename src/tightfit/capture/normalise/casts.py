@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.trace.trace import JointGraph
+from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of, is_getitem, is_op, note_view, storage_bytes
-from tightfit.capture.trace.trace import JointGraph
 
 __all__ = ["split_convolution_backward"]
 

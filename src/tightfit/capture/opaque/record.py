@@ -12,49 +12,12 @@ from typing import Any
 
 import torch
 
+from tightfit.capture.calls.geometry import Geometry
+from tightfit.capture.calls.structure import Structure
+from tightfit.costs.measured.call import materialise
 from tightfit.torch_private import core as private
 
-__all__ = ["Geometry", "Keeper", "Record", "Source"]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How a tensor lies in its storage."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    storage_bytes: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Geometry:
-        """Return the geometry of a tensor."""
-        return cls(
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            int(tensor.storage_offset()),
-            tensor.untyped_storage().nbytes(),
-            tensor.dtype,
-            tensor.device,
-        )
-
-    def empty(self) -> torch.Tensor:
-        """Return a new tensor of this geometry."""
-        elements = -(-self.storage_bytes // self.dtype.itemsize)
-        flat = torch.empty(elements, dtype=self.dtype, device=self.device)
-        return flat.as_strided(self.shape, self.strides, self.offset)
-
-    def over(self, base: torch.Tensor, moved_bytes: int) -> torch.Tensor:
-        """Return the tensor of this geometry in the storage of another, moved by some bytes."""
-        result = torch.empty(0, dtype=self.dtype, device=self.device)
-        return result.set_(
-            base.untyped_storage(),
-            self.offset + moved_bytes // self.dtype.itemsize,
-            self.shape,
-            self.strides,
-        )
+__all__ = ["TENSOR", "Keeper", "Operand", "Profile", "Record", "Result", "Source"]
 
 
 class _Packed:
@@ -158,3 +121,109 @@ class Source(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return None, None
+
+
+TENSOR = object()
+"""Stands for a tensor among the flattened arguments of a block."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor a block reads.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        Its layout.
+    requires_grad : bool
+        Whether the block passes a gradient to it.
+    parameter : str or None
+        The parameter's name inside the block; None: an argument of the call.
+    example : tensor or None
+        A real tensor to measure with, where one is at hand.
+    """
+
+    geometry: Geometry
+    requires_grad: bool
+    parameter: str | None = None
+    example: torch.Tensor | None = None
+
+    def real(self) -> torch.Tensor:
+        """Return a real tensor to measure with."""
+        if self.example is not None:
+            return self.example.detach()
+        g = self.geometry
+        return materialise(g.shape, g.strides, g.dtype, g.device)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one real run of a block's forward showed.
+
+    Parameters
+    ----------
+    outputs : tuple of Geometry
+        Of each tensor it returns, those that it was given left out.
+    differentiable : tuple of bool
+        Which of them require a gradient.
+    structure : Structure
+        Its output without the tensors.
+    passed : tuple of (int or None)
+        For each tensor it returns the operand it is, if it is one unchanged; these are no outputs.
+    saved : tuple of int
+        What backward reads, counted over the operands and then the outputs.
+    record_bytes : int
+        What the autograd graph keeps besides.
+    random : bool
+        Whether it may draw random numbers.
+    changed : tuple of str
+        Buffers and attributes of its module that it changes.
+    """
+
+    outputs: tuple[Geometry, ...]
+    differentiable: tuple[bool, ...]
+    structure: Structure
+    passed: tuple[int | None, ...]
+    saved: tuple[int, ...]
+    record_bytes: int
+    random: bool
+    changed: tuple[str, ...]
+
+    @property
+    def pinned(self) -> str | None:
+        """Why it may not run twice in a step."""
+        return f"changes {self.changed[0]} of its module" if self.changed else None
+
+    def filled(self, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        """Return what the module returns, given its operands and outputs."""
+        new = iter(outputs)
+        return self.structure.filled([next(new) if i is None else operands[i] for i in self.passed])
+
+
+@dataclass
+class Result:
+    """What one run of a block gave.
+
+    Parameters
+    ----------
+    outputs : list of tensor
+        The tensors it returns, detached.
+    record : Record or None
+        What its backward needs.
+    differentiable : tuple of bool
+        Which outputs require a gradient.
+    structure : Structure
+        The output without the tensors.
+    passed : tuple of (int or None)
+        As in `Profile`.
+    """
+
+    outputs: list[torch.Tensor]
+    record: Record | None
+    differentiable: tuple[bool, ...]
+    structure: Structure
+    passed: tuple[int | None, ...]
+
+    def is_like(self, other: Result) -> bool:
+        """Whether another run returned as many tensors, in the same way."""
+        return (self.passed, self.differentiable) == (other.passed, other.differentiable)

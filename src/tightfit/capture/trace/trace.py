@@ -9,177 +9,38 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from tightfit.capture.assignments import DataAssignments, members_of, write_replaced
 from tightfit.capture.calls.structure import Structure, flatten, opened, structure_of
-from tightfit.capture.decisions.answers import Answer, Question
-from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.decisions.recorder import DecisionRecorder
+from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
 from tightfit.capture.opaque.tracing import OpaqueCalls
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.registry import traced_operators
-from tightfit.capture.origins import ModuleTrail, RepeatedMembers
-from tightfit.capture.rearranged import refuse_rearranged
-from tightfit.capture.regions import CastRegions
-from tightfit.capture.side_effects.outside import PREFIX, OutsideTensors
+from tightfit.capture.origins import CastRegions, ModuleTrail
+from tightfit.capture.side_effects.members import (
+    DataAssignments,
+    RepeatedMembers,
+    members_of,
+    write_replaced,
+)
+from tightfit.capture.side_effects.outside import PREFIX
 from tightfit.capture.trace.errors import explained
 from tightfit.capture.trace.strides import Layouts, note_calls, true_layouts
+from tightfit.capture.traced_call import TracedCall
 from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 
-__all__ = ["JointGraph", "OutputInfo", "Source", "TracedCall", "trace"]
+__all__ = ["refuse_rearranged", "trace"]
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the tensor of a placeholder comes from.
-
-    Parameters
-    ----------
-    kind : str
-        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"tangent"``.
-    name : str
-        Qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"`` otherwise.
-    index : int
-        Position among the flattened inputs, or (tangents) among the raw outputs; -1 otherwise.
-    """
-
-    kind: str
-    name: str
-    index: int = -1
-
-
-@dataclass(frozen=True)
-class OutputInfo:
-    """How one output tensor of the traced call is made from the raw outputs.
-
-    Parameters
-    ----------
-    kind : str
-        ``"plain"``: a raw output as it is. ``"input"``: one of the inputs itself.
-        ``"alias_of_input"``, ``"alias_of_output"``: a view, made anew outside the program.
-    base : int
-        For aliases: position of the input among the placeholders, or of the raw output.
-    requires_grad : bool
-        Whether it takes part in differentiation. An output that is known to receive no gradient
-        is traced without, but still leaves as one that requires a gradient, as in eager; should
-        it receive one after all, the step refuses clearly.
-    """
-
-    kind: str
-    base: int = -1
-    requires_grad: bool = False
-
-
-@dataclass(frozen=True)
-class TracedCall:
-    """What is traced: a callable, the modules whose parameters it uses, example inputs.
-
-    Parameters
-    ----------
-    function : callable
-        The model's own forward, or a function of the inputs.
-    modules : dict of str to nn.Module
-        The modules whose parameters it uses.
-    args, kwargs
-        Real or fake.
-    detached_outputs : frozenset of int
-        Flattened outputs known to receive no gradient.
-    opaque : frozenset of str
-        Names of modules to run as one op, besides those marked by `tightfit.opaque`.
-    answers : tuple of Answer, optional
-        What the forward was told about computed values when it really ran; see `probe`.
-    answered : frozenset of str
-        The inner modules for which these answers hold, besides the outermost.
-    examples : dict of str to list
-        For opaque modules: the flattened arguments of each call when it really ran, as far as
-        their values may decide something.
-    outside : OutsideTensors, optional
-        Tensors it uses that are neither parameter, buffer nor input.
-    """
-
-    function: Callable[..., Any]
-    modules: dict[str, nn.Module]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    detached_outputs: frozenset[int] = frozenset()
-    opaque: frozenset[str] = frozenset()
-    answers: tuple[Answer, ...] | None = None
-    answered: frozenset[str] = frozenset()
-    examples: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
-    outside: OutsideTensors | None = None
-
-    @property
-    def owners(self) -> dict[str, nn.Module]:
-        """The modules, and the one that holds outside tensors if there are any."""
-        if self.outside is None:
-            return self.modules
-        return {**self.modules, PREFIX: self.outside.holder}
-
-
-@dataclass(frozen=True)
-class JointGraph:
-    """A traced step.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        Placeholders (in the order of `sources`), operators, one output node.
-    placeholders : list of node
-        The input nodes.
-    sources : list of Source
-        One for each placeholder.
-    write_backs : list of (node, int)
-        New content and the placeholder position of each mutated buffer or input.
-    raw_outputs : list of node or constant
-        Tensor outputs and, after them, bases that several outputs view.
-    outputs : list of OutputInfo
-        How each flattened output follows from the raw ones.
-    gradients : list of (node, int)
-        Gradient and the placeholder position of what it is the gradient of.
-    structure : Structure
-        The call's output without its tensors.
-    trail : ModuleTrail
-        Which module was running at which autograd sequence number.
-    decisions : Decisions
-        The values the step read in Python: the trace holds as long as they are the same.
-    questions : tuple of Question
-        The ops of the step that check what else it read.
-    answers : tuple of Answer, optional
-        What the call was told for which the step was traced, if anything was computed.
-    outside : dict of str to nn.Module
-        What holds tensors that belong to no module of the call, if it uses any.
-    opaque : OpaqueCalls
-        Keeps the modules that run as one op.
-    regions : CastRegions
-        Where autocast kept the casts of weights.
-    """
-
-    module: fx.GraphModule
-    placeholders: list[fx.Node]
-    sources: list[Source]
-    write_backs: list[tuple[fx.Node, int]]
-    raw_outputs: list[Any]
-    outputs: list[OutputInfo]
-    gradients: list[tuple[fx.Node, int]]
-    structure: Structure
-    trail: ModuleTrail
-    decisions: Decisions
-    questions: tuple[Question, ...]
-    answers: tuple[Answer, ...] | None
-    outside: dict[str, nn.Module]
-    opaque: OpaqueCalls
-    regions: CastRegions
 
 
 class _Callee(nn.Module):
@@ -392,3 +253,18 @@ def _output_infos(metadata: Any, raw: Sequence[Any]) -> list[OutputInfo]:
         else:
             infos.append(OutputInfo("plain", index, info.requires_grad))
     return infos
+
+
+def refuse_rearranged(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> None:
+    """Refuse a forward that puts something else into a container or an object it was given."""
+    (leaves, spec), (now, spec_now) = before, after
+    if spec != spec_now or any(
+        new is not old and (isinstance(old, torch.Tensor) or new != old)
+        for new, old in zip(now, leaves, strict=True)
+    ):
+        raise CaptureError(
+            "the forward pass changes an input that is no tensor: it puts something else into a "
+            "list, dict or object (a cache of keys and values, say). A planned step replays "
+            "operators, not Python, so this would silently stop happening. Way out: return what "
+            "is new, call the model so without gradients, or leave the cache out (use_cache=False)"
+        )

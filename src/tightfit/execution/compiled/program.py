@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.capture.captured import Captured
 from tightfit.capture.decisions.answers import Question
-from tightfit.capture.lift import Captured
 from tightfit.capture.opaque.ops import BlockBackward, BlockForward
 from tightfit.errors import CompileError
 from tightfit.execution.compiled.pieces import cut

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.errors import CompileError, TightfitError
 from tightfit.execution.compiled.random_state import GeneratorState, get_state
 from tightfit.execution.lower import Program

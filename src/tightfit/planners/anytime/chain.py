@@ -8,14 +8,13 @@ proposes. Ops stand for the values they make; ops and stages are the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from tightfit._core import _engine
-from tightfit.planners.anytime.keep import KeepLists, KeepOption
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.keep import KeepOption
+from tightfit.planners.anytime.segments import _FORWARD, ChainSplitter, Segment
 
-__all__ = ["SWEEP", "ChainSplitter", "Split"]
+__all__ = ["SWEEP", "Split"]
 
 Range = tuple[int, int, int]  # value, first stage, last stage
 
@@ -23,127 +22,7 @@ UNITS = 600  # resolution of memory
 SWEEP = tuple(
     (most, optimism) for optimism in (1.1, 1.0, 1.2, 1.4, 1.7) for most in (15, 30, 60, 8, 22, 45)
 )
-_WINDOW = 2  # a cut is a local minimum of the bytes crossing it within so many ops
 _STORE, _LEAF, _KEEP, _KEEP_CLOSED = -3, -1, 10_000, 20_000
-_FORWARD = -1  # the time of the first forward pass; else a backward stage
-
-
-class ChainSplitter:
-    """What does not depend on how finely the forward pass is split.
-
-    Parameters
-    ----------
-    outline : Outline
-        The problem.
-    forward : int
-        Ops before this one are the forward pass.
-    """
-
-    def __init__(self, outline: Outline, forward: int) -> None:
-        problem = outline.problem
-        self.outline = outline
-        self.forward = forward
-        self.writes = [
-            tuple(v for v in dict.fromkeys(v for way in ways if way.first for v in way.writes))
-            for ways in problem.ways
-        ]
-        self.bytes = [sum(problem.sizes[v] for v in writes) for writes in self.writes]
-        self.reads = [
-            tuple(sorted({problem.producers[v] for v in reads} - {op}))
-            for op, reads in enumerate(outline.first_reads)
-        ]
-        self.last = list(range(outline.ops))
-        self.last_forward = list(range(forward))
-        for op, reads in enumerate(self.reads):
-            for source in reads:
-                self.last[source] = max(self.last[source], op)
-                if op < forward:
-                    self.last_forward[source] = max(self.last_forward[source], op)
-        self.crossing = self._crossing_bytes()
-        self.gradient_bytes = self._gradient_bytes()
-        self.keep_lists = KeepLists(self)
-
-    def _crossing_bytes(self) -> list[int]:
-        """Bytes of forward values that are made before each op and read by it or later ones."""
-        change = [0] * (self.forward + 2)
-        for op, last in enumerate(self.last_forward):
-            if last > op:
-                change[op + 1] += self.bytes[op]
-                change[last + 1] -= self.bytes[op]
-        return _running(change)[: self.forward + 1]
-
-    def _gradient_bytes(self) -> list[int]:
-        """Bytes of backward values alive while each op runs, with nothing recomputed."""
-        change = [0] * (self.outline.ops + 2)
-        for op in range(self.forward, self.outline.ops):
-            change[op] += self.bytes[op]
-            change[self.last[op] + 1] -= self.bytes[op]
-        return _running(change)[: self.outline.ops + 1]
-
-    def closure(self, targets: Iterable[int], available: set[int]) -> set[int]:
-        """Ops that have to run so that the targets are there."""
-        queue = [op for op in targets if op not in available]
-        found = set(queue)
-        while queue:
-            for source in self.reads[queue.pop()]:
-                if source not in found and source not in available:
-                    found.add(source)
-                    queue.append(source)
-        return found
-
-    def cost(self, ops: Iterable[int]) -> float:
-        """Cost of running ops once."""
-        return float(sum(self.outline.first_cost[op] for op in ops))
-
-    def cuts(self, most: int) -> list[int]:
-        """Bounds of at most so many segments, at local minima of the bytes that cross."""
-        crossing, end = self.crossing, self.forward
-        cuts: list[int] = []
-        for at in range(1, end):
-            near = crossing[max(1, at - _WINDOW) : min(end, at + _WINDOW + 1)]
-            plateau = bool(cuts) and len(set(crossing[cuts[-1] : at + 1])) == 1
-            if crossing[at] == min(near) and not plateau:
-                cuts.append(at)
-        bounds = [0, *cuts, end]
-        before = [0]
-        for op in range(end):
-            before.append(before[-1] + self.bytes[op])
-        while len(bounds) - 1 > most:
-            inner = range(1, len(bounds) - 1)
-            bounds.pop(min(inner, key=lambda k: before[bounds[k + 1]] - before[bounds[k - 1]]))
-        return bounds
-
-
-def _running(changes: list[int]) -> list[int]:
-    total, sums = 0, list[int]()
-    for change in changes:
-        total += change
-        sums.append(total)
-    return sums
-
-
-@dataclass
-class Segment:
-    """A run of forward ops and the stretch of the backward pass that reads it.
-
-    Parameters
-    ----------
-    start, end : int
-        Forward ops start to end - 1.
-    first, last : int
-        Its backward stages; empty if last < first.
-    entry : tuple of int
-        Ops before the segment whose values are still read in it or after it.
-    needed : dict of int to int
-        Ops of the segment, or of its entry, that its backward stages read, with the last of them.
-    """
-
-    start: int
-    end: int
-    first: int
-    last: int
-    entry: tuple[int, ...]
-    needed: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class Split:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tightfit._core import _engine
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.problem import EngineProblem
+from tightfit.planners.outcomes import finish, no_plan
 
 __all__ = ["solve_small"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tightfit.planners.anytime.chain import ChainSplitter, Segment
+    from tightfit.planners.anytime.segments import ChainSplitter, Segment
 
 __all__ = ["KeepLists", "KeepOption"]
 

@@ -17,9 +17,10 @@ from tightfit.planners.anytime.exhaustive import solve_small
 from tightfit.planners.anytime.order import frees_early, in_traced_order, reorder
 from tightfit.planners.anytime.pool import Candidate
 from tightfit.planners.anytime.search import FirstPlan, Run
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
 from tightfit.planners.engine.problem import build_problem, computes_of
+from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 
 __all__ = ["Answer", "FirstPlan", "plan_anytime", "run_anytime"]

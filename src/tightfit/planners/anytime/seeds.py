@@ -11,9 +11,10 @@ import msgspec
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
-from tightfit.planners.anytime.chain import SWEEP, ChainSplitter, Split
+from tightfit.planners.anytime.chain import SWEEP, Split
 from tightfit.planners.anytime.polish import COARSE
 from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.anytime.segments import ChainSplitter
 from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
 from tightfit.progress import SILENT
 

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import msgspec
 
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.checkmate.objective import objective_of, overhead_of
 from tightfit.planners.checkmate.program import CheckmateProgram, build_program
 from tightfit.planners.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
 from tightfit.planners.checkmate.variables import COST_UNITS, frontier_stages, split_stages
+from tightfit.planners.outcomes import finish, judge, no_plan
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.planners.solvers import Answer, Options, solve, solve_by_rows
-from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer, judge
+from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer
 from tightfit.planners.stages.schedule import recompute, residency_of, without_waste
 from tightfit.planners.stages.staged import Stage, Staged, staged, without_choice
 from tightfit.progress import Progress

@@ -8,9 +8,10 @@ from tightfit._core import _engine
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Outcome
 from tightfit.plan.simulate import simulate
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.engine.problem import build_problem, computes_of
+from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from tightfit.plan.assemble import assemble
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.simulate import simulate
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 

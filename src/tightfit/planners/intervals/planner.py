@@ -16,9 +16,10 @@ import msgspec
 
 from tightfit.errors import MissingExtra
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.outcomes import finish, judge, no_plan
 from tightfit.planners.solvers.child import run_in_child
-from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer, judge
+from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer
 from tightfit.planners.stages.schedule import without_waste
 from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress

@@ -7,13 +7,14 @@ import time
 import msgspec
 
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.monet.implementations import one_each
 from tightfit.planners.monet.objective import overhead_of
 from tightfit.planners.monet.program import MonetProgram, build_program
 from tightfit.planners.monet.variables import COST_UNITS, LocalBound
+from tightfit.planners.outcomes import finish, judge, no_plan
 from tightfit.planners.solvers import Answer, Options, solve_by_rows
-from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer, judge
+from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer
 from tightfit.planners.stages.schedule import without_waste
 from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress

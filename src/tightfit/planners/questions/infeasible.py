@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.simulate import Simulation, simulate
-from tightfit.planners.base import Task
-from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
+from tightfit.progress import Progress
 from tightfit.units import format_bytes
 
-__all__ = ["infeasible_message"]
+__all__ = ["infeasible", "infeasible_message"]
 
 _MODULES_SHOWN = 4
 
@@ -102,3 +104,16 @@ def _largest(graph: Graph, tightest: Simulation) -> str:
         return ""
     module, size = largest[0]
     return f"splitting or shrinking {module}, which holds {format_bytes(size)} there"
+
+
+def infeasible(
+    task: Task, outcome: Outcome, limits: Limits, progress: Progress
+) -> InfeasibleBudget:
+    """Return the error that says what was asked, what is the least, and what to try."""
+    least = minimum_budget(task.graph, task.gradients, limits, progress)
+    return InfeasibleBudget(
+        infeasible_message(task, outcome, least),
+        budget_bytes=task.budget_bytes,
+        minimum_bytes=least.found_bytes,
+        proven=outcome.status == "infeasible",
+    )

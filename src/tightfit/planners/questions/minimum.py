@@ -12,11 +12,12 @@ from tightfit.graph.ir import Graph, OpId
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Gradients, Plan
-from tightfit.planners.base import Limits, Task, finish
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
 from tightfit.planners.engine.problem import EngineProblem, build_problem, computes_of
 from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
+from tightfit.planners.outcomes import finish
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 

@@ -10,7 +10,8 @@ import msgspec
 from tightfit.errors import PlanMismatch
 from tightfit.graph.ir import Graph, Op, Variant
 from tightfit.plan.plan import Compute, Outcome, Plan
-from tightfit.planners.base import Task, finish
+from tightfit.planners.base import Task
+from tightfit.planners.outcomes import finish
 
 __all__ = ["extrapolated", "rescaled"]
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tightfit.plan.assemble import assemble, keep_everything
-from tightfit.plan.plan import Compute, Outcome
-from tightfit.plan.simulate import Simulation, simulate
-from tightfit.planners.base import Limits, Task, finish, no_plan
+from tightfit.plan.assemble import keep_everything
+from tightfit.plan.plan import Outcome
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
+from tightfit.planners.outcomes import finish, judge, no_plan
 from tightfit.planners.solvers import grains
 from tightfit.planners.stages.staged import Staged
 from tightfit.units import format_bytes
 
-__all__ = ["NO_PLAN_HERE", "easy_answer", "grains_of", "judge"]
+__all__ = ["NO_PLAN_HERE", "easy_answer", "grains_of"]
 
 NO_PLAN_HERE = "proven: no plan in its own search space"
 """Note of an outcome whose program is infeasible: no proof for plans outside that space."""
-
-
-def judge(task: Task, computes: Sequence[Compute]) -> Simulation:
-    """Return what a schedule really takes: bytes and seconds."""
-    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
-    return simulate(task.graph, plan)
 
 
 def grains_of(problem: Staged) -> list[int]:

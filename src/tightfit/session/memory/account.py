@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from tightfit.capture._cuda import cublas_workspace_bytes
-from tightfit.capture.capture import granularity_of
+from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.torch_private import core as private
+from tightfit.torch_private.tools import cublas_workspace_bytes
+from tightfit.units import rounded_up
 
 __all__ = [
     "device_of_modules",
@@ -19,33 +19,7 @@ __all__ = [
     "library_bytes",
     "new_gradient_bytes",
     "optimizer_state_bytes",
-    "resident_tensor_bytes",
 ]
-
-
-def _rounded(size_bytes: int, granularity: int) -> int:
-    return -(-size_bytes // granularity) * granularity
-
-
-def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
-    """Return the bytes of the distinct storages of tensors, rounded as the allocator rounds.
-
-    Of a tensor that is spread over processes the part that lies here counts.
-    """
-    seen: dict[int, int] = {}
-    for tensor in map(private.local_tensor, tensors):
-        if isinstance(tensor, torch.Tensor):
-            for part in _strided_parts(tensor):
-                storage = part.untyped_storage()
-                seen[storage._cdata] = _rounded(storage.nbytes(), granularity)
-    return sum(seen.values())
-
-
-def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a tensor lies in: itself, or the indices and values of a sparse gradient."""
-    if tensor.layout == torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    return (tensor,) if tensor.layout == torch.strided else ()
 
 
 def gradient_bytes(modules: dict[str, nn.Module], granularity: int) -> int:
@@ -72,7 +46,7 @@ def optimizer_state_bytes(
         Whether only the state of the modules' parameters counts; others count the rest.
     """
     trainable = {id(p): p for m in modules.values() for p in m.parameters() if p.requires_grad}
-    copies = 2 * sum(_rounded(p.nbytes, granularity) for p in trainable.values())
+    copies = 2 * sum(rounded_up(p.nbytes, granularity) for p in trainable.values())
     if optimizer is None:
         return copies
     counted = set(trainable) if own else {id(p) for p in _parameters(optimizer)}
@@ -152,7 +126,7 @@ def _predict_state(optimizer: Any, granularity: int, device: str, counted: set[i
             twin.step()
             tensors = [t for s in twin.state.values() for t in _tensors(s)]
             return sum(
-                _rounded(t.untyped_storage().nbytes(), granularity)
+                rounded_up(t.untyped_storage().nbytes(), granularity)
                 for t in tensors
                 if t.device.type == device
             )

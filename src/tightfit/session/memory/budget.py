@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from tightfit.errors import BadInput
-from tightfit.execution.guard import announce
 from tightfit.session.memory.account import device_of_modules, lasting_bytes, new_gradient_bytes
 from tightfit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from tightfit.graph.ir import Graph
-    from tightfit.session.options import Options
     from tightfit.session.processes import Ranks
     from tightfit.session.whole.steps import Session
 
@@ -31,7 +29,6 @@ __all__ = [
     "limit_bytes",
     "share_of",
     "usable_bytes",
-    "with_ranks",
 ]
 
 
@@ -218,28 +215,3 @@ def _free_bytes(device: torch.device, ranks: Ranks | None) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     own = free + torch.cuda.memory_reserved(device)
     return own if ranks is None else min(ranks.gather("free", own))
-
-
-def with_ranks(options: Options, ranks: Ranks) -> Options:
-    """Return the options for several ranks, which all keep to the least budget among them.
-
-    Raises
-    ------
-    BadInput
-        If the ranks were given different shared budgets or reserves.
-    """
-    sizes = ranks.gather("budget", options.budget_bytes or 0)
-    reserves = ranks.gather("reserve", options.reserve_bytes)
-    if len(set(reserves)) > 1 or (options.shared is not None and len(set(sizes)) > 1):
-        raise BadInput(
-            f"the ranks ask for different things: budgets of {_listed(sizes)}, reserves of "
-            f"{_listed(reserves)}. Give every rank the same"
-        )
-    least = min(sizes)
-    if options.budget_bytes != least and least:
-        announce(f"the least budget of {ranks.size} ranks counts: {format_bytes(least)}")
-    return dataclasses.replace(options, budget_bytes=least or None, ranks=ranks)
-
-
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(format_bytes, sizes))

@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from tightfit.plan.plan import Plan
+from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Kind
 from tightfit.session.parts.ledger import Holding, Ledger, holding_of
-from tightfit.session.stages import plan_task, with_outside
+from tightfit.session.stages import plan_task
 
-__all__ = ["Choice", "choose"]
+__all__ = ["Choice", "ToldChoice", "choose"]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _FINER = (-0.09375, -0.0625, -0.03125, 0.03125, 0.0625, 0.09375)  # around the largest that fits
@@ -201,8 +203,57 @@ def _planned(kind: Kind, saved_bytes: int, room_bytes: int, options: Options) ->
         return kind.most
     seconds = options.limits.seconds / (2 * len(_SHARES) + len(_FINER))
     task = Task(
-        graph=with_outside(graph, outside_bytes), budget_bytes=graph.constant_bytes + room_bytes
+        graph=graph.with_outside(outside_bytes), budget_bytes=graph.constant_bytes + room_bytes
     )
     limits = msgspec.structs.replace(options.limits, seconds=seconds)
     plan = plan_task(task, options.planner, limits, options.progress).plan
     return holding_of(graph, plan) if plan is not None else None
+
+
+class ToldChoice(msgspec.Struct, frozen=True):
+    """What one rank has chosen; kinds of parts have the same names on all of them.
+
+    Parameters
+    ----------
+    plans : dict of str to list of Plan
+        For each kind the plans in use; the first is the one with which all calls fit.
+    calls : list of int
+        For each call of the step which of its kind's plans it runs.
+    """
+
+    plans: dict[str, list[Plan]]
+    calls: list[int]
+
+    @classmethod
+    def of(cls, choice: Choice | None, ledger: Ledger[Kind]) -> ToldChoice:
+        """Return what is to be told of a choice for a step; of none if nothing was found."""
+        if choice is None:
+            return cls({}, [])
+        used = {kind: [holding] for kind, holding in choice.kinds.items()}
+        for kind, holding in zip(ledger.calls, choice.calls, strict=True):
+            if holding not in used[kind]:
+                used[kind].append(holding)
+        return cls(
+            {kind.name: [holding.plan for holding in holdings] for kind, holdings in used.items()},
+            [used[k].index(h) for k, h in zip(ledger.calls, choice.calls, strict=True)],
+        )
+
+    def choice(self, ledger: Ledger[Kind]) -> Choice | None:
+        """Return the choice for the same step on another rank; None if there is none.
+
+        Raises
+        ------
+        InvalidPlan
+            If a plan does not verify here.
+        """
+        if not self.plans:
+            return None
+        kinds = {kind.name: kind for kind in ledger.calls}
+        menus = {}
+        for name, plans in self.plans.items():
+            graph = kinds[name].captured.graph
+            for plan in plans:
+                verify(plan, graph)
+            menus[kinds[name]] = [holding_of(graph, plan) for plan in plans]
+        calls = (menus[kind][i] for kind, i in zip(ledger.calls, self.calls, strict=True))
+        return Choice({kind: found[0] for kind, found in menus.items()}, tuple(calls), menus)

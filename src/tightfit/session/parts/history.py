@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from tightfit.session.parts.choice import Choice
 from tightfit.session.parts.kinds import Kind, Part, forget_oldest
 from tightfit.session.parts.ledger import Holding, Ledger
 
-__all__ = ["Level", "Levels"]
+__all__ = ["Level", "Levels", "Turns"]
 
 _MOST_LEVELS = 16
 
@@ -90,3 +91,36 @@ class Levels:
         levels.append(Level(signature, held_bytes))
         del levels[:-_MOST_LEVELS]
         return levels[-1]
+
+
+class Turns:
+    """The parts seen so far, each after the one that ran before it when it was first seen."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+
+    def note(self, called: Sequence[Part]) -> None:
+        """Learn from the parts that ran in a step: a new one runs after the one before it."""
+        place = 0
+        for part in called:
+            if part not in self._parts:
+                self._parts.insert(place, part)
+            place = self._parts.index(part) + 1
+
+    def order(self, absent: Iterable[Part] = ()) -> dict[Part, int]:
+        """Return each part's turn; those that have never run come among others of their class.
+
+        Parameters
+        ----------
+        absent : iterable of Part
+            Parts that have not run yet.
+        """
+        parts = list(self._parts)
+        for part in absent:
+            alike = [other for other in parts if other.is_of_class(part)]
+            earlier = [other for other in alike if other.number < part.number]
+            if earlier:
+                parts.insert(parts.index(earlier[-1]) + 1, part)
+            else:
+                parts.insert(parts.index(alike[0]) if alike else len(parts), part)
+        return {part: turn for turn, part in enumerate(parts)}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from tightfit.capture.around_data import capture_around_data
+from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
+from tightfit.capture.around_data import capture_around_data, has_parts
 from tightfit.capture.calls.signature import flatten, input_signature
-from tightfit.capture.capture import granularity_of
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.capture.side_effects.generators import GeneratorStates
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import (
     BadInput,
     CaptureError,
@@ -24,17 +24,16 @@ from tightfit.errors import (
     NothingToTrain,
     without_frames,
 )
-from tightfit.execution.guard import StepPeaks, announce
+from tightfit.execution.guard import StepPeaks
+from tightfit.progress import announce
 from tightfit.session.memory.account import (
     device_of_modules,
     gradient_bytes,
     lasting_bytes,
     library_bytes,
     optimizer_state_bytes,
-    resident_tensor_bytes,
 )
 from tightfit.session.memory.budget import limit_bytes
-from tightfit.session.parts.candidates import has_parts
 from tightfit.session.parts.stand_ins import StandIns
 from tightfit.session.parts.steps import Steps
 from tightfit.session.report import Report

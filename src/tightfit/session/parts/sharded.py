@@ -14,14 +14,13 @@ from torch import nn
 from tightfit.allocator import meter_for
 from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import flatten, input_signature
-from tightfit.capture.lift import Captured
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.captured import Captured
+from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach_part, detach, original_forward
 from tightfit.execution.guard import StepPeaks
 from tightfit.session.memory.account import device_of_modules, lasting_bytes, library_bytes
-from tightfit.session.memory.budget import with_ranks
-from tightfit.session.options import Options
+from tightfit.session.options import Options, with_ranks
 from tightfit.session.parts.kinds import Part
 from tightfit.session.parts.steps import Steps
 from tightfit.session.processes import Ranks

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.capture.around_data import may_be_planned
 from tightfit.errors import BadInput, CaptureError, OpaqueChanged, without_frames
-from tightfit.session.parts.candidates import may_be_planned
 from tightfit.session.parts.kinds import Kind, Part
 from tightfit.session.parts.steps import Steps
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from tightfit.allocator.resident import granularity_of
 from tightfit.capture.calls.signature import flatten
-from tightfit.capture.capture import granularity_of, placeholder_tensors
-from tightfit.capture.lift import Captured
-from tightfit.capture.trace.trace import TracedCall
+from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
@@ -25,13 +25,11 @@ from tightfit.plan.plan import Plan
 from tightfit.session.memory.account import new_gradient_bytes
 from tightfit.session.memory.budget import usable_bytes
 from tightfit.session.options import Options
-from tightfit.session.parts.agreement import ToldChoice
-from tightfit.session.parts.choice import Choice, choose
-from tightfit.session.parts.history import Level, Levels
+from tightfit.session.parts.choice import Choice, ToldChoice, choose
+from tightfit.session.parts.history import Level, Levels, Turns
 from tightfit.session.parts.kinds import Call, Kind, Kinds, Part
 from tightfit.session.parts.ledger import Holding, Ledger, Recorder
 from tightfit.session.parts.ledger_edits import Further, as_called, with_calls
-from tightfit.session.parts.turns import Turns
 from tightfit.session.processes import agreed
 from tightfit.session.report import Report
 from tightfit.units import format_bytes

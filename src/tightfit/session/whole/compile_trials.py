@@ -14,19 +14,20 @@ from typing import Any
 
 import msgspec
 
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.capture.partitioner import min_cut_schedule
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.compiled.program import compile_program
-from tightfit.execution.guard import announce
 from tightfit.execution.lower import Program, lower
 from tightfit.execution.trial import TrialPeaks, try_program
 from tightfit.graph.ir import Graph
 from tightfit.plan.assemble import assemble
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.planners.base import Task
+from tightfit.planners.outcomes import judged
+from tightfit.progress import announce
 from tightfit.session.options import Options
-from tightfit.session.stages import judged, plan_step
+from tightfit.session.stages import plan_step
 from tightfit.units import format_bytes
 
 __all__ = ["MOST_TRIES", "CompiledPlan", "compiled_tries"]

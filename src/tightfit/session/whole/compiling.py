@@ -14,18 +14,18 @@ from typing import Any
 import msgspec
 
 from tightfit.alternatives.registry import compilable
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.compiled.program import refuse_uncompilable
-from tightfit.execution.guard import announce
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.execution.trial import time_programs
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Task
+from tightfit.progress import announce
 from tightfit.session.options import Options
-from tightfit.session.stages import plan_step, with_outside
+from tightfit.session.stages import plan_step
 from tightfit.session.whole.compile_trials import CompiledPlan, compiled_tries
 from tightfit.session.whole.specialisation import Planned, Shape
 from tightfit.units import format_bytes
@@ -183,7 +183,7 @@ def still_fits(
         What user code holds between forward and backward: assumed and measured.
     """
     assert planned.outcome.plan is not None
-    graph = with_outside(planned.graph, outside_bytes)
+    graph = planned.graph.with_outside(outside_bytes)
     if planned.compiled is not None:  # compiling anew takes minutes
         return planned.compiled.peak_bytes(graph) <= budget_bytes
     peak_bytes = simulate(graph, planned.outcome.plan).peak_bytes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tightfit.execution.guard import Guard, announce
+from tightfit.execution.guard import Guard
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
+from tightfit.progress import announce
 from tightfit.session.memory.account import device_of_modules, gradient_bytes
 from tightfit.session.processes import agreed
 from tightfit.session.whole.compiling import still_fits

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tightfit.api.quick import quick_outcome
-from tightfit.errors import CompileError, TightfitError
-from tightfit.execution.guard import announce
+from tightfit.errors import CompileError, InvalidPlan, PlanMismatch, TightfitError
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
@@ -20,10 +19,12 @@ from tightfit.plan.assemble import assemble, handing_over_singly, keep_everythin
 from tightfit.plan.plan import Enter, Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
-from tightfit.planners.base import Task
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
+from tightfit.planners.registry import plan_with
 from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
-from tightfit.progress import Progress
+from tightfit.progress import Progress, announce
 from tightfit.session.background import Search
 from tightfit.session.memory.account import (
     gradient_bytes,
@@ -31,10 +32,12 @@ from tightfit.session.memory.account import (
     optimizer_state_bytes,
 )
 from tightfit.session.memory.budget import Budget, Needs, share_of
+from tightfit.session.memory.surroundings import root_gradient_bytes
+from tightfit.session.options import Options
 from tightfit.session.processes import agreed
-from tightfit.session.stages import plan_step, with_constants, with_outside
+from tightfit.session.stages import cached_outcome, plan_step
 from tightfit.session.whole.compiling import fastest_plan
-from tightfit.session.whole.specialisation import Planned, Shape, root_gradient_bytes
+from tightfit.session.whole.specialisation import Planned, Shape
 
 if TYPE_CHECKING:
     from tightfit.session.whole.steps import Session
@@ -43,6 +46,7 @@ __all__ = [
     "declare_needs",
     "held_gradient_bytes",
     "planned_for",
+    "quick_outcome",
     "recall_costs",
     "smallest_budget",
     "state_bytes",
@@ -211,13 +215,12 @@ def _with_surroundings(
     shape: Shape, existing_bytes: int, state_bytes: int, outside_bytes: int
 ) -> Graph:
     """Return the step's graph with what lies around it: constants, and what user code holds."""
-    graph = with_constants(
-        shape.captured.graph,
+    graph = shape.captured.graph.with_constants(
         gradients=existing_bytes,
         optimizer_state=state_bytes,
         gradient_of_loss=root_gradient_bytes(shape.captured),
     )
-    return with_outside(graph, outside_bytes)
+    return graph.with_outside(outside_bytes)
 
 
 def held_gradient_bytes(session: Session, graph: Graph) -> int:
@@ -263,3 +266,43 @@ def recall_costs(session: Session, shape: Shape) -> None:
         shape.tuner = Tuner()
     else:
         shape.captured = shape.captured.with_graph(with_step_costs(graph, costs))
+
+
+_GREEDY_S = 1.0
+
+
+def quick_outcome(
+    task: Task, options: Options, others: Iterable[Plan]
+) -> tuple[Outcome | None, bool]:
+    """Return the best plan that is at hand in a fraction of a second.
+
+    Candidates are the plan that an earlier process kept, a greedy one, and those of other shapes,
+    each verified on this graph.
+
+    Parameters
+    ----------
+    task : Task
+        The step at its new shape.
+    options : Options
+        The user's; they name the cache.
+    others : iterable of Plan
+        Plans of the same callable at other shapes or costs.
+
+    Returns
+    -------
+    outcome : Outcome or None
+        None if none of them fits.
+    is_final : bool
+        Whether it is what the full search had found before.
+    """
+    known = cached_outcome(task, options)
+    if known is not None:
+        return known, True
+    greedy = plan_with("greedy", task, Limits(seconds=_GREEDY_S))
+    found = [greedy] if greedy.plan is not None else []
+    for plan in others:
+        moved = msgspec.structs.replace(plan, graph=fingerprint(task.graph))
+        if plan.gradients == task.gradients:
+            with contextlib.suppress(InvalidPlan, PlanMismatch):
+                found.append(judged(task, moved))
+    return min(found, key=lambda outcome: outcome.overhead, default=None), False

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tightfit.capture.calls.signature import differ_in_sizes_only
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
@@ -16,17 +15,7 @@ from tightfit.session.background import Search
 if TYPE_CHECKING:
     from tightfit.session.whole.compile_trials import CompiledPlan
 
-__all__ = [
-    "Planned",
-    "Shape",
-    "assumed_outside_bytes",
-    "forget_oldest",
-    "most_alike",
-    "outputs_beside_the_loss",
-    "root_gradient_bytes",
-]
-
-_MOST_SHAPES = 16
+__all__ = ["Planned", "Shape"]
 
 
 @dataclass
@@ -108,50 +97,3 @@ class Planned:
     def compiled_peak_bytes(self) -> int | None:
         """The measured peak of the compiled plan; None: it runs operator by operator."""
         return self.compiled.peak_bytes(self.graph) if self.compiled is not None else None
-
-
-def assumed_outside_bytes(captured: Captured) -> int:
-    """Assume what a loss outside the plan holds until it is measured: three times the outputs."""
-    tangents = [v for v in captured.graph.values if v.role == "tangent"]
-    return 3 * sum(v.size_bytes for v in tangents)
-
-
-def root_gradient_bytes(captured: Captured) -> int:
-    """Return the bytes of the losses' own gradients: `backward` holds them until it returns."""
-    granularity = captured.graph.device.granularity_bytes
-    tangents = (v for v in captured.graph.values if v.role == "tangent")
-    return sum(v.size_bytes for v in tangents if v.size_bytes <= granularity)
-
-
-def most_alike(known: dict[Any, list[Shape]], key: Any) -> Any | None:
-    """Return the signature of the same call on other sizes or answers, its own costs preferred."""
-    alike = [
-        (not shape.is_further, shape.used, other)
-        for other, shapes in known.items()
-        for shape in shapes
-        if other == key or differ_in_sizes_only(other, key)
-    ]
-    return max(alike, key=lambda one: one[:2])[2] if alike else None
-
-
-def forget_oldest(known: dict[Any, list[Shape]]) -> None:
-    """Keep no more than some shapes, by signature: those used last."""
-    while len(shapes := [shape for alike in known.values() for shape in alike]) > _MOST_SHAPES:
-        oldest = min(shapes, key=lambda shape: shape.used)
-        oldest.forget_plans()
-        for key, alike in list(known.items()):
-            known[key] = [shape for shape in alike if shape is not oldest]
-            if not known[key]:
-                del known[key]
-
-
-def outputs_beside_the_loss(captured: Captured) -> frozenset[int]:
-    """Return the differentiable outputs beside a loss the output carries, if it carries one."""
-    joint = captured.joint
-    loss = joint.structure.loss
-    if loss is None or not joint.outputs[loss].requires_grad:
-        return frozenset()
-    node = joint.raw_outputs[loss]
-    if node.meta["val"].numel() != 1:
-        return frozenset()
-    return frozenset(i for i, info in enumerate(joint.outputs) if i != loss and info.requires_grad)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from tightfit.capture.probe import probe
+from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.errors import CaptureError, Diverged, OpaqueChanged
+from tightfit.progress import announce
+from tightfit.session.whole.learning import watch
+
+if TYPE_CHECKING:
+    from tightfit.session.whole.specialisation import Shape
+
+
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import nn
 
-from tightfit.api.deciding import run_as_data_decide
-from tightfit.api.expected import worst_first
-from tightfit.api.replicas import Replicas, running_wrapper
-from tightfit.capture.around_data import capture_around_data, warn_of_hooks
+from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import call_signature, flatten, refuse_transforms
-from tightfit.capture.capture import placeholder_tensors
-from tightfit.capture.lift import Captured
+from tightfit.capture.captured import Captured, outputs_beside_the_loss, placeholder_tensors
 from tightfit.capture.side_effects.attributes import KeptTensors, Place, forget, put
-from tightfit.capture.trace.trace import TracedCall
-from tightfit.errors import BadInput, CaptureError, SecondForward
-from tightfit.execution.guard import Guard, StepPeaks, announce
+from tightfit.capture.traced_call import TracedCall
+from tightfit.errors import BadInput, SecondForward
+from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
@@ -30,29 +37,23 @@ from tightfit.session.memory.budget import (
     close_windows,
     limit_bytes,
     usable_bytes,
-    with_ranks,
 )
-from tightfit.session.options import Options
+from tightfit.session.memory.surroundings import assumed_outside_bytes
+from tightfit.session.options import Options, with_ranks, worst_first
 from tightfit.session.parts.in_parts import Fallback, refuse_to_prepare, run_in_parts
+from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.report import Report, report_of
-from tightfit.session.whole.learning import watch
+from tightfit.session.whole.captures import forget_oldest, most_alike, warn_of_hooks
 from tightfit.session.whole.planning import (
     declare_needs,
     planned_for,
     recall_costs,
     smallest_budget,
 )
-from tightfit.session.whole.specialisation import (
-    Planned,
-    Shape,
-    assumed_outside_bytes,
-    forget_oldest,
-    most_alike,
-    outputs_beside_the_loss,
-)
+from tightfit.session.whole.specialisation import Planned, Shape
 from tightfit.torch_private import tools as tools
 
-__all__ = ["Session"]
+__all__ = ["Session", "run_as_data_decide"]
 
 
 class Session:
@@ -403,3 +404,60 @@ class Session:
                 self.guard.after_backward()
 
         return finished
+
+
+_MOST_ATTEMPTS = 8
+
+
+def run_as_data_decide(
+    session: Session, shape: Shape, leaves: list[Any], args: Any, kwargs: Any
+) -> tuple[Shape, list[Any]]:
+    """Run a forward; where its data ask for another plan than expected, run that one.
+
+    A forward that ends early has changed nothing: buffers are written at its end, and generators
+    are put back.
+
+    Returns
+    -------
+    shape : Shape
+        What was run in the end.
+    outputs : list
+        Its flattened outputs.
+    """
+    for _ in range(_MOST_ATTEMPTS):
+        joint = shape.captured.joint
+        if not joint.questions and not joint.opaque.blocks:
+            return shape, session.run(shape, leaves)
+        before = GeneratorStates(session.modules)
+        try:
+            return shape, session.run(shape, leaves)
+        except (OpaqueChanged, Diverged) as change:
+            if joint.opaque.changes_state:  # a block writes its buffers when it runs
+                raise
+            more = str(change) if isinstance(change, OpaqueChanged) else None
+        before.restore()
+        if more is not None:
+            session.shapes.pop(shape.key, None)
+            announce(more)
+            shape = session.shape_for(shape.key, args, kwargs)
+        else:
+            shape = _shape_answering(session, shape, args, kwargs)
+    raise CaptureError(
+        f"what {session.name} runs is decided otherwise each time it is run with the same inputs: "
+        "that cannot be planned. Way out: move what decides out of the fitted module"
+    )
+
+
+def _shape_answering(session: Session, unfit: Shape, args: Any, kwargs: Any) -> Shape:
+    """Return what was captured for what data decide now; capture it the first time."""
+    call = session.traced_call(unfit.key, args, kwargs)
+    found = probe(call)
+    for shape in session.shapes.get(unfit.key, ()):
+        if shape is not unfit and shape.captured.joint.answers == found.answers:
+            shape.used = session.calls
+            return shape
+    announce(f"{session.name} computes values that decide otherwise: making a new plan")
+    call = dataclasses.replace(call, answers=found.answers, examples=found.examples)
+    shape = session.new_shape(unfit.key, call)
+    watch(session, shape)
+    return shape

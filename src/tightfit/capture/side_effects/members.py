@@ -1,9 +1,4 @@
-"""Tensors that a forward puts in the place of others: what it means is that it writes into them.
-
-`weight.data = value` and `self.buffer = value` exchange tensors in Python, where no tracer sees
-it. While a step is traced they become writes into the tensor that was there, which every step
-then does.
-"""
+"""Parameters and buffers that a forward replaces, or whose data it does."""
 
 from __future__ import annotations
 
@@ -17,7 +12,51 @@ from torch.overrides import TorchFunctionMode
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["DataAssignments", "members_of", "write_replaced"]
+__all__ = [
+    "DataAssignments",
+    "RepeatedMembers",
+    "members_of",
+    "write_replaced",
+]
+
+
+class RepeatedMembers:
+    """Puts back the parameters and buffers of modules registered under several names.
+
+    The tracer swaps members name by name and puts back what it found, which for the second name
+    of a module is what it had put there for the first. What the model's own code replaces stays.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        counts: dict[nn.Module, int] = {}
+        for top in modules.values():
+            for _, module in top.named_modules(remove_duplicate=False):
+                counts[module] = counts.get(module, 0) + 1
+        self._modules = [m for m, count in counts.items() if count > 1]
+        self._before: list[dict[str, Any]] = []
+        self._changed: set[tuple[int, str]] = set()
+
+    def now(self) -> list[dict[str, Any]]:
+        """Return the members as they are now."""
+        return [{**m._parameters, **m._buffers} for m in self._modules]
+
+    def note_changes(self, before: list[dict[str, Any]]) -> None:
+        """Note what the model's own code has replaced since."""
+        for index, (then, now) in enumerate(zip(before, self.now(), strict=True)):
+            changed = {k for k in {*then, *now} if then.get(k) is not now.get(k)}
+            self._changed |= {(index, key) for key in changed}
+
+    def __enter__(self) -> RepeatedMembers:
+        self._before = self.now()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for index, (module, before) in enumerate(zip(self._modules, self._before, strict=True)):
+            for members in (module._parameters, module._buffers):
+                for key in [k for k in members if k in before]:
+                    if (index, key) not in self._changed:
+                        members[key] = before[key]
+
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 

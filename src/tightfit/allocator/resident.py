@@ -1,0 +1,42 @@
+"""What tensors hold of the allocator: distinct storages, rounded as a device rounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tightfit.torch_private import tools
+from tightfit.units import rounded_up
+
+__all__ = ["granularity_of", "resident_tensor_bytes"]
+
+
+_GRANULARITY = {"cpu": 64, "cuda": 512}
+
+
+def granularity_of(kind: str) -> int:
+    """Return the bytes that the allocator of a kind of device rounds sizes up to."""
+    return _GRANULARITY.get(kind, 512)
+
+
+def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
+    """Return the bytes of the distinct storages of tensors, rounded as the allocator rounds.
+
+    Of a tensor that is spread over processes the part that lies here counts.
+    """
+    seen: dict[int, int] = {}
+    for tensor in map(tools.local_tensor, tensors):
+        if isinstance(tensor, torch.Tensor):
+            for part in _strided_parts(tensor):
+                storage = part.untyped_storage()
+                seen[storage._cdata] = rounded_up(storage.nbytes(), granularity)
+    return sum(seen.values())
+
+
+def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return what a tensor lies in: itself, or the indices and values of a sparse gradient."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,) if tensor.layout == torch.strided else ()

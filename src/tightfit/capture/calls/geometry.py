@@ -1,0 +1,49 @@
+"""How a tensor lies in its storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Geometry"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a tensor lies in its storage."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        """Return the geometry of a tensor."""
+        return cls(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            int(tensor.storage_offset()),
+            tensor.untyped_storage().nbytes(),
+            tensor.dtype,
+            tensor.device,
+        )
+
+    def empty(self) -> torch.Tensor:
+        """Return a new tensor of this geometry."""
+        elements = -(-self.storage_bytes // self.dtype.itemsize)
+        flat = torch.empty(elements, dtype=self.dtype, device=self.device)
+        return flat.as_strided(self.shape, self.strides, self.offset)
+
+    def over(self, base: torch.Tensor, moved_bytes: int) -> torch.Tensor:
+        """Return the tensor of this geometry in the storage of another, moved by some bytes."""
+        result = torch.empty(0, dtype=self.dtype, device=self.device)
+        return result.set_(
+            base.untyped_storage(),
+            self.offset + moved_bytes // self.dtype.itemsize,
+            self.shape,
+            self.strides,
+        )

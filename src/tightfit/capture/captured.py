@@ -1,0 +1,118 @@
+"""A captured step: the graph that is planned, and how each of its ops is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tightfit.graph.ir import Graph
+
+if TYPE_CHECKING:
+    pass
+
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from torch import fx, nn
+
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.graph.ir import ValueId
+
+__all__ = [
+    "Call",
+    "Captured",
+    "outputs_beside_the_loss",
+    "placeholder_tensors",
+]
+
+
+@dataclass(frozen=True)
+class Call:
+    """How one alternative of an op is run.
+
+    Parameters
+    ----------
+    function : callable
+        An ATen overload or any function of tensors.
+    args, kwargs
+        Arguments; an `fx.Node` in them stands for the value (or view) of that node.
+    outputs : tuple of (int or None)
+        The value each output becomes; None: it is dropped.
+    is_tuple : bool
+        Whether the function returns a tuple.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[ValueId | None, ...]
+    is_tuple: bool
+
+    def nodes(self) -> Iterator[fx.Node]:
+        """Yield every node among the arguments."""
+        found: list[fx.Node] = []
+        fx.map_arg((self.args, self.kwargs), found.append)
+        yield from found
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured step: the planner's graph and how to run each part of it.
+
+    Parameters
+    ----------
+    graph : Graph
+        Without costs.
+    joint : JointGraph
+        The normalised trace.
+    calls : tuple of tuple of Call
+        For each op, one call for each alternative.
+    nodes : tuple of fx.Node
+        The node each op came from.
+    value_of : dict of fx.Node to int
+        The value a base node (placeholder, op or getitem of an op) holds.
+    """
+
+    graph: Graph
+    joint: JointGraph
+    calls: tuple[tuple[Call, ...], ...]
+    nodes: tuple[fx.Node, ...]
+    value_of: dict[fx.Node, ValueId]
+
+    def with_graph(self, graph: Graph) -> Captured:
+        """Return the step with another graph of the same ops and values, such as a priced one."""
+        return dataclasses.replace(self, graph=graph)
+
+
+def placeholder_tensors(
+    joint: JointGraph, modules: dict[str, nn.Module], leaves: list[Any]
+) -> list[Any]:
+    """Return the tensors of the placeholders of a call, tangents left out.
+
+    Parameters and buffers are fetched by name each time, so `.to()` and `load_state_dict(
+    assign=True)` are seen.
+    """
+    members: dict[str, Any] = {}
+    for prefix, module in {**modules, **joint.outside}.items():
+        for key, parameter in module.named_parameters(remove_duplicate=False):
+            members[f"{prefix}.{key}"] = parameter
+        for key, buffer in module.named_buffers(remove_duplicate=False):
+            members[f"{prefix}.{key}"] = buffer
+    return [
+        leaves[source.index] if source.kind == "input" else members[source.name]
+        for source in joint.sources
+        if source.kind != "tangent"
+    ]
+
+
+def outputs_beside_the_loss(captured: Captured) -> frozenset[int]:
+    """Return the differentiable outputs beside a loss the output carries, if it carries one."""
+    joint = captured.joint
+    loss = joint.structure.loss
+    if loss is None or not joint.outputs[loss].requires_grad:
+        return frozenset()
+    node = joint.raw_outputs[loss]
+    if node.meta["val"].numel() != 1:
+        return frozenset()
+    return frozenset(i for i, info in enumerate(joint.outputs) if i != loss and info.requires_grad)

@@ -1,0 +1,112 @@
+"""The traced step as a value: its graph, and what its inputs and outputs mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from tightfit.capture.calls.structure import Structure
+from tightfit.capture.decisions.answers import Answer, Question
+from tightfit.capture.decisions.reads import Decisions
+from tightfit.capture.opaque.tracing import OpaqueCalls
+from tightfit.capture.origins import CastRegions, ModuleTrail
+
+__all__ = ["JointGraph", "OutputInfo", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the tensor of a placeholder comes from.
+
+    Parameters
+    ----------
+    kind : str
+        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"tangent"``.
+    name : str
+        Qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"`` otherwise.
+    index : int
+        Position among the flattened inputs, or (tangents) among the raw outputs; -1 otherwise.
+    """
+
+    kind: str
+    name: str
+    index: int = -1
+
+
+@dataclass(frozen=True)
+class OutputInfo:
+    """How one output tensor of the traced call is made from the raw outputs.
+
+    Parameters
+    ----------
+    kind : str
+        ``"plain"``: a raw output as it is. ``"input"``: one of the inputs itself.
+        ``"alias_of_input"``, ``"alias_of_output"``: a view, made anew outside the program.
+    base : int
+        For aliases: position of the input among the placeholders, or of the raw output.
+    requires_grad : bool
+        Whether it takes part in differentiation. An output that is known to receive no gradient
+        is traced without, but still leaves as one that requires a gradient, as in eager; should
+        it receive one after all, the step refuses clearly.
+    """
+
+    kind: str
+    base: int = -1
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """A traced step.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        Placeholders (in the order of `sources`), operators, one output node.
+    placeholders : list of node
+        The input nodes.
+    sources : list of Source
+        One for each placeholder.
+    write_backs : list of (node, int)
+        New content and the placeholder position of each mutated buffer or input.
+    raw_outputs : list of node or constant
+        Tensor outputs and, after them, bases that several outputs view.
+    outputs : list of OutputInfo
+        How each flattened output follows from the raw ones.
+    gradients : list of (node, int)
+        Gradient and the placeholder position of what it is the gradient of.
+    structure : Structure
+        The call's output without its tensors.
+    trail : ModuleTrail
+        Which module was running at which autograd sequence number.
+    decisions : Decisions
+        The values the step read in Python: the trace holds as long as they are the same.
+    questions : tuple of Question
+        The ops of the step that check what else it read.
+    answers : tuple of Answer, optional
+        What the call was told for which the step was traced, if anything was computed.
+    outside : dict of str to nn.Module
+        What holds tensors that belong to no module of the call, if it uses any.
+    opaque : OpaqueCalls
+        Keeps the modules that run as one op.
+    regions : CastRegions
+        Where autocast kept the casts of weights.
+    """
+
+    module: fx.GraphModule
+    placeholders: list[fx.Node]
+    sources: list[Source]
+    write_backs: list[tuple[fx.Node, int]]
+    raw_outputs: list[Any]
+    outputs: list[OutputInfo]
+    gradients: list[tuple[fx.Node, int]]
+    structure: Structure
+    trail: ModuleTrail
+    decisions: Decisions
+    questions: tuple[Question, ...]
+    answers: tuple[Answer, ...] | None
+    outside: dict[str, nn.Module]
+    opaque: OpaqueCalls
+    regions: CastRegions

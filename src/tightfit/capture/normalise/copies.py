@@ -1,0 +1,99 @@
+"""Copies nobody needs, and arguments nobody reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.nodes import base_of
+from tightfit.capture.normalise.rewriting import (
+    outputs_of,
+    replace,
+)
+
+__all__ = ["drop_clones", "drop_detaches", "drop_unread_arguments"]
+
+aten = torch.ops.aten
+
+
+# Backward operators that only read the shape of these arguments (operators.md section 6).
+_SHAPE_ONLY: dict[object, tuple[int, ...]] = {
+    aten.nll_loss_backward.default: (1,),
+    aten.nll_loss2d_backward.default: (1,),
+    aten.avg_pool2d_backward.default: (1,),
+    aten.avg_pool3d_backward.default: (1,),
+    aten._adaptive_avg_pool2d_backward.default: (1,),
+    aten._adaptive_avg_pool3d_backward.default: (1,),
+    aten.max_pool2d_with_indices_backward.default: (1,),
+    aten.max_pool3d_with_indices_backward.default: (1,),
+    aten.adaptive_max_pool2d_backward.default: (1,),
+    aten.reflection_pad2d_backward.default: (1,),
+    aten.replication_pad2d_backward.default: (1,),
+}
+
+
+def drop_detaches(joint: JointGraph) -> None:
+    for node in list(joint.module.graph.nodes):
+        if node.op == "call_function" and node.target in (
+            aten.detach.default,
+            aten.alias.default,
+            aten.lift_fresh.default,
+        ):
+            replace(joint, node, node.args[0])
+            joint.module.graph.erase_node(node)
+
+
+def drop_clones(joint: JointGraph) -> None:
+    """Drop copies with unchanged strides: in a functional graph they are the identity.
+
+    Unless somebody outside could tell: a copy that is returned, or of what the step mutates. And
+    unless it carries out what views put off: conjugation, negation.
+    """
+    outputs = {base_of(n) for n in outputs_of(joint)}
+    mutated = {joint.placeholders[i] for _, i in joint.write_backs}
+    for node in list(joint.module.graph.nodes):
+        if node.op != "call_function" or node.target is not aten.clone.default:
+            continue
+        source = node.args[0]
+        value = source.meta["val"]
+        same = node.meta["val"].stride() == value.stride()
+        if value.is_conj() or value.is_neg():
+            continue
+        if same and base_of(source) not in mutated and base_of(node) not in outputs:
+            replace(joint, node, source)
+            joint.module.graph.erase_node(node)
+
+
+def drop_unread_arguments(joint: JointGraph) -> None:
+    for node in list(joint.module.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is aten.native_batch_norm_backward.default and node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
+        if node.target is aten.batch_norm_backward.default and node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
+        for index in _SHAPE_ONLY.get(node.target, ()):
+            _read_shape_only(joint, node, index)
+
+
+def _read_shape_only(joint: JointGraph, node: fx.Node, index: int) -> None:
+    """Replace an argument whose values nobody reads by one element expanded to its shape.
+
+    Only for dense standard layouts: with channels_last the memory format of the argument
+    decides the format of the result.
+    """
+    graph = joint.module.graph
+    source = node.args[index]
+    if not isinstance(source, fx.Node) or base_of(source).op == "placeholder":
+        return
+    value = source.meta["val"]
+    if not value.is_contiguous() or value.numel() == 0:
+        return
+    shell = torch.empty(1, dtype=value.dtype, device=value.device).expand(value.shape)
+    name = f"_shape_only_{node.name}"
+    joint.module.register_buffer(name, shell, persistent=False)
+    with graph.inserting_before(node):
+        constant = graph.get_attr(name)
+    constant.meta = {"val": value}
+    node.update_arg(index, constant)

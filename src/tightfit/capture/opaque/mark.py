@@ -1,0 +1,69 @@
+"""`tightfit.opaque`: modules that run as one op."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tightfit.errors import BadInput
+
+__all__ = ["is_opaque", "opaque", "opaque_modules"]
+
+
+_MARK = "_tightfit_opaque"
+
+
+def opaque(module: nn.Module) -> nn.Module:
+    """Let a module inside a fitted model run eagerly, as one measured op of the plan.
+
+    For what a graph cannot hold or a tracer cannot see into: kernels of other libraries, branches
+    on data, own autograd code. Results stay those of eager, its time, workspace and the bytes it
+    keeps for backward are measured, and the plan may still compute it again. Its output shapes
+    must follow from its input shapes.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Marked in place; `nn.RNN`, `nn.LSTM` and `nn.GRU` are opaque without it.
+
+    Returns
+    -------
+    nn.Module
+        The same module.
+
+    Raises
+    ------
+    BadInput
+        If it is no module.
+    """
+    if not isinstance(module, nn.Module):
+        raise BadInput(
+            f"opaque takes an nn.Module, got {type(module).__name__}: put the function into a "
+            "module's forward"
+        )
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+        raise BadInput(f"the module is compiled ({type(module).__name__}): mark the plain one")
+    module.__dict__[_MARK] = True
+    return module
+
+
+def is_opaque(module: nn.Module) -> bool:
+    """Whether a module is not looked into."""
+    return isinstance(module, nn.RNNBase) or bool(module.__dict__.get(_MARK, False))
+
+
+def opaque_modules(
+    modules: dict[str, nn.Module], named: frozenset[str] = frozenset()
+) -> dict[str, nn.Module]:
+    """Return the outermost opaque modules by name: marked, recurrent or named."""
+    found: dict[str, nn.Module] = {}
+    for prefix, top in modules.items():
+        inside: list[str] = []
+        for name, module in top.named_modules():
+            if any(name == o or name.startswith(f"{o}." if o else "") for o in inside):
+                continue
+            label = name if len(modules) == 1 else f"{prefix}.{name}".rstrip(".")
+            if is_opaque(module) or label in named:
+                inside.append(name)
+                found[label] = module
+    return found

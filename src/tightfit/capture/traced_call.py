@@ -1,0 +1,60 @@
+"""What is traced: a callable with its modules, its inputs, and what is known of it by now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from tightfit.capture.decisions.answers import Answer
+from tightfit.capture.side_effects.outside import PREFIX, OutsideTensors
+
+__all__ = ["TracedCall"]
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """What is traced: a callable, the modules whose parameters it uses, example inputs.
+
+    Parameters
+    ----------
+    function : callable
+        The model's own forward, or a function of the inputs.
+    modules : dict of str to nn.Module
+        The modules whose parameters it uses.
+    args, kwargs
+        Real or fake.
+    detached_outputs : frozenset of int
+        Flattened outputs known to receive no gradient.
+    opaque : frozenset of str
+        Names of modules to run as one op, besides those marked by `tightfit.opaque`.
+    answers : tuple of Answer, optional
+        What the forward was told about computed values when it really ran; see `probe`.
+    answered : frozenset of str
+        The inner modules for which these answers hold, besides the outermost.
+    examples : dict of str to list
+        For opaque modules: the flattened arguments of each call when it really ran, as far as
+        their values may decide something.
+    outside : OutsideTensors, optional
+        Tensors it uses that are neither parameter, buffer nor input.
+    """
+
+    function: Callable[..., Any]
+    modules: dict[str, nn.Module]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    detached_outputs: frozenset[int] = frozenset()
+    opaque: frozenset[str] = frozenset()
+    answers: tuple[Answer, ...] | None = None
+    answered: frozenset[str] = frozenset()
+    examples: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
+    outside: OutsideTensors | None = None
+
+    @property
+    def owners(self) -> dict[str, nn.Module]:
+        """The modules, and the one that holds outside tensors if there are any."""
+        if self.outside is None:
+            return self.modules
+        return {**self.modules, PREFIX: self.outside.holder}

@@ -1,0 +1,126 @@
+"""Where every planner ends: a verified outcome, or none."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from tightfit.plan.assemble import assemble
+from tightfit.plan.plan import Compute, Outcome, Plan, Status
+from tightfit.plan.simulate import Simulation, simulate
+from tightfit.plan.verify import verify
+from tightfit.planners.base import Task
+from tightfit.planners.bounds import least_overhead
+
+__all__ = [
+    "finish",
+    "judge",
+    "judged",
+    "no_plan",
+]
+
+
+_ROUNDING = 1e-4  # what a solver's tolerances may add to a bound
+
+
+def finish(
+    task: Task,
+    computes: list[Compute],
+    *,
+    bound: float | None = None,
+    bound_source: str = "trivial",
+    started: float,
+    gap: float = 1e-4,
+    note: str = "",
+) -> Outcome:
+    """Assemble, verify and price a planner's computes.
+
+    Parameters
+    ----------
+    task : Task
+        The problem.
+    computes : list of Compute
+        The schedule found.
+    bound : float or None
+        A proven lower bound on the overhead (a fraction); None: only what must run anyway. It is
+        withdrawn if the plan is cheaper.
+    started : float
+        `time.perf_counter` at the start of planning.
+
+    Raises
+    ------
+    InvalidPlan
+        If the verifier refuses the plan: a bug of the planner.
+    """
+    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
+    verify(plan, task.graph)
+    result = simulate(task.graph, plan)
+    least = least_overhead(task.graph)
+    bound = least if bound is None else bound
+    if bound > result.overhead + _ROUNDING:
+        # what a plan undercuts is no bound: say so instead of calling the plan optimal
+        note = f"{note}; the bound of {bound_source} was wrong and is withdrawn".lstrip("; ")
+        bound, bound_source = least, "withdrawn"
+    bound = min(bound, result.overhead)
+    status: Status = "optimal" if result.overhead - bound <= gap else "feasible"
+    return Outcome(
+        plan=plan,
+        overhead=result.overhead,
+        bound=bound,
+        bound_source=bound_source,
+        status=status,
+        seconds=time.perf_counter() - started,
+        peak_bytes=result.peak_bytes,
+        note=note,
+    )
+
+
+def no_plan(
+    *,
+    started: float,
+    proven: bool,
+    bound: float = 0.0,
+    bound_source: str = "trivial",
+    note: str = "",
+) -> Outcome:
+    """Return the outcome of a search that ended without a plan."""
+    return Outcome(
+        plan=None,
+        overhead=math.inf,
+        bound=math.inf if proven else bound,
+        bound_source=bound_source,
+        status="infeasible" if proven else "unknown",
+        seconds=time.perf_counter() - started,
+        note=note,
+    )
+
+
+def judge(task: Task, computes: Sequence[Compute]) -> Simulation:
+    """Return what a schedule really takes: bytes and seconds."""
+    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
+    return simulate(task.graph, plan)
+
+
+def judged(task: Task, plan: Plan) -> Outcome:
+    """Verify a plan of unknown quality against the graph at hand; return what it is worth.
+
+    Raises
+    ------
+    InvalidPlan, PlanMismatch
+        If it does not fit the graph or the budget.
+    """
+    plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes)
+    verify(plan, task.graph)
+    result = simulate(task.graph, plan)
+    return Outcome(
+        plan=plan,
+        overhead=result.overhead,
+        bound=0.0,
+        bound_source="given",
+        status="feasible",
+        seconds=0.0,
+        peak_bytes=result.peak_bytes,
+    )

@@ -1,0 +1,311 @@
+"""The same training with plain PyTorch and with tightfit, compared bit by bit."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import msgspec
+
+from tightfit.api.fit import step
+from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, TightfitError
+from tightfit.execution.guard import StepPeaks
+from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.progress import SILENT, Progress
+from tightfit.session.fitted import PlannedStep
+from tightfit.studies.model import explain_error
+from tightfit.studies.subject import (
+    Subject,
+    Trace,
+    differing_parts,
+    largest_difference,
+    planned_bytes_of,
+    step_time,
+    train,
+)
+from tightfit.zoo import Example
+
+__all__ = ["Comparison", "Proof"]
+
+
+_UNLIMITED = 1 << 60
+
+
+_MOST_ATTEMPTS = 4
+
+
+class Comparison:
+    """A model trained with plain PyTorch once, and with tightfit at any number of budgets.
+
+    Capture and costs are shared by all budgets.
+
+    Parameters
+    ----------
+    example : Example
+        ``model``, ``loss(output, target)`` or None, ``args`` (tuple or dict), ``target``.
+    steps : int
+        Optimizer steps to compare, at least 2: peaks are measured from the second on.
+    seed : int
+        Of every random number drawn in training.
+    name : str
+        Of the model, for people.
+    **keywords
+        As `tightfit.step` takes them.
+    """
+
+    def __init__(
+        self,
+        example: Example,
+        *,
+        steps: int = 3,
+        seed: int = 0,
+        name: str = "",
+        progress: Progress = SILENT,
+        **keywords: Any,
+    ) -> None:
+        if steps < 2:
+            raise BadInput("a proof needs at least 2 steps: peaks are measured from the second on")
+        self.subject = Subject(example, seed)
+        self.steps = steps
+        self.name = name
+        self.progress = progress
+        self._keywords = keywords
+        self._planned: PlannedStep | None = None
+        self.eager = self._train_plainly()
+        self._final = {key: tensor.clone() for key, tensor in self.subject.tensors().items()}
+
+    def _train_plainly(self) -> Trace:
+        try:
+            return train(self.subject, self.subject.loss_of, self.steps)
+        except TightfitError:
+            raise
+        except Exception as error:
+            raise BadInput(
+                f"{self.name or 'the model'} does not run with plain PyTorch: "
+                f"{explain_error(error)}"
+            ) from error
+
+    def budget_of(self, ratio: float) -> int:
+        """Return the budget that is a share of eager's activation peak on top of the constants."""
+        activations = self.eager.peak_bytes - self.eager.constant_bytes
+        return self.eager.constant_bytes + int(ratio * activations)
+
+    def smallest_budget(self) -> MinimumBudget:
+        """Return the smallest budget with a plan found; its plan is used if no better is found."""
+        session = self.step_within(_UNLIMITED)._session
+        self.subject.reset()
+        return session.smallest_budget(self.subject.args, self.subject.kwargs)
+
+    def least_bytes(self) -> int:
+        """Return the smallest budget with a plan found; of a model in parts, by running it."""
+        try:
+            return self.smallest_budget().found_bytes
+        except CaptureError:
+            return self._least_bytes_of_parts()
+
+    def _least_bytes_of_parts(self) -> int:
+        """Return a budget in which a model that allows no single graph has run its steps."""
+        planned = self.step_within(_UNLIMITED)
+        train(self.subject, planned, self.steps, planned)
+        parts = planned._session.parts
+        assert parts is not None  # else the step would have said what it lacks
+        least = parts.steps.least_bytes()
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                trace = train(self.subject, self.step_within(least), self.steps, planned)
+            except InfeasibleBudget as error:
+                needed = error.minimum_bytes or least
+            else:
+                needed = trace.peak_bytes
+            if needed <= least:
+                break
+            least = needed
+        return least
+
+    def at(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
+        """Train inside a budget, compare everything, and time `rounds` interleaved rounds.
+
+        Raises
+        ------
+        InfeasibleBudget
+            If there is no plan within the budget.
+        BadInput
+            If bits differ, and do so with plain PyTorch too when that is run again.
+        """
+        planned = self.step_within(budget_bytes)
+        session = planned._session
+        trace = first = train(self.subject, planned, self.steps, planned)
+        difference = largest_difference(self._final, self.subject.tensors())
+        differing = differing_parts(self.eager, first)
+        plan_of_first = session.report().plan
+        ratios, timed = self._time(planned, rounds)
+        if session.report().plan is not plan_of_first:  # the plan with costs from real steps
+            trace = train(self.subject, planned, self.steps, planned)
+            difference = max(difference, largest_difference(self._final, self.subject.tensors()))
+            differing += tuple(d for d in differing_parts(self.eager, trace) if d not in differing)
+        for peaks, planned_bytes in timed:
+            trace.note(peaks, planned_bytes)
+        report = session.report()
+        if differing:
+            self._require_repeatable()
+        return Proof(
+            status=report.status,
+            model=self.name,
+            device=self.subject.device.type,
+            budget_bytes=budget_bytes,
+            constant_bytes=trace.constant_bytes,
+            planned_peak_bytes=trace.planned_bytes or report.planned_peak_bytes,
+            measured_peak_bytes=max(first.peak_bytes, trace.peak_bytes),
+            measured_program_bytes=trace.program_bytes,
+            eager_peak_bytes=self.eager.peak_bytes,
+            overhead=report.overhead,
+            bound=report.bound,
+            gap=report.gap,
+            time_ratio=statistics.median(ratios) if ratios else None,
+            time_ratios=tuple(ratios),
+            bitwise=not differing,
+            differing=differing,
+            max_relative_difference=difference,
+            losses=tuple(trace.losses),
+            seconds=first.first_s,
+        )
+
+    def _require_repeatable(self) -> None:
+        """Refuse to compare bits with a model that has other ones each time it is trained."""
+        differing = differing_parts(self.eager, self._train_plainly())
+        if differing:
+            raise BadInput(
+                f"{self.name or 'the model'} gives other bits each time it is trained with plain "
+                f"PyTorch from the same state and seed (first: {differing[0]}), so there is "
+                "nothing to compare with bit by bit: it draws a seed of its own (torch.seed()), "
+                "or keeps what it computes from step to step outside of parameters and buffers"
+            )
+
+    def step_within(self, budget_bytes: int) -> PlannedStep:
+        """Return the step, which from now on runs inside a budget."""
+        if self._planned is None:
+            self._planned = step(
+                self.subject.loss_of,
+                modules=self.subject.model,
+                budget=budget_bytes,
+                optimizer=self.subject.optimizer,
+                on_exceed="warn",
+                progress=self.progress,
+                **self._keywords,
+            )
+        self._planned._session.change_budget(budget_bytes)
+        return self._planned
+
+    def _time(
+        self, planned: PlannedStep, rounds: int
+    ) -> tuple[list[float], list[tuple[StepPeaks, int]]]:
+        """Return the time ratio of planned to plain steps; of the planned ones peaks and plans.
+
+        Steps are interleaved, their order alternates; costs and plan are final by then.
+        """
+        ratios: list[float] = []
+        peaks: list[tuple[StepPeaks, int]] = []
+        if rounds == 0:
+            return ratios, peaks
+        self.progress.start("timing steps", rounds)
+        try:
+            while planned._session.is_tuning:
+                self._planned_time(planned, peaks)
+            peaks.clear()  # of the plan before
+            self._planned_time(planned, peaks)
+            for index in range(rounds):
+                if index % 2:
+                    plain = step_time(self.subject, self.subject.loss_of)
+                    ours = self._planned_time(planned, peaks)
+                else:
+                    ours = self._planned_time(planned, peaks)
+                    plain = step_time(self.subject, self.subject.loss_of)
+                ratios.append(ours / plain)
+                self.progress.update(index + 1)
+        finally:
+            self.progress.stop()
+        return ratios, peaks
+
+    def _planned_time(self, planned: PlannedStep, peaks: list[tuple[StepPeaks, int]]) -> float:
+        seconds = step_time(self.subject, planned)
+        step_peaks = planned._session.close_step()
+        if step_peaks is not None:
+            peaks.append((step_peaks, planned_bytes_of(planned)))
+        return seconds
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What a proof showed; sizes in bytes with constants, times as ratios to eager.
+
+    Parameters
+    ----------
+    status : str
+        ``"optimal"`` or ``"feasible"``.
+    budget_bytes, constant_bytes, measured_peak_bytes, eager_peak_bytes : int
+        Peaks of whole steps from the second on.
+    planned_peak_bytes, measured_program_bytes : int
+        Peak of the planned part, the optimizer step left out, in the step where that was highest:
+        predicted and measured. A model planned part by part may leave parts out of a step; its
+        prediction is for those that ran.
+    overhead, bound, gap : float
+        Predicted, as fractions.
+    time_ratio : float or None
+        Median over interleaved rounds of the step's time to eager's (CPU time on a CPU).
+    time_ratios : tuple of float
+        The rounds.
+    bitwise : bool
+        Whether every loss, gradient, buffer and parameter had the same bits.
+    differing : tuple of str
+        What had not.
+    max_relative_difference : float
+        Over the final gradients, buffers and parameters.
+    losses : tuple of float
+        Of the planned steps.
+    minimum_budget_bytes : int or None
+        The smallest budget with a plan found, if that was asked for.
+    seconds : float
+        Of the first planned call: capture, costs, plan, lowering, and the step itself.
+    """
+
+    status: str
+    model: str
+    device: str
+    budget_bytes: int
+    constant_bytes: int
+    planned_peak_bytes: int
+    measured_peak_bytes: int
+    measured_program_bytes: int
+    eager_peak_bytes: int
+    overhead: float
+    bound: float
+    gap: float
+    time_ratio: float | None
+    time_ratios: tuple[float, ...]
+    bitwise: bool
+    differing: tuple[str, ...]
+    max_relative_difference: float
+    losses: tuple[float, ...]
+    seconds: float
+    minimum_budget_bytes: int | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether everything was shown: the budget held and all bits are the same."""
+        return self.holds and self.bitwise
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured peak is within the budget."""
+        return self.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def prediction_error(self) -> float:
+        """Measured minus planned peak of the planned part, as a share of the activations."""
+        activations = self.planned_peak_bytes - self.constant_bytes
+        return (self.measured_program_bytes - self.planned_peak_bytes) / max(1, activations)
+
+    @property
+    def activation_ratio(self) -> float:
+        """Measured activation peak of the planned part as a share of eager's."""
+        eager = self.eager_peak_bytes - self.constant_bytes
+        return (self.measured_program_bytes - self.constant_bytes) / eager
