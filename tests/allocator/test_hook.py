@@ -307,9 +307,9 @@ def test_a_forked_child_goes_on_counting():
 
 def test_another_allocator_is_refused_by_name(monkeypatch):
     """Where the hook cannot be installed, the error says why and what still works."""
-    from tightfit.allocator import library, meter
+    from tightfit.allocator import hook, meter
 
-    monkeypatch.setattr(library, "_install", lambda: (None, "the vtable has another length"))
+    monkeypatch.setattr(hook, "_install", lambda: (None, "the vtable has another length"))
     monkeypatch.setattr(meter, "hook_available", lambda: False)
     with pytest.raises(HookUnavailable, match=r"another length.*measure_peak"):
         meter_for("cpu")
