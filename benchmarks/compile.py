@@ -35,6 +35,7 @@ from benchmarks.ways import Way
 from tightfit.allocator import measure_peak
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
+from tightfit.session.fitted import fitted_of
 from tightfit.studies.subject import Subject
 from tightfit.zoo.example import Example
 from tightfit.zoo.gpt2 import GPT2
@@ -148,7 +149,7 @@ def _planned(subject: Subject, row: dict[str, Any], compiled: bool) -> Entrant:
         cache=False,
         compile=compiled,
     )
-    session = step._session
+    session = fitted_of(step)
     entrant = Entrant(row, step, leave=lambda: session.close_step() and None)
     try:
         note_peak(entrant, subject)

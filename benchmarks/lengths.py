@@ -27,7 +27,7 @@ import tightfit
 from benchmarks.training import circumstances
 from tightfit.execution.attach import attached
 from tightfit.graph.liveness import budget_of_ratio
-from tightfit.session.whole.steps import Session
+from tightfit.session.fitted import Fitted
 from tightfit.zoo.gpt2 import GPT2
 
 HERE = Path(__file__).parent
@@ -69,10 +69,10 @@ def measure(ratio: float) -> None:
 
 def one_length(model: Any, optimizer: Any, length: int) -> dict[str, Any]:
     """Take steps at one length until the plan found in the background runs."""
-    session: Session = attached(model)
+    session: Fitted = attached(model)
     first = step(model, optimizer, length)
     at_once = session.last.outcome
-    for shape in session.all_shapes():
+    for shape in session.specialisations:
         for search in shape.searches.values():
             search.wait()
     later = min((step(model, optimizer, length) for _ in range(3)), key=lambda s: s["wall_s"])

@@ -36,6 +36,7 @@ from tightfit.allocator import measure_peak
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
 from tightfit.progress import Progress
+from tightfit.session.fitted import PlannedStep
 from tightfit.studies.comparison import Comparison
 from tightfit.studies.subject import Subject, step_time
 from tightfit.zoo import make
@@ -145,8 +146,8 @@ def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entr
     """Return tightfit at every ratio for which there is a plan, planned with in-step costs."""
     entrants: list[Entrant] = []
     ratios = _numbers(arguments.ratios)
-    step = comparison.step_within(comparison.budget_of(max(ratios)))
-    session = step._session
+    session = comparison.within(comparison.budget_of(max(ratios)))
+    step = PlannedStep(session)
     comparison.subject.reset()
     step_time(comparison.subject, step)
     while session.is_tuning:
@@ -154,7 +155,7 @@ def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entr
     for ratio in ratios:
         budget_bytes = comparison.budget_of(ratio)
         row: dict[str, Any] = {"way": f"tightfit {ratio:g}", "budget_ratio": ratio}
-        comparison.step_within(budget_bytes)
+        comparison.within(budget_bytes)
         try:
             step_time(comparison.subject, step)
         except InfeasibleBudget as error:

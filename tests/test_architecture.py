@@ -101,7 +101,9 @@ TORCH_ROOMS = {
 }
 TORCH_PLACES = ("costs/measured/",)
 
-CHANGES_ONLY_ITS_OWN = set("api studies session cli plan graph reporting planners".split())
+CHANGES_ONLY_ITS_OWN = {"api", "studies", "session", "cli", "plan", "graph", "reporting"} | {
+    "planners"
+}
 """Rooms in which nobody writes another object's attributes."""
 
 MOST_LINES = 500

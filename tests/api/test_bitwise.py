@@ -77,13 +77,13 @@ def test_any_recomputation_equals_plain_pytorch(case: Case):
         train_step(case, fitted, own_inputs, step)
         train_step(case, plain, inputs, step)
     session = attached(fitted)
-    shape = session.all_shapes()[-1]
+    shape = session.specialisations[-1]
     key, planned = list(shape.plans.items())[-1]
     for seed in range(4):
         computes = recompute_at_random(planned.graph, random.Random(seed))
         plan = assemble(planned.graph, computes, budget_bytes=1 << 40)
         verify(plan, planned.graph)
         runner = Runner(shape.captured, lower(shape.captured, plan))
-        shape.plans[key] = Planned(planned.graph, planned.outcome, runner)
+        shape.take(key, Planned(planned.graph, planned.outcome, runner))
         reference = train_step(case, plain, inputs, seed)
         assert_equal(train_step(case, fitted, own_inputs, seed), reference)

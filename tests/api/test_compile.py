@@ -117,7 +117,7 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
             return
         assert_close(mine, reference, tolerance)
     assert tightfit.report(fitted).compiled
-    shape = attached(fitted).all_shapes()[-1]
+    shape = attached(fitted).specialisations[-1]
     key, planned = list(shape.plans.items())[-1]
     captured = planned.runner.captured
     for seed in range(2):
@@ -125,7 +125,7 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
         plan = assemble(planned.graph, computes, budget_bytes=1 << 40)
         compiled = compile_program(captured, lower(captured, plan), 1 + 2 * seed)
         runner = Runner(captured, compiled)
-        shape.plans[key] = Planned(planned.graph, planned.outcome, runner)
+        shape.take(key, Planned(planned.graph, planned.outcome, runner))
         reference = train_step(case, plain, inputs, seed)
         assert_close(train_step(case, fitted, own_inputs, seed), reference, tolerance)
 

@@ -78,7 +78,7 @@ def test_one_plan_for_each_answer_and_the_same_bits(kind: type[Base], plans: int
         x, mask = torch.randn(2, 4, 8), torch.ones(2, 4, dtype=torch.long)
         mask[:, length:] = 0
         train_and_compare(plain, fitted, x, mask)
-    assert len(attached(fitted).all_shapes()) == plans
+    assert len(attached(fitted).specialisations) == plans
 
 
 def train_and_compare(plain: nn.Module, fitted: nn.Module, x, mask, seed: int = 1) -> None:
@@ -97,7 +97,7 @@ def train_and_compare(plain: nn.Module, fitted: nn.Module, x, mask, seed: int = 
 def test_what_no_input_changes_is_not_checked_again():
     model = tightfit.fit(Constant(), "1GiB", costs="unit", cache=False)
     train_and_compare(copy.deepcopy(tightfit.unfit(copy.deepcopy(model))), model, *inputs())
-    assert attached(model).all_shapes()[-1].captured.joint.decisions.values == ()
+    assert attached(model).specialisations[-1].captured.joint.decisions.values == ()
 
 
 def test_a_changed_buffer_changes_the_answer():
@@ -161,7 +161,7 @@ def test_computed_values_decide_inside_a_tight_budget(kind: type[nn.Module], cap
         assert_same_step(plain, model, x, seed)
         step = attached(model).close_step()
         peaks += [step.peak_bytes] if step is not None else []
-    assert len(attached(model).all_shapes()) == 2
+    assert len(attached(model).specialisations) == 2
     assert len(peaks) > 5 and max(peaks) <= budget
     assert tightfit.report(model).overhead > 0
     assert "depends on values it computes" in capsys.readouterr().err
@@ -192,7 +192,7 @@ def test_draws_decide():
     fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
     for seed in range(6):
         train_and_compare(plain, fitted, *inputs(), seed=seed)
-    assert len(attached(fitted).all_shapes()) == 2
+    assert len(attached(fitted).specialisations) == 2
 
 
 class Large(Base):
@@ -227,7 +227,7 @@ def test_an_inner_module_becomes_one_op_if_much_is_left_to_plan(inner, opaque):
     fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
     for _ in range(4):
         train_and_compare(plain, fitted, *inputs())
-    assert attached(fitted).opaque == opaque
+    assert attached(fitted).route.captures.opaque == opaque
 
 
 class Attached(Base):

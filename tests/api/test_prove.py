@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from tightfit.api import prove as proving
 from tightfit.api.prove import prove
 from tightfit.capture import around_data as capturing
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
+from tightfit.studies import comparison as proving
 from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example
 

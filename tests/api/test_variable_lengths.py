@@ -52,7 +52,7 @@ def eager_peak_bytes(length: int) -> int:
 
 
 def settle(model: nn.Module) -> None:
-    for shape in attached(model).all_shapes():
+    for shape in attached(model).specialisations:
         for search in shape.searches.values():
             search.wait()
 
@@ -75,7 +75,7 @@ class TestFurtherShapes:
         model = tightfit.fit(reader(), "1GiB", cache=False)
         gradients(model, sequence(64))
         gradients(model, sequence(128))
-        first, second = attached(model).all_shapes()
+        first, second = attached(model).specialisations
         assert first.captured.graph.cost_source == "measured"
         assert second.captured.graph.cost_source == "measured, scaled from another shape"
         cost = [
@@ -96,7 +96,7 @@ class TestFurtherShapes:
         gradients(model, sequence(256))
         assert session.last.outcome.overhead <= at_once.overhead
         assert session.last.outcome.bound_source != at_once.bound_source
-        assert not any(shape.searches for shape in session.all_shapes())
+        assert not any(shape.searches for shape in session.specialisations)
 
     def test_an_earlier_process_already_knows_the_plan(self, tmp_path, monkeypatch):
         monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
@@ -107,14 +107,14 @@ class TestFurtherShapes:
             tightfit.fit(model, budget_bytes, optimizer=optimizer, costs="unit")
             gradients(model, sequence(64))
             gradients(model, sequence(256))
-            assert bool(attached(model).all_shapes()[-1].searches) == (process == 0)
+            assert bool(attached(model).specialisations[-1].searches) == (process == 0)
             settle(model)
 
     def test_the_least_recently_used_plans_go(self):
         model = tightfit.fit(reader(), "1GiB", costs="unit", cache=False)
         for length in range(1, 20):
             gradients(model, sequence(length))
-        assert len(attached(model).all_shapes()) == 16
+        assert len(attached(model).specialisations) == 16
 
 
 class TestExpectedShapes:
@@ -127,7 +127,7 @@ class TestExpectedShapes:
         )
         sizes = [
             max(v.size_bytes for v in shape.captured.graph.values if v.role == "input")
-            for shape in attached(model).all_shapes()
+            for shape in attached(model).specialisations
         ]
         assert sizes == sorted(sizes, reverse=True)
         assert len(sizes) == 3
@@ -136,7 +136,7 @@ class TestExpectedShapes:
         meta = torch.empty(4, 32, WIDTH, device="meta")
         model = tightfit.fit(reader(), "1GiB", costs="unit", shapes=[meta])
         gradients(model, sequence(32))
-        assert len(attached(model).all_shapes()) == 1
+        assert len(attached(model).specialisations) == 1
 
     def test_what_does_not_fit_leaves_the_model_as_it_was(self):
         budget_bytes = eager_peak_bytes(32)

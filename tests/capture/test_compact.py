@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import tightfit
 from tightfit.api.prove import prove
+from tightfit.session.fitted import fitted_of
 from tightfit.zoo import Example
 
 
@@ -43,7 +44,7 @@ def test_a_reduced_loss_keeps_no_room_for_every_element(
         result.backward()
         if function is loss_of:
             expected = [result.detach(), *(p.grad for p in model.parameters())]
-    step._session.close_step()
+    fitted_of(step).close_step()
     assert all(
         torch.equal(a, b)
         for a, b in zip(

@@ -25,4 +25,4 @@ def test_kept_tensors_take_part_in_the_loss() -> None:
         assert all(map(torch.equal, model.heads, plain.heads))
         gradients = zip(model.parameters(), plain.parameters(), strict=True)
         assert all(torch.equal(a.grad, b.grad) for a, b in gradients)
-    assert len(attached(model).all_shapes()) == 1
+    assert len(attached(model).specialisations) == 1

@@ -43,5 +43,5 @@ def test_a_detector_is_planned_as_a_whole() -> None:
     for budget in (comparison.budget_of(1.0), comparison.least_bytes()):
         proof = comparison.at(budget, rounds=0)
         assert proof.succeeded and abs(proof.prediction_error) <= 0.01
-    assert comparison.step_within(1 << 30)._session.parts is None
+    assert not comparison.within(1 << 30).is_in_parts
     assert optimize.linear_sum_assignment is linear_sum_assignment

@@ -89,7 +89,7 @@ def test_training_in_a_budget_is_exact_and_stays_inside(share: float) -> None:
 def test_each_block_is_one_op_forward_and_one_backward() -> None:
     model = tightfit.fit(opaque_tower(), "1GiB", costs="unit")
     tightfit.prepare(model, torch.randn(4, 32))
-    graph = next(iter(attached(model).shapes.values()))[0].captured.graph
+    graph = attached(model).specialisations[0].captured.graph
     targets = [op.target for op in graph.ops]
     assert targets.count("tightfit.opaque_forward") == 4
     assert targets.count("tightfit.opaque_backward") == 4
@@ -118,7 +118,7 @@ def test_the_mark_survives_copies_and_is_no_public_attribute() -> None:
     for copied in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
         model = tightfit.fit(nn.Sequential(copied, nn.Linear(32, 1)), "1GiB", costs="unit")
         tightfit.prepare(model, torch.randn(4, 32))
-        assert attached(model).shapes
+        assert attached(model).specialisations
 
 
 class Recorder(nn.Module):
@@ -196,7 +196,7 @@ def test_what_a_block_counts_asks_for_no_new_plan(capsys) -> None:
     for _ in range(3):
         model(torch.randn(16, 32)).backward()
     assert model.blocks[1].calls == len(model.blocks[1].seen) == 3
-    assert len(attached(model).shapes) == 1
+    assert len(attached(model).specialisations) == 1
     assert "new plan" not in capsys.readouterr().err
 
 
@@ -225,7 +225,7 @@ def test_what_hooks_do_not_see_is_counted_too() -> None:
     for _ in range(6):
         model.zero_grad()
         model(x).sum().backward()
-    captured = next(iter(attached(model).shapes.values()))[0].captured
+    captured = attached(model).specialisations[0].captured
     (block,) = captured.joint.opaque.blocks.values()
     factor = 64  # that of the multiplication inside, kept for its backward
     assert block.profile.record_bytes == 64 * 32 * 4 + factor

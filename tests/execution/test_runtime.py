@@ -21,7 +21,7 @@ def test_a_parameter_changed_inside_backward_is_not_read_again():
     tightfit.fit(model, "1GiB", costs="unit")
     x = torch.randn(5, 8)
     model(x).square().sum().backward()
-    shape = attached(model).all_shapes()[-1]
+    shape = attached(model).specialisations[-1]
     for _ in range(2):
         model.zero_grad()
         model(x).square().sum().backward()
@@ -34,7 +34,7 @@ def test_a_parameter_changed_inside_backward_is_not_read_again():
         group_bytes=1,
     )
     runner = Runner(shape.captured, lower(shape.captured, plan))
-    shape.plans[key] = Planned(planned.graph, planned.outcome, runner)
+    shape.take(key, Planned(planned.graph, planned.outcome, runner))
     model.zero_grad()
     model(x).square().sum().backward()
 

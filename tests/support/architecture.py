@@ -174,10 +174,12 @@ def _root(owner: ast.expr) -> str:
 
 
 def _made_in(function: ast.AST) -> set[str]:
-    """Return the names a function gives to what it makes: results of calls and of literals."""
-    made: set[str] = set()
+    """Return the names a function gives to what it makes: functions, results of calls, literals."""
+    made: set[str] = {"sys"}  # the interpreter's own tables belong to everybody
     literals = ast.Call | ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
     for node in _inside(function):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            made.add(node.name)
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, literals):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             made |= {target.id for target in targets if isinstance(target, ast.Name)}

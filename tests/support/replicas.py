@@ -236,7 +236,7 @@ def check_shapes_may_differ(rank: int) -> None:
     wrapper = DistributedDataParallel(model)
     for step in range(3):
         wrapper(batch(rank, step)[: 64 if rank and step == 1 else None]).backward()
-    assert len(attached(model).all_shapes()) == 1 + rank
+    assert len(attached(model).specialisations) == 1 + rank
 
 
 def refuses(error: type[Exception], words: str, run: Callable[[], Any]) -> None:

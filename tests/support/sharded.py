@@ -112,7 +112,7 @@ def check_bits_and_peak(rank: int, share: float, **keywords: Any) -> None:
     report = tightfit.report(model)
     assert report.overhead > 0 and len(report.plans) == 1 and report.calls % DEPTH == 0
     assert report.planned_peak_bytes <= budget_bytes
-    late_bytes = attached(model).steps.late_bytes
+    late_bytes = attached(model).route.steps.plans.late_bytes
     assert report.measured_peak_bytes <= report.planned_peak_bytes + late_bytes, keywords
     assert report.measured_peak_bytes >= report.planned_peak_bytes - late_bytes, keywords
     plans: list[Any] = [None, None]

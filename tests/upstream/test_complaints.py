@@ -14,6 +14,7 @@ import tightfit
 from support.ddp import Checkpointed
 from support.processes import run_ranks
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
+from tightfit.session.fitted import fitted_of
 
 
 def images() -> torch.Tensor:
@@ -33,8 +34,8 @@ def test_batch_norm_is_updated_once():
     step = tightfit.step(
         lambda x: body(x).square().mean(), modules=body, budget="1GiB", costs="unit", cache=False
     )
-    least = step._session.smallest_budget((x,), {}).found_bytes
-    step._session.change_budget(least)
+    least = fitted_of(step).smallest_budget((x,), {}).found_bytes
+    fitted_of(step).change_budget(least)
     step(x).backward()
     assert tightfit.report(step).overhead > 0  # something was recomputed
     assert body[1].num_batches_tracked == 1
@@ -86,10 +87,10 @@ def test_an_option_without_effect_is_seen():
     for _ in range(2):
         step(x).backward()
     everything = tightfit.report(step)
-    least = step._session.smallest_budget((x,), {}).found_bytes
-    step._session.change_budget(least)
+    least = fitted_of(step).smallest_budget((x,), {}).found_bytes
+    fitted_of(step).change_budget(least)
     step(x).backward()
-    step._session.close_step()
+    fitted_of(step).close_step()
     tight = tightfit.report(step)
     assert tight.planned_peak_bytes < everything.planned_peak_bytes
     assert tight.overhead > everything.overhead

@@ -1,1 +1,5 @@
-"""The public face: thin compositions of capture, costs, planners, plans and execution."""
+"""The public functions: signatures, docstrings and checks of input, without any state.
+
+What they do lies in `session` (training in a budget), `studies` (looking at a model, proving) and
+`planners` (searching). The names are handed out by `tightfit/__init__.py`.
+"""

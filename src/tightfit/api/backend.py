@@ -14,13 +14,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx, nn
 
+from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import BadInput
+from tightfit.session.callee import Callee
+from tightfit.session.fitted import Fitted
 from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options, make_options
-from tightfit.session.whole.steps import Session
 
 __all__ = ["backend"]
 
@@ -115,27 +116,27 @@ class _Graph:
         self.module = fx.GraphModule(module, module.graph)  # its code made now, not in the trace
         self.asked = (mode, options)
         self.family: _Family | None = None
-        self.session: Session | None = None
+        self.fitted: Fitted | None = None
         self.parameters = nn.Module()
         self.places: dict[int, str] = {}  # which inputs are parameters
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph; as it is where nothing needs a gradient."""
-        session = self.session = self.session or self._start(inputs)
+        fitted = self.fitted = self.fitted or self._start(inputs)
         for index, name in self.places.items():
             self.parameters._parameters[name] = inputs[index]
         rest = tuple(x for i, x in enumerate(inputs) if i not in self.places)
-        if torch.is_grad_enabled() and session.needs_gradient(list(rest)):
-            self._settle(session, rest)
-        return session(rest, {})
+        if fitted.callee.trains(Arguments.of(rest, {})):
+            self._settle(fitted, rest)
+        return fitted(rest, {})
 
-    def _start(self, inputs: Sequence[Any]) -> Session:
+    def _start(self, inputs: Sequence[Any]) -> Fitted:
         self.family = _family(*self.asked)
         names = [n.name for n in self.module.graph.nodes if n.op == "placeholder"]
         self.places = {i: names[i] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter)}
         modules = {"held": self.parameters, "traced": self.module}
-        name = f"graph of {len(names)} inputs"
-        return Session(self._run, modules, None, self.family.options_of_one(), name)
+        callee = Callee(self._run, modules, f"graph of {len(names)} inputs")
+        return Fitted.as_a_whole(callee, self.family.options_of_one())
 
     def _run(self, *rest: Any) -> Any:
         given = iter(rest)
@@ -149,13 +150,10 @@ class _Graph:
 
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options."""
-        assert self.session is not None
-        self.session.close_step()
-        self.session.options = options
-        if options.shared is not None:
-            options.shared.join(self.session)
+        assert self.fitted is not None
+        self.fitted.change_options(options)
 
-    def _settle(self, session: Session, rest: tuple[Any, ...]) -> None:
+    def _settle(self, fitted: Fitted, rest: tuple[Any, ...]) -> None:
         """Run the least-memory plan in the first step, within the share from then on."""
         family = self.family
         assert family is not None
@@ -168,7 +166,7 @@ class _Graph:
         if not family.is_complete:
             # a plan that runs once is not worth compiling
             options = dataclasses.replace(family.options, compile=False)
-            session.options = options
-            least = session.declare_needs(rest, {}, family.budget)
+            fitted.change_options(options)
+            least = fitted.declare_needs(rest, {}, family.budget)
             if least.found_bytes <= family.budget.size_bytes:
-                session.options = dataclasses.replace(options, plan=least.plan)
+                fitted.change_options(dataclasses.replace(options, plan=least.plan))

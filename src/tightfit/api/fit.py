@@ -10,25 +10,24 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.capture.calls.signature import flatten
+from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import BadInput
 from tightfit.execution.attach import (
     attach,
     attached,
     detach,
-    original_forward,
     refuse_unfittable,
 )
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.session.bypass import expect_calls
-from tightfit.session.fitted import PlannedStep, prepare_all
+from tightfit.session.callee import Callee
+from tightfit.session.fitted import Fitted, PlannedStep, attach_by_parts, callee_of, fitted_of
 from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options, make_options
-from tightfit.session.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
+from tightfit.session.parts.sharded import group_of, late_bytes, sharded_parts
 from tightfit.session.report import Report
-from tightfit.session.whole.steps import Session
 
 __all__ = [
     "Report",
@@ -149,43 +148,33 @@ def fit(
 
 
 def _fit_whole(model: nn.Module, options: Options, shapes: Iterable[Any]) -> None:
-    """Attach a session that plans the model as one; a copy of the model gets one of its own."""
+    """Plan the model as one; a copy of the model is fitted by itself."""
 
-    def refit(copy: nn.Module) -> Session:
+    def refit(copy: nn.Module) -> Fitted:
         refuse_unfittable(copy)
-        session = session_of(copy, dataclasses.replace(options, optimizer=None))
-        attach(copy, session, refit)
-        return session
-
-    def session_of(module: nn.Module, its: Options) -> Session:
-        name = type(module).__name__
-        return Session(original_forward(module), {"model": module}, module, its, name)
+        fitted = Fitted.as_a_whole(callee_of(copy), dataclasses.replace(options, optimizer=None))
+        attach(copy, fitted, refit)
+        return fitted
 
     refuse_unfittable(model)
-    session = session_of(model, options)
-    prepare_all(session, shapes)
+    fitted = Fitted.as_a_whole(callee_of(model), options)
+    fitted.prepare_all(shapes)
     replaced = attached(model)
-    attach(model, session, refit)
+    attach(model, fitted, refit)
     if replaced is None or not replaced.waiting:
-        expect_calls(session)
+        fitted.at_leaving(expect_calls(model, fitted))
     if replaced is not None:
         replaced.leave()
 
 
 def _fit_in_parts(model: nn.Module, parts: dict[str, nn.Module], options: Options) -> None:
-    """Attach a session that plans each part by itself."""
-
-    def refit(copy: nn.Module) -> Any:
-        raise BadInput("a model with sharded parameters cannot be copied")
-
+    """Plan each part by itself."""
     replaced = attached(model)
     if replaced is not None:
         replaced.leave()
     refuse_unfittable(model)
     group, late = group_of(model), late_bytes(parts)
-    session = ShardedModel(model, parts, options, group=group, late_bytes=late)
-    attach(model, session, refit)
-    session.attach_parts()
+    attach_by_parts(model, parts, options, group=group, late_bytes=late)
 
 
 def step(
@@ -231,9 +220,9 @@ def step(
                 "all of it"
             )
     name = getattr(function, "__name__", type(function).__name__)
-    session = Session(function, named, None, options, name)
-    prepare_all(session, shapes)
-    return PlannedStep(session)
+    fitted = Fitted.as_a_whole(Callee(function, named, name), options)
+    fitted.prepare_all(shapes)
+    return PlannedStep(fitted)
 
 
 def _named(modules: Any) -> dict[str, nn.Module]:
@@ -265,10 +254,9 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
     Report
         What the plan promises.
     """
-    session = _session_of(target)
-    session.join_replicas(target if isinstance(target, DistributedDataParallel) else None)
-    leaves, spec = flatten(args, kwargs)
-    return session.prepare(leaves, spec, args, kwargs)
+    fitted = fitted_of(target)
+    fitted.join_replicas(target if isinstance(target, DistributedDataParallel) else None)
+    return fitted.prepare(Arguments.of(args, kwargs))
 
 
 def report(target: nn.Module | PlannedStep) -> Report:
@@ -279,7 +267,9 @@ def report(target: nn.Module | PlannedStep) -> Report:
     BadInput
         If it is not fitted, or nothing has been planned yet.
     """
-    return _session_of(target).report()
+    fitted = fitted_of(target)
+    fitted.settle()
+    return fitted.report()
 
 
 def unfit(model: nn.Module) -> nn.Module:
@@ -290,20 +280,9 @@ def unfit(model: nn.Module) -> nn.Module:
     BadInput
         If the model is not fitted.
     """
-    session = attached(model)
-    if session is None:
+    fitted = attached(model)
+    if fitted is None:
         raise BadInput("the model is not fitted")
-    session.leave()
+    fitted.leave()
     detach(model)
     return model
-
-
-def _session_of(target: nn.Module | PlannedStep) -> Session:
-    if isinstance(target, PlannedStep):
-        return target._session
-    module = target.module if isinstance(target, DistributedDataParallel) else target
-    module = getattr(module, "_orig_mod", module)  # where torch.compile keeps what it wraps
-    session = attached(module) if isinstance(module, nn.Module) else None
-    if session is None:
-        raise BadInput("this is neither a fitted model nor a step: call tightfit.fit first")
-    return session

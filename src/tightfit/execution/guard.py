@@ -11,7 +11,7 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tightfit.allocator import Meter, hook_unavailable_reason, meter_for
@@ -28,7 +28,7 @@ _ADVICE = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepPeaks:
     """What one step held, in bytes on top of its start.
 
@@ -68,59 +68,65 @@ class StepPeaks:
         return max(0, self.between_bytes - self.boundary_bytes)
 
 
-@dataclass
 class Guard:
     """Measures steps; raises or warns when one exceeds the budget.
 
     Parameters
     ----------
-    budget_bytes : int
-        The limit, constants included.
     device : str
         ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     on_exceed : str
         ``"raise"`` or ``"warn"``.
-    constants : callable
-        Returns the bytes resident now: parameters, buffers, inputs, gradients, optimizer state.
     advice : str
         What to try, for the message of a step that exceeded the budget.
-    growth_bytes : int
-        How much more was alive at the start of this step than of the one before.
     """
 
-    budget_bytes: int
-    device: str
-    on_exceed: Literal["raise", "warn"]
-    constants: Callable[[], int]
-    advice: str = _ADVICE
-    steps: list[StepPeaks] = field(default_factory=list)
-    meter: Meter | None = None
-    growth_bytes: int = 0
-    _start: int | None = None
-    _open: StepPeaks | None = None
-    _phase: _Phase = "forward"
-    _warned: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, device: str, on_exceed: Literal["raise", "warn"], advice: str = _ADVICE
+    ) -> None:
+        self.device = device
+        self.on_exceed = on_exceed
+        self.advice = advice
+        self.budget_bytes = 0
+        self.steps: list[StepPeaks] = []
+        self.growth_bytes = 0  # how much more was alive at the start of this step than of the last
+        self.meter: Meter | None = None
+        self._start: int | None = None
+        self._open: dict[str, int] | None = None
+        self._phase: _Phase = "forward"
+        self._warned = False
         try:
-            self.meter = meter_for(self.device)
+            self.meter = meter_for(device)
         except TightfitError:
             announce(
                 f"peaks are not measured in this process: {hook_unavailable_reason()}. The plan "
                 "is still verified byte by byte"
             )
 
-    def before_forward(self) -> None:
-        """Close the window of the step before and open a new one."""
-        if self.meter is None:
-            return
-        self.close()
-        live = self.meter.live_bytes()
-        self.growth_bytes = live - self._start if self._start is not None else 0
-        self._start = live
-        self._open = StepPeaks(self.constants())
-        self._phase = "forward"
-        self.meter.reset_peak()
+    def before_forward(self, constant_bytes: Callable[[], int], budget_bytes: int) -> None:
+        """Close the window of the step before and open a new one.
+
+        Parameters
+        ----------
+        constant_bytes : callable
+            Returns the bytes resident now: parameters, buffers, inputs, gradients, optimizer
+            state. Asked once the window before is closed.
+        budget_bytes : int
+            The limit of the step that begins, constants included.
+        """
+        if self.meter is not None:
+            self.close()
+            live = self.meter.live_bytes()
+            self.growth_bytes = live - self._start if self._start is not None else 0
+            self._start = live
+            self._open = {"constant_bytes": constant_bytes()}
+            self._phase = "forward"
+            self.meter.reset_peak()
+        self.budget_bytes = budget_bytes
+
+    def change_budget(self, budget_bytes: int) -> None:
+        """Judge the open step and those to come by another limit."""
+        self.budget_bytes = budget_bytes
 
     def restart(self) -> None:
         """Begin the open window anew: what happened in it so far belongs to no step."""
@@ -132,7 +138,7 @@ class Guard:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
             self._turn("forward", "between")
-            self._open.boundary_bytes = self.live_bytes()
+            self._open["boundary_bytes"] = self.live_bytes()
 
     def before_backward(self) -> None:
         """Note what user code held between forward and backward."""
@@ -156,7 +162,7 @@ class Guard:
         """Return what is held now: the constants of the open step and what came on top."""
         if self.meter is None or self._open is None:
             return 0
-        return self._open.constant_bytes + self.live_bytes()
+        return self._open["constant_bytes"] + self.live_bytes()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -185,7 +191,7 @@ class Guard:
         if self._open is None or self.meter is None:
             return None
         self._turn("after", "after")
-        step, self._open = self._open, None
+        step, self._open = StepPeaks(**self._open), None
         self.steps.append(step)
         del self.steps[:-8]
         if step.peak_bytes > self.budget_bytes:
@@ -203,7 +209,7 @@ class Guard:
         peak = self.meter.peak_bytes() - (self._start or 0)
         self.meter.reset_peak()
         name = f"{ended}_bytes"
-        setattr(self._open, name, max(getattr(self._open, name), peak))
+        self._open[name] = max(self._open.get(name, 0), peak)
         self._phase = begun
         return peak
 

@@ -37,6 +37,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         Seconds of the plan, and with nothing recomputed and default alternatives.
     recomputed : tuple of (int, int)
         (op, how many times it is computed again), for every op computed more than once.
+    crossing_index : int
+        The instruction that enters the first backward segment; their number if none does.
     """
 
     peak_bytes: int
@@ -48,6 +50,12 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     cost_s: float
     baseline_cost_s: float
     recomputed: tuple[tuple[OpId, int], ...]
+    crossing_index: int
+
+    @property
+    def crossing_bytes(self) -> int:
+        """What is alive between forward and backward."""
+        return self.after_bytes[self.crossing_index - 1]
 
     @property
     def overhead(self) -> float:
@@ -182,7 +190,15 @@ def simulate(graph: Graph, plan: Plan) -> Simulation:
         cost_s=memory.cost_s,
         baseline_cost_s=baseline_cost_s(graph),
         recomputed=tuple((op, n - 1) for op, n in sorted(memory.counts.items()) if n > 1),
+        crossing_index=_crossing_index(graph, plan),
     )
+
+
+def _crossing_index(graph: Graph, plan: Plan) -> int:
+    for index, step in enumerate(plan.instructions):
+        if isinstance(step, Enter) and graph.segments[step.segment].phase == "backward":
+            return index
+    return len(plan.instructions)
 
 
 def _alive_after(graph: Graph, plan: Plan, index: int) -> dict[ValueId, int]:

@@ -1,13 +1,407 @@
-"""A fitted callable: which way it runs."""
+"""A fitted callable: which way it runs, within which budget, with which ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, Protocol
 
-from tightfit.session.whole.steps import Session
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["PlannedStep", "prepare_all"]
+from tightfit.capture.around_data import has_parts
+from tightfit.capture.calls.signature import refuse_transforms
+from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.errors import BadInput, CaptureError, CompileError, NothingToTrain, SecondForward
+from tightfit.execution.attach import attach, attached, original_forward
+from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.runtime import Run
+from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.session.callee import Callee
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.budget import Budget
+from tightfit.session.options import Options, with_ranks, worst_first
+from tightfit.session.parts.in_parts import InParts
+from tightfit.session.parts.sharded import ShardedModel
+from tightfit.session.processes import Replicas, running_wrapper
+from tightfit.session.report import Report
+from tightfit.session.whole.specialisation import Planned, Specialisation
+from tightfit.session.whole.steps import WholeSteps
+from tightfit.torch_private import tools
+
+__all__ = ["Fitted", "PlannedStep", "attach_by_parts", "callee_of", "fitted_of"]
+
+
+class Route(Protocol):
+    """A way to run a fitted callable: as one graph, part by part, or another."""
+
+    @property
+    def guard(self) -> Guard | None:
+        """Measures the steps; None until the first one."""
+        ...
+
+    @property
+    def waiting(self) -> list[Run]:
+        """Calls that await their backward, before which no other may come."""
+        ...
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a planned call has been run, or is to be."""
+        ...
+
+    def __call__(self, given: Arguments) -> Any:
+        """Run one forward."""
+        ...
+
+    def prepare(self, given: Arguments) -> None:
+        """Plan for the given inputs without running anything."""
+        ...
+
+    def settle(self) -> None:
+        """End what must have ended before there is a report."""
+        ...
+
+    def report(self) -> Report:
+        """Return what the plans promise and what the last complete step held."""
+        ...
+
+    def close_step(self) -> StepPeaks | None:
+        """End the measured window of the last step now; return what it held."""
+        ...
+
+    def change_options(self, options: Options) -> None:
+        """Plan the next step with other options; what was captured stays."""
+        ...
+
+
+class Fitted:
+    """A callable that trains inside a budget.
+
+    Parameters
+    ----------
+    callee : Callee
+        What is run.
+    options : Options
+        What the user asked for.
+    account : Account
+        What is held between steps.
+    route : Route
+        The way it runs at first.
+
+    Attributes
+    ----------
+    options : Options
+        As they are now: ranks may have joined, the budget may have changed.
+    route : Route
+        The way it runs now.
+    """
+
+    def __init__(self, callee: Callee, options: Options, account: Account, route: Route) -> None:
+        self.callee = callee
+        self.options = options
+        self.account = account
+        self.route = route
+        self._whole = route if isinstance(route, WholeSteps) else None
+        self._at_leaving: list[Callable[[], None]] = []
+        self._join_budget()
+
+    @classmethod
+    def as_a_whole(cls, callee: Callee, options: Options) -> Fitted:
+        """Return what runs a callable as one graph, as long as that can be captured."""
+        account = Account(callee.modules, options.optimizer)
+        return cls(callee, options, account, WholeSteps(callee, options, account))
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self.callee.name
+
+    @property
+    def on_exceed(self) -> Any:
+        """Whether to raise or to warn when a step is measured above the budget."""
+        return self.options.on_exceed
+
+    # -- calling ------------------------------------------------------------------------------
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a planned call has been run, or is to be."""
+        return self.route.is_used
+
+    @property
+    def waiting(self) -> list[Run]:
+        """Planned calls that await their backward."""
+        return self.route.waiting
+
+    def is_of(self, module: nn.Module) -> bool:
+        """Whether this was made for the module (and not for one it was copied from)."""
+        return self.callee.root is module
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one planned forward; the plain callable if no backward can come."""
+        given = Arguments.of(args, kwargs)
+        if not self.callee.trains(given) or tools.is_exported():
+            return self.callee.function(*args, **kwargs)
+        refuse_transforms(self.name)
+        self._refuse_second_forward()
+        self.join_replicas(running_wrapper())
+        self._resolve_budget()
+        if self.route is not self._whole:
+            return self.route(given)
+        try:
+            return self.route(given)
+        except CaptureError as reason:
+            return self._run_in_parts(reason, given)
+
+    def _refuse_second_forward(self) -> None:
+        waiting = len(self.waiting)
+        if waiting >= self.options.in_flight:
+            raise SecondForward(
+                f"{self.name} was called again while {waiting} earlier planned call(s) await "
+                "their backward: each would keep its activations and the budget would not hold. "
+                "Call backward first, put all into one function for tightfit.step, or allow it by "
+                f"in_flight={waiting + 1} (each call gets its share of the budget). If no "
+                "backward is to come: torch.no_grad(), or let go of the outputs (del loss)"
+            )
+
+    def _run_in_parts(self, reason: CaptureError, given: Arguments) -> Any:
+        """Run a call that cannot be planned as a whole part by part, and go on so.
+
+        Raises
+        ------
+        CompileError
+            If it was to be compiled.
+        CaptureError
+            The reason, if there is no part that can be planned; generators are then as before.
+        """
+        self._refuse_without_parts(reason)
+        if self.options.compile:
+            raise CompileError(
+                f"{self.name} allows no single graph to compile: {reason}. Way out: compile=False "
+                "plans it part by part"
+            ) from reason
+        modules = self.callee.modules
+        before = GeneratorStates(modules)
+        buffers = {b: b.clone() for m in modules.values() for b in m.buffers()}
+        if self.options.shared is not None:
+            raise BadInput(
+                f"{self.name} can only be planned part by part, which takes a budget of its "
+                f"own, not a shared one: {reason}"
+            )
+        parts = InParts(self.callee, self.options, self.account, reason)
+        try:
+            output = parts(given)
+        except BaseException:
+            before.restore()
+            for buffer, value in buffers.items():
+                buffer.copy_(value)
+            raise
+        self.route = parts
+        return output
+
+    def _refuse_without_parts(self, reason: CaptureError) -> None:
+        there_are = has_parts(self.callee.modules, self.callee.root)
+        if isinstance(reason, NothingToTrain) or not there_are:
+            raise reason
+
+    # -- planning before training -------------------------------------------------------------
+
+    def prepare(self, given: Arguments) -> Report:
+        """Capture, price and plan for the given inputs without running anything.
+
+        Raises
+        ------
+        CaptureError
+            If it cannot be captured as a whole; says what happens instead when it is trained.
+        """
+        self._resolve_budget()
+        try:
+            self.route.prepare(given)
+        except CaptureError as reason:
+            self._refuse_to_prepare(reason)
+        self.settle()
+        return self.report()
+
+    def prepare_all(self, shapes: Iterable[Any]) -> None:
+        """Plan for example inputs, the largest first: what does not fit shows at once.
+
+        What cannot be planned takes no part in a shared budget.
+        """
+        try:
+            for given in worst_first(shapes, self.callee.modules):
+                with torch.enable_grad():
+                    self.prepare(given)
+        except BaseException:
+            self.leave()
+            raise
+
+    def _refuse_to_prepare(self, reason: CaptureError) -> NoReturn:
+        self._refuse_without_parts(reason)
+        raise CaptureError(
+            f"{self.name} cannot be planned beforehand: {reason}. Its parts are planned while it "
+            "takes its first step: train, then ask for tightfit.report"
+        ) from reason
+
+    # -- reporting ----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """End what must have ended before there is a report."""
+        self.route.settle()
+
+    def report(self) -> Report:
+        """Return what the current plan promises and what the last step held.
+
+        Raises
+        ------
+        BadInput
+            If nothing has been planned yet.
+        """
+        return self.route.report()
+
+    def close_step(self) -> StepPeaks | None:
+        """End the measured window of the last step now; return what it held."""
+        return self.route.close_step()
+
+    @property
+    def guard(self) -> Guard | None:
+        """Measures the steps; None until the first one."""
+        return self.route.guard
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether it is planned part by part."""
+        return self.route is not self._whole
+
+    @property
+    def specialisations(self) -> list[Specialisation]:
+        """What was captured of it as a whole so far."""
+        return list(self._whole.captures) if self._whole is not None else []
+
+    @property
+    def last(self) -> Planned | None:
+        """The plan of the last step that was planned as a whole."""
+        return self._whole.last if self._whole is not None else None
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether steps are still timed before the final plan is made."""
+        return self._whole is not None and self._whole.is_tuning
+
+    # -- budgets and ranks --------------------------------------------------------------------
+
+    def change_options(self, options: Options) -> None:
+        """Plan the next step with other options; what was captured and priced stays."""
+        self.close_step()
+        self._take_options(options)
+        self._join_budget()
+
+    def change_budget(self, budget_bytes: int) -> None:
+        """Plan the next step within another budget, and measure anew."""
+        self.close_step()
+        self._take_options(dataclasses.replace(self.options, budget_bytes=budget_bytes))
+        if self.route is self._whole:
+            self._whole.measure_anew()
+
+    def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
+        """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
+        return self._as_a_whole().smallest_budget(Arguments.of(args, kwargs))
+
+    def least_bytes_in_parts(self) -> int:
+        """Return what a step like the last one holds with the least plan of every part."""
+        assert isinstance(self.route, InParts)  # else the step would have said what it lacks
+        self.route.close_step()
+        return self.route.steps.least_bytes()
+
+    def declare_needs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], budget: Budget
+    ) -> MinimumBudget:
+        """Tell a budget that is to be shared what these inputs need; return the least."""
+        return self._as_a_whole().declare_needs(Arguments.of(args, kwargs), budget)
+
+    def _as_a_whole(self) -> WholeSteps:
+        assert self._whole is not None  # sharded models are not asked
+        return self._whole
+
+    def join_replicas(self, wrapper: DistributedDataParallel | None) -> None:
+        """Plan together with the ranks of the DistributedDataParallel around, if there is one."""
+        known = self.account.replicas
+        if wrapper is None or (known is not None and known.is_of(wrapper)):
+            return
+        if self._whole is None:
+            raise BadInput("a model with sharded parts is not wrapped in DistributedDataParallel")
+        self.close_step()
+        replicas = Replicas(wrapper)
+        self.account.join(replicas)
+        self._take_options(with_ranks(self.options, replicas.ranks))
+        self._whole.start_anew()
+        self.route = self._whole
+
+    def _resolve_budget(self) -> None:
+        """Take what the device has free now, if the user asked for that."""
+        resolved = self.options.resolved(self.account.device)
+        if resolved is not self.options:
+            self._take_options(resolved)
+
+    def _take_options(self, options: Options) -> None:
+        self.options = options
+        self.route.change_options(options)
+        if self._whole is not None:
+            self._whole.change_options(options)
+
+    def _join_budget(self) -> None:
+        if self.options.shared is not None:
+            self.account.share_budget()
+            self.options.shared.join(self.account, self.close_step)
+
+    # -- leaving ------------------------------------------------------------------------------
+
+    def at_leaving(self, callback: Callable[[], None]) -> None:
+        """Call back when the model is fitted no longer, or anew."""
+        self._at_leaving.append(callback)
+
+    def leave(self) -> None:
+        """No longer take part in a shared budget; take back what watches the model."""
+        if self.options.shared is not None:
+            self.options.shared.leave(self.account)
+        for callback in self._at_leaving:
+            callback()
+        self._at_leaving.clear()
+
+
+def callee_of(module: nn.Module) -> Callee:
+    """Return a module's own forward, to be fitted in place."""
+    name = type(module).__name__
+    return Callee(original_forward(module), {"model": module}, name, weakref.ref(module))
+
+
+def attach_by_parts(
+    model: nn.Module,
+    parts: Mapping[str, nn.Module],
+    options: Options,
+    *,
+    group: Any = None,
+    late_bytes: int = 0,
+) -> Fitted:
+    """Fit a model in place whose given modules are planned each by itself.
+
+    Parameters are those of `ShardedModel`.
+    """
+
+    def refit(copy: nn.Module) -> NoReturn:
+        raise BadInput("a model with sharded parameters cannot be copied")
+
+    callee = callee_of(model)
+    account = Account(callee.modules, options.optimizer)
+    route = ShardedModel(callee, parts, options, account, group=group, late_bytes=late_bytes)
+    fitted = Fitted(callee, options, account, route)
+    attach(model, fitted, refit)
+    route.attach_parts()
+    fitted.at_leaving(route.leave)
+    return fitted
 
 
 class PlannedStep:
@@ -15,18 +409,27 @@ class PlannedStep:
 
     _torchdynamo_disable = True
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, fitted: Fitted) -> None:
+        self._fitted = fitted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one planned forward; call ``backward()`` on what it returns."""
-        return self._session(args, kwargs)
+        return self._fitted(args, kwargs)
 
 
-def prepare_all(session: Session, shapes: Iterable[Any]) -> None:
-    """Plan for example inputs; a session that cannot takes no part in a shared budget."""
-    try:
-        session.prepare_all(shapes)
-    except BaseException:
-        session.leave()
-        raise
+def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
+    """Return what runs a fitted model or step, whatever wraps it.
+
+    Raises
+    ------
+    BadInput
+        If it is neither.
+    """
+    if isinstance(target, PlannedStep):
+        return target._fitted
+    module = target.module if isinstance(target, DistributedDataParallel) else target
+    module = getattr(module, "_orig_mod", module)  # where torch.compile keeps what it wraps
+    fitted = attached(module) if isinstance(module, nn.Module) else None
+    if not isinstance(fitted, Fitted):
+        raise BadInput("this is neither a fitted model nor a step: call tightfit.fit first")
+    return fitted

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from tightfit.capture.calls.structure import flatten, unflatten
+from tightfit.capture.calls.structure import Arguments, flatten, unflatten
 from tightfit.errors import BadInput
-from tightfit.progress import announce
-from tightfit.units import format_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    from tightfit.session.processes import Ranks
-
-
-from dataclasses import field
-from pathlib import Path
-from typing import Literal
-
+from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner
-from tightfit.progress import SILENT, Progress
-from tightfit.session.memory.budget import Budget
+from tightfit.progress import SILENT, Progress, announce
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.budget import Budget, Share, usable_bytes
 from tightfit.session.processes import Ranks
+from tightfit.units import format_bytes, parse_bytes
 
 __all__ = [
     "Options",
@@ -88,6 +81,37 @@ class Options:
     shared: Budget | None = None
     ranks: Ranks | None = None
     compile: bool = False
+
+    def resolved(self, device: torch.device) -> Options:
+        """Return the options with a number in the place of what a device has free now."""
+        if self.shared is not None or self.budget_bytes is not None:
+            return self
+        return dataclasses.replace(self, budget_bytes=_free_bytes(device, self.ranks))
+
+    def limit_bytes(self, account: Account) -> int:
+        """Return the bytes a step may hold: given, or what others that share it leave."""
+        if self.shared is not None:
+            return self.shared.limit_bytes(account)
+        assert self.budget_bytes is not None  # resolved before anything is planned
+        return self.budget_bytes
+
+    def usable_bytes(self, account: Account) -> int:
+        """Return the bytes a plan may use: the limit minus the reserve."""
+        return usable_bytes(self.limit_bytes(account), self.reserve_bytes)
+
+    def share_of(self, account: Account, graph: Graph, constant_bytes: int) -> Share:
+        """Return the budget of one of the calls that may be open at once, what lasts included."""
+        budget_bytes = self.usable_bytes(account)
+        if self.shared is not None:
+            share = self.shared.share_of(account)
+            # needs that are known count inputs: one member's input may be what another one keeps
+            counted = graph.constants_bytes["inputs"] if self.shared.knows(account) else 0
+            own = account.new_gradient_bytes() + share.peak_bytes // self.in_flight
+            peak_bytes = constant_bytes - counted + own
+            return Share(min(budget_bytes, peak_bytes), share.others_bytes)
+        if budget_bytes <= constant_bytes:
+            return Share(budget_bytes)
+        return Share(constant_bytes + (budget_bytes - constant_bytes) // self.in_flight)
 
 
 def make_options(
@@ -182,6 +206,18 @@ def _plan(plan: Plan | str | Path | None) -> Plan | None:
     return load_plan(Path(plan))
 
 
+def _free_bytes(device: torch.device, ranks: Ranks | None) -> int:
+    """Return what a device has free now, for this process: on the rank that has the least."""
+    if device.type != "cuda":
+        raise BadInput(
+            "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, "
+            "such as budget='8GiB'"
+        )
+    free, _ = torch.cuda.mem_get_info(device)
+    own = free + torch.cuda.memory_reserved(device)
+    return own if ranks is None else min(ranks.gather("free", own))
+
+
 def with_ranks(options: Options, ranks: Ranks) -> Options:
     """Return the options for several ranks, which all keep to the least budget among them.
 
@@ -207,9 +243,7 @@ def _listed(sizes: list[int]) -> str:
     return ", ".join(map(format_bytes, sizes))
 
 
-def worst_first(
-    shapes: Iterable[Any], modules: Mapping[str, nn.Module]
-) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def worst_first(shapes: Iterable[Any], modules: Mapping[str, nn.Module]) -> list[Arguments]:
     """Return the calls that example inputs stand for, the one with most elements first.
 
     Parameters
@@ -227,7 +261,8 @@ def worst_first(
     """
     calls = [_call(example) for example in shapes]
     device = next((p.device for m in modules.values() for p in m.parameters()), None)
-    return sorted((_real(call, device) for call in calls), key=_elements, reverse=True)
+    given = [Arguments.of(*_real(call, device)) for call in calls]
+    return sorted(given, key=_elements, reverse=True)
 
 
 def _call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -256,6 +291,5 @@ def _zeros(leaf: Any, device: torch.device | None) -> Any:
     return zeros.requires_grad_(leaf.requires_grad)
 
 
-def _elements(call: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
-    leaves, _ = flatten(call)
-    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+def _elements(given: Arguments) -> int:
+    return sum(leaf.numel() for leaf in given.leaves if isinstance(leaf, torch.Tensor))

@@ -7,16 +7,18 @@ from typing import Any
 
 import msgspec
 
-from tightfit.api.fit import step
 from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, TightfitError
 from tightfit.execution.guard import StepPeaks
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
-from tightfit.session.fitted import PlannedStep
+from tightfit.session.callee import Callee
+from tightfit.session.fitted import Fitted, PlannedStep
+from tightfit.session.options import make_options
+from tightfit.session.report import Report
 from tightfit.studies.model import explain_error
 from tightfit.studies.subject import (
     Subject,
-    Trace,
+    TrainingRecord,
     differing_parts,
     largest_difference,
     planned_bytes_of,
@@ -70,11 +72,11 @@ class Comparison:
         self.name = name
         self.progress = progress
         self._keywords = keywords
-        self._planned: PlannedStep | None = None
+        self._fitted: Fitted | None = None
         self.eager = self._train_plainly()
         self._final = {key: tensor.clone() for key, tensor in self.subject.tensors().items()}
 
-    def _train_plainly(self) -> Trace:
+    def _train_plainly(self) -> TrainingRecord:
         try:
             return train(self.subject, self.subject.loss_of, self.steps)
         except TightfitError:
@@ -92,9 +94,9 @@ class Comparison:
 
     def smallest_budget(self) -> MinimumBudget:
         """Return the smallest budget with a plan found; its plan is used if no better is found."""
-        session = self.step_within(_UNLIMITED)._session
+        fitted = self.within(_UNLIMITED)
         self.subject.reset()
-        return session.smallest_budget(self.subject.args, self.subject.kwargs)
+        return fitted.smallest_budget(self.subject.args, self.subject.kwargs)
 
     def least_bytes(self) -> int:
         """Return the smallest budget with a plan found; of a model in parts, by running it."""
@@ -105,14 +107,12 @@ class Comparison:
 
     def _least_bytes_of_parts(self) -> int:
         """Return a budget in which a model that allows no single graph has run its steps."""
-        planned = self.step_within(_UNLIMITED)
-        train(self.subject, planned, self.steps, planned)
-        parts = planned._session.parts
-        assert parts is not None  # else the step would have said what it lacks
-        least = parts.steps.least_bytes()
+        fitted = self.within(_UNLIMITED)
+        self._train(fitted)
+        least = fitted.least_bytes_in_parts()
         for _ in range(_MOST_ATTEMPTS):
             try:
-                trace = train(self.subject, self.step_within(least), self.steps, planned)
+                trace = self._train(self.within(least))
             except InfeasibleBudget as error:
                 needed = error.minimum_bytes or least
             else:
@@ -132,20 +132,19 @@ class Comparison:
         BadInput
             If bits differ, and do so with plain PyTorch too when that is run again.
         """
-        planned = self.step_within(budget_bytes)
-        session = planned._session
-        trace = first = train(self.subject, planned, self.steps, planned)
+        fitted = self.within(budget_bytes)
+        trace = first = self._train(fitted)
         difference = largest_difference(self._final, self.subject.tensors())
         differing = differing_parts(self.eager, first)
-        plan_of_first = session.report().plan
-        ratios, timed = self._time(planned, rounds)
-        if session.report().plan is not plan_of_first:  # the plan with costs from real steps
-            trace = train(self.subject, planned, self.steps, planned)
+        plan_of_first = self._report(fitted).plan
+        ratios, timed = self._time(fitted, rounds)
+        if self._report(fitted).plan is not plan_of_first:  # the plan with costs from real steps
+            trace = self._train(fitted)
             difference = max(difference, largest_difference(self._final, self.subject.tensors()))
             differing += tuple(d for d in differing_parts(self.eager, trace) if d not in differing)
         for peaks, planned_bytes in timed:
             trace.note(peaks, planned_bytes)
-        report = session.report()
+        report = self._report(fitted)
         if differing:
             self._require_repeatable()
         return Proof(
@@ -181,24 +180,30 @@ class Comparison:
                 "or keeps what it computes from step to step outside of parameters and buffers"
             )
 
-    def step_within(self, budget_bytes: int) -> PlannedStep:
-        """Return the step, which from now on runs inside a budget."""
-        if self._planned is None:
-            self._planned = step(
-                self.subject.loss_of,
-                modules=self.subject.model,
-                budget=budget_bytes,
+    def within(self, budget_bytes: int) -> Fitted:
+        """Return what runs the step, from now on inside a budget."""
+        if self._fitted is None:
+            options = make_options(
+                budget_bytes,
                 optimizer=self.subject.optimizer,
                 on_exceed="warn",
                 progress=self.progress,
                 **self._keywords,
             )
-        self._planned._session.change_budget(budget_bytes)
-        return self._planned
+            function = self.subject.loss_of
+            callee = Callee(function, {"model": self.subject.model}, function.__name__)
+            self._fitted = Fitted.as_a_whole(callee, options)
+        self._fitted.change_budget(budget_bytes)
+        return self._fitted
 
-    def _time(
-        self, planned: PlannedStep, rounds: int
-    ) -> tuple[list[float], list[tuple[StepPeaks, int]]]:
+    def _train(self, fitted: Fitted) -> TrainingRecord:
+        return train(self.subject, PlannedStep(fitted), self.steps, fitted)
+
+    def _report(self, fitted: Fitted) -> Report:
+        fitted.settle()
+        return fitted.report()
+
+    def _time(self, fitted: Fitted, rounds: int) -> tuple[list[float], list[tuple[StepPeaks, int]]]:
         """Return the time ratio of planned to plain steps; of the planned ones peaks and plans.
 
         Steps are interleaved, their order alternates; costs and plan are final by then.
@@ -209,16 +214,16 @@ class Comparison:
             return ratios, peaks
         self.progress.start("timing steps", rounds)
         try:
-            while planned._session.is_tuning:
-                self._planned_time(planned, peaks)
+            while fitted.is_tuning:
+                self._planned_time(fitted, peaks)
             peaks.clear()  # of the plan before
-            self._planned_time(planned, peaks)
+            self._planned_time(fitted, peaks)
             for index in range(rounds):
                 if index % 2:
                     plain = step_time(self.subject, self.subject.loss_of)
-                    ours = self._planned_time(planned, peaks)
+                    ours = self._planned_time(fitted, peaks)
                 else:
-                    ours = self._planned_time(planned, peaks)
+                    ours = self._planned_time(fitted, peaks)
                     plain = step_time(self.subject, self.subject.loss_of)
                 ratios.append(ours / plain)
                 self.progress.update(index + 1)
@@ -226,11 +231,11 @@ class Comparison:
             self.progress.stop()
         return ratios, peaks
 
-    def _planned_time(self, planned: PlannedStep, peaks: list[tuple[StepPeaks, int]]) -> float:
-        seconds = step_time(self.subject, planned)
-        step_peaks = planned._session.close_step()
+    def _planned_time(self, fitted: Fitted, peaks: list[tuple[StepPeaks, int]]) -> float:
+        seconds = step_time(self.subject, PlannedStep(fitted))
+        step_peaks = fitted.close_step()
         if step_peaks is not None:
-            peaks.append((step_peaks, planned_bytes_of(planned)))
+            peaks.append((step_peaks, planned_bytes_of(fitted)))
         return seconds
 
 

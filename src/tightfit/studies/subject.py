@@ -14,18 +14,18 @@ import numpy
 import torch
 from torch import nn
 
-from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
-from tightfit.capture.calls.signature import flatten
+from tightfit.allocator.resident import resident_tensor_bytes
+from tightfit.capture.calls.structure import flatten
 from tightfit.errors import BadInput, NothingToTrain
 from tightfit.execution.guard import Guard, StepPeaks
-from tightfit.session.fitted import PlannedStep
-from tightfit.session.memory.account import gradient_bytes, optimizer_state_bytes
+from tightfit.session.fitted import Fitted
+from tightfit.session.memory.account import Account
 from tightfit.studies.model import loss_function
 from tightfit.zoo import Example
 
 __all__ = [
     "Subject",
-    "Trace",
+    "TrainingRecord",
     "differing_parts",
     "largest_difference",
     "planned_bytes_of",
@@ -47,13 +47,13 @@ class Subject:
         self.loss_of, self.args, self.kwargs = loss_function(example)
         self.seed = seed
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self.granularity = granularity_of(self.device.type)
         self.initial = {k: v.clone() for k, v in self.model.state_dict().items()}
-        leaves = [x for x in flatten(self.args, self.kwargs)[0] if isinstance(x, torch.Tensor)]
+        leaves = [x for x in flatten((self.args, self.kwargs))[0] if isinstance(x, torch.Tensor)]
         self._inputs = [(leaf, leaf._version, leaf.detach().clone()) for leaf in leaves]
         if not any(p.requires_grad for p in self.model.parameters()):
             raise NothingToTrain("the model has no parameter that needs a gradient")
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self._account = Account({"model": self.model}, self.optimizer)
 
     def reset(self) -> None:
         """Put parameters, buffers and inputs back, forget gradients and optimizer state."""
@@ -68,16 +68,10 @@ class Subject:
 
     def constant_bytes(self) -> int:
         """Return what is resident now: parameters, buffers, inputs, gradients, optimizer state."""
-        tensors = list(self.model.parameters()) + list(self.model.buffers())
-        tensors += [t for t in flatten(self.args, self.kwargs)[0] if isinstance(t, torch.Tensor)]
-        modules = {"model": self.model}
-        total = resident_tensor_bytes(tensors, self.granularity)
-        total += gradient_bytes(modules, self.granularity)
-        if any(self.optimizer.state.values()):
-            total += optimizer_state_bytes(
-                self.optimizer, modules, self.granularity, self.device.type
-            )
-        return total
+        leaves = flatten((self.args, self.kwargs))[0]
+        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        held = resident_tensor_bytes(inputs, self._account.granularity_bytes)
+        return held + self._account.lasting_bytes(expected=False)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return gradients, parameters and buffers by name; they are not copied."""
@@ -97,7 +91,7 @@ class Subject:
         }
 
 
-class Trace(msgspec.Struct):
+class TrainingRecord(msgspec.Struct):
     """What a series of steps left behind.
 
     Parameters
@@ -128,8 +122,8 @@ def train(
     subject: Subject,
     function: Callable[..., torch.Tensor],
     steps: int,
-    planned: PlannedStep | None = None,
-) -> Trace:
+    planned: Fitted | None = None,
+) -> TrainingRecord:
     """Run steps from the first state; a guard of our own watches when the function has none.
 
     Parameters
@@ -140,12 +134,12 @@ def train(
         Computes the loss from the subject's inputs.
     steps : int
         Optimizer steps; peaks are those of the second and later ones.
-    planned : PlannedStep or None
-        The function, if it is a planned step.
+    planned : Fitted or None
+        What runs the function, if it is a planned step.
     """
     subject.reset()
-    own = Guard(_UNLIMITED, subject.device.type, "warn", subject.constant_bytes)
-    trace = Trace([], [], 0, 0, 0, 0, 0.0)
+    own = Guard(subject.device.type, "warn")
+    trace = TrainingRecord([], [], 0, 0, 0, 0, 0.0)
     _seed_all(subject.seed)
     for index in range(steps):
         subject.model.zero_grad(set_to_none=True)
@@ -154,7 +148,7 @@ def train(
         loss = _watched_step(subject, function, own if planned is None else None)
         if index == 0:
             trace.first_s = time.perf_counter() - began
-        peaks = own.close() if planned is None else planned._session.close_step()
+        peaks = own.close() if planned is None else planned.close_step()
         if peaks is not None and index > 0:
             trace.note(peaks, planned_bytes_of(planned) if planned else 0)
         trace.losses.append(loss)
@@ -162,10 +156,10 @@ def train(
     return trace
 
 
-def planned_bytes_of(planned: PlannedStep) -> int:
+def planned_bytes_of(planned: Fitted) -> int:
     """Return the peak that was planned for the last step; 0 where nothing was."""
     with contextlib.suppress(BadInput):
-        return planned._session.report().planned_peak_bytes
+        return planned.report().planned_peak_bytes
     return 0
 
 
@@ -180,7 +174,7 @@ def _watched_step(
     subject: Subject, function: Callable[..., torch.Tensor], guard: Guard | None
 ) -> float:
     if guard is not None:
-        guard.before_forward()
+        guard.before_forward(subject.constant_bytes, _UNLIMITED)
     loss = function(*subject.args, **subject.kwargs)
     if guard is not None:
         guard.after_forward()
@@ -208,7 +202,7 @@ def step_time(subject: Subject, function: Callable[..., torch.Tensor]) -> float:
     return time.process_time() - began
 
 
-def differing_parts(eager: Trace, planned: Trace) -> tuple[str, ...]:
+def differing_parts(eager: TrainingRecord, planned: TrainingRecord) -> tuple[str, ...]:
     """Return the losses, gradients, parameters and buffers that differ in any bit."""
     found: dict[str, None] = {}
     for index, (a, b) in enumerate(zip(eager.losses, planned.losses, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tightfit.session.parts.ledger import Holding, Ledger, Mark
-from tightfit.session.parts.ledger_edits import Further, as_called, with_calls, without_call
+from tightfit.session.parts.ledger_edits import PossibleCall, as_called, with_calls, without_call
 
 
 def holding(saved: int, forward: int, rise: int) -> Holding:
@@ -60,11 +60,11 @@ def test_a_call_left_out_and_put_back() -> None:
         assert [m.begin_bytes for m in less.marks if m.phase == "forward"] == [0, 106]
         assert [m.peak_bytes for m in less.marks if m.phase == "backward"] == [416, 320]
         assert less.marks[-1].peak_bytes == 34
-        more = with_calls(less, {part: Further("layer", old, 10)}, ORDER)
+        more = with_calls(less, {part: PossibleCall("layer", old, 10)}, ORDER)
         planned = [mark for mark in more.marks if mark.phase != "between"]
         assert planned == [mark for mark in ledger.marks if mark.phase != "between"]
         assert (more.parts, more.calls) == (ledger.parts, ledger.calls)
-        again = as_called(less, ledger, {part: Further("layer", old, 10)})
+        again = as_called(less, ledger, {part: PossibleCall("layer", old, 10)})
         assert again is not None and again.marks == more.marks
         assert as_called(ledger, less, {}).marks == less.marks
         assert as_called(less, ledger, {}) is None
@@ -73,6 +73,6 @@ def test_a_call_left_out_and_put_back() -> None:
 
 def test_the_peak_of_a_step_with_another_call_and_another_plan() -> None:
     less = without_call(three_layers(), 1)
-    more = with_calls(less, {"second": Further("layer", holding(40, 180, 300), 10)}, ORDER)
+    more = with_calls(less, {"second": PossibleCall("layer", holding(40, 180, 300), 10)}, ORDER)
     assert more.peak_with({}) == 106 + 46 + 4 + 10 + 300
     assert more.peak_with({"layer": holding(0, 10, 20)}) == 6 + 4 + 2 * 10 + 20

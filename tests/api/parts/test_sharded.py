@@ -11,9 +11,8 @@ from torch import nn
 import support.sharded
 from support.processes import run_ranks
 from tightfit.allocator import meter_for
-from tightfit.execution.attach import attach
+from tightfit.session.fitted import attach_by_parts
 from tightfit.session.options import make_options
-from tightfit.session.parts.sharded import ShardedModel
 
 
 def test_sharded_parameters() -> None:
@@ -77,17 +76,16 @@ def test_parts_of_a_model_in_one_process() -> None:
     budget_bytes = lasting + round(0.7 * eager_bytes)
     options = make_options(budget_bytes, costs="unit", limits=(1, 0.02), cache=False)
     blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
-    session = ShardedModel(model, {**blocks, "sometimes": model.sometimes}, options)
-    attach(model, session, lambda _: session)
-    session.attach_parts()
+    fitted = attach_by_parts(model, {**blocks, "sometimes": model.sometimes}, options)
     found, peak_bytes = train(model)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert peak_bytes + lasting <= budget_bytes < eager_bytes + lasting
-    report = session.report()
+    fitted.settle()
+    report = fitted.report()
     assert report.overhead > 0
     # the first block's input needs no gradient, and so it is of a kind of its own
     assert {"blocks.0", "blocks.1"} <= set(report.plans) <= {"blocks.0", "blocks.1", "sometimes"}
-    session.leave()
+    fitted.leave()
     assert "forward" not in model.blocks[0].__dict__
 
 
@@ -97,12 +95,11 @@ def test_parts_that_differ_in_an_attribute_only() -> None:
     plain[2].scales = [3.0]
     model = copy.deepcopy(plain)
     options = make_options("1GiB", costs="unit", limits=(1, 0.02), cache=False)
-    session = ShardedModel(model, dict(model.named_children()), options)
-    attach(model, session, lambda _: session)
-    session.attach_parts()
+    fitted = attach_by_parts(model, dict(model.named_children()), options)
     x = torch.randn(2, 2, 8, 8, requires_grad=True)
     for each in (plain, model):
         each(x).sum().backward()
     gradients = zip(plain.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in gradients)
-    assert len(session.report().plans) == 3
+    fitted.settle()
+    assert len(fitted.report().plans) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.session.parts.choice import Choice
+from tightfit.session.parts.choice import PartPlans
 from tightfit.session.parts.ledger import Holding, Ledger, Mark
 
 CALLS = 4
@@ -25,7 +25,7 @@ def frugal_step() -> Ledger[str]:
 @pytest.mark.parametrize(("limit_bytes", "lavish"), [(139, 0), (140, 1), (230, 2), (1000, 4)])
 def test_as_many_calls_as_fit_run_the_cheaper_plan(limit_bytes: int, lavish: int) -> None:
     ledger = frugal_step()
-    choice = Choice({"part": FRUGAL}, (), {"part": [FRUGAL, LAVISH]})
+    choice = PartPlans({"part": FRUGAL}, (), {"part": [FRUGAL, LAVISH]})
     calls = choice.spread(ledger, limit_bytes).calls
     assert calls == (FRUGAL,) * (CALLS - lavish) + (LAVISH,) * lavish
     assert lavish == 0 or ledger.peak_of(calls) <= limit_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from tightfit.capture.side_effects.attributes import WithKept
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["PLAIN", "Structure", "flatten", "opened", "structure_of", "unflatten"]
+__all__ = ["PLAIN", "Arguments", "Structure", "flatten", "opened", "structure_of", "unflatten"]
 
 PLAIN = (
     bool,
@@ -131,6 +131,32 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 def unflatten(leaves: Sequence[Any], spec: Any) -> Any:
     """Return the tree again, with other leaves."""
     return private.pytree.tree_unflatten(leaves, spec)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The inputs of one call, flattened once.
+
+    Parameters
+    ----------
+    args, kwargs : tuple, mapping
+        As they were given.
+    leaves : tuple
+        Tensors and plain values.
+    spec : hashable
+        How they nest.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    leaves: tuple[Any, ...]
+    spec: Any
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return what a call was given."""
+        leaves, spec = flatten((args, kwargs))
+        return cls(args, kwargs, tuple(leaves), spec)
 
 
 @dataclass(frozen=True)

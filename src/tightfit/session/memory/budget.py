@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import torch
+from typing import Any
 
 from tightfit.errors import BadInput
-from tightfit.session.memory.account import device_of_modules, lasting_bytes, new_gradient_bytes
+from tightfit.session.memory.account import Account
 from tightfit.units import format_bytes, parse_bytes
 
-if TYPE_CHECKING:
-    from tightfit.graph.ir import Graph
-    from tightfit.session.processes import Ranks
-    from tightfit.session.whole.steps import Session
-
-__all__ = [
-    "Budget",
-    "Needs",
-    "Share",
-    "close_windows",
-    "divided",
-    "limit_bytes",
-    "share_of",
-    "usable_bytes",
-]
+__all__ = ["Budget", "Needs", "Share", "divided", "usable_bytes"]
 
 
 class Budget:
@@ -54,53 +37,64 @@ class Budget:
 
     def __init__(self, size: int | str) -> None:
         self.size_bytes = parse_bytes(size)
-        self._members: weakref.WeakSet[Session] = weakref.WeakSet()
-        self._needs: weakref.WeakKeyDictionary[Session, Needs] = weakref.WeakKeyDictionary()
+        self._members: weakref.WeakKeyDictionary[Account, weakref.WeakMethod[Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._needs: weakref.WeakKeyDictionary[Account, Needs] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.size_bytes)}, {len(self._members)} members)"
 
-    def join(self, session: Session) -> None:
-        """Count a fitted callable among those that share the budget."""
+    def join(self, account: Account, close_step: Callable[[], Any]) -> None:
+        """Count a fitted callable among those that share the budget.
+
+        Parameters
+        ----------
+        account : Account
+            What it holds.
+        close_step : bound method
+            Ends its measured step.
+        """
         if self._members:
             gc.collect()  # those that were let go of count no longer
-        self._members.add(session)
+        self._members[account] = weakref.WeakMethod(close_step)
 
-    def leave(self, session: Session) -> None:
+    def leave(self, account: Account) -> None:
         """No longer count a fitted callable."""
-        self._members.discard(session)
+        self._members.pop(account, None)
 
-    def members(self) -> list[Session]:
-        """Return those that share the budget."""
+    def members(self) -> list[Account]:
+        """Return what those hold that share the budget."""
         return list(self._members)
 
-    def limit_bytes(self, session: Session) -> int:
+    def close_steps(self) -> None:
+        """End the measured steps of all that share the budget."""
+        for method in list(self._members.values()):
+            close_step = method()
+            if close_step is not None:
+                close_step()
+
+    def limit_bytes(self, account: Account) -> int:
         """Return what a member's step may hold, now that the others hold what they hold."""
-        return self.size_bytes - sum(
-            lasting_bytes(other.options.optimizer, other.modules, expected=False)
-            for other in self._members
-            if other is not session
-        )
+        others = (other for other in self._members if other is not account)
+        return self.size_bytes - sum(other.lasting_bytes(expected=False) for other in others)
 
-    def declare(self, session: Session, needs: Needs) -> None:
+    def declare(self, account: Account, needs: Needs) -> None:
         """Note what a member's plans can do with."""
-        self._needs[session] = needs
+        self._needs[account] = needs
 
-    def knows(self, session: Session) -> bool:
+    def knows(self, account: Account) -> bool:
         """Whether the needs of all members are known, and those of this one."""
-        return all(member in self._needs for member in (session, *self._members))
+        return all(member in self._needs for member in (account, *self._members))
 
-    def share_of(self, session: Session) -> Share:
+    def share_of(self, account: Account) -> Share:
         """Return a member's part of what is left for activations."""
         members = self.members()
-        lasting = sum(
-            lasting_bytes(member.options.optimizer, member.modules, expected=True)
-            for member in members
-        )
+        lasting = sum(member.lasting_bytes(expected=True) for member in members)
         room = max(0, self.size_bytes - lasting)
-        if not self.knows(session):
+        if not self.knows(account):
             return Share(room // max(1, len(members)))
-        return divided(room, [self._needs[member] for member in members], self._needs[session])
+        return divided(room, [self._needs[member] for member in members], self._needs[account])
 
 
 @dataclass(frozen=True)
@@ -154,13 +148,6 @@ def divided(room_bytes: int, needs: Sequence[Needs], own: Needs) -> Share:
     return Share(peak_bytes=others + mine, others_bytes=others)
 
 
-def close_windows(session: Session) -> None:
-    """End the measured steps of a session and of those that share its budget."""
-    shared = session.options.shared
-    for member in shared.members() if shared is not None else [session]:
-        member.close_step()
-
-
 def usable_bytes(budget_bytes: int, reserve_bytes: int) -> int:
     """Return what a reserve leaves of a budget.
 
@@ -175,43 +162,3 @@ def usable_bytes(budget_bytes: int, reserve_bytes: int) -> int:
             f"{format_bytes(budget_bytes)}"
         )
     return budget_bytes - reserve_bytes
-
-
-def limit_bytes(session: Session) -> int:
-    """Return the bytes a step may hold: given, shared with others, or what a device has free."""
-    options = session.options
-    if options.shared is not None:
-        return options.shared.limit_bytes(session)
-    if options.budget_bytes is not None:
-        return options.budget_bytes
-    session.options = dataclasses.replace(
-        options, budget_bytes=_free_bytes(device_of_modules(session.modules), options.ranks)
-    )
-    return session.options.budget_bytes
-
-
-def share_of(session: Session, graph: Graph, constant_bytes: int) -> Share:
-    """Return the budget of one of the calls that may be open at once, what lasts included."""
-    budget_bytes, options = session.budget_bytes(), session.options
-    if options.shared is not None:
-        new = new_gradient_bytes(session.modules, graph.device.granularity_bytes)
-        share = options.shared.share_of(session)
-        # needs that are known count inputs: one member's input may be what another one keeps
-        counted = graph.constants_bytes["inputs"] if options.shared.knows(session) else 0
-        peak_bytes = constant_bytes - counted + new + share.peak_bytes // options.in_flight
-        return Share(min(budget_bytes, peak_bytes), share.others_bytes)
-    if budget_bytes <= constant_bytes:
-        return Share(budget_bytes)
-    return Share(constant_bytes + (budget_bytes - constant_bytes) // options.in_flight)
-
-
-def _free_bytes(device: torch.device, ranks: Ranks | None) -> int:
-    """Return what a device has free now, for this process: on the rank that has the least."""
-    if device.type != "cuda":
-        raise BadInput(
-            "budget='device' needs a device with memory of its own (CUDA); on a CPU give bytes, "
-            "such as budget='8GiB'"
-        )
-    free, _ = torch.cuda.mem_get_info(device)
-    own = free + torch.cuda.memory_reserved(device)
-    return own if ranks is None else min(ranks.gather("free", own))

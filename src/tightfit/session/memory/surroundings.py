@@ -1,16 +1,60 @@
-"""What lies around a step now."""
+"""What lies around a step now, as one frozen value: the key of a plan, and its task."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from tightfit.capture.captured import Captured
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Gradients
+from tightfit.planners.base import Task
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["Surroundings", "assumed_outside_bytes", "root_gradient_bytes"]
 
 
-__all__ = ["assumed_outside_bytes", "root_gradient_bytes"]
+@dataclass(frozen=True)
+class Surroundings:
+    """What is held beside a step, and the budget for all of it.
+
+    Parameters
+    ----------
+    gradients : str
+        ``"fresh"`` or ``"accumulated"``.
+    gradient_bytes, state_bytes : int
+        Gradients that exist, with the buckets they go into; the optimizer's state.
+    outside_bytes : int
+        What user code, or another callable within the same budget, holds between forward and
+        backward.
+    budget_bytes : int
+        Of the budget what the step may use, constants included.
+    """
+
+    gradients: Gradients
+    gradient_bytes: int
+    state_bytes: int
+    outside_bytes: int
+    budget_bytes: int
+
+    def with_outside(self, outside_bytes: int) -> Surroundings:
+        """Return the same with something else held between forward and backward."""
+        return replace(self, outside_bytes=outside_bytes)
+
+    def around(self, captured: Captured) -> Graph:
+        """Return a step's graph with what lies around it."""
+        graph = captured.graph.with_constants(
+            gradients=self.gradient_bytes,
+            optimizer_state=self.state_bytes,
+            gradient_of_loss=root_gradient_bytes(captured),
+        )
+        return graph.with_outside(self.outside_bytes)
+
+    def task(self, captured: Captured) -> Task:
+        """Return what is to be planned."""
+        return Task(
+            graph=self.around(captured),
+            budget_bytes=self.budget_bytes,
+            gradients=self.gradients,
+        )
 
 
 def assumed_outside_bytes(captured: Captured) -> int:

@@ -1,5 +1,7 @@
-"""Models planned part by part, all parts within one budget.
+"""Running a model part by part, all parts within one budget.
 
-Two kinds of model are: one whose parameters FSDP2 shards (`sharded`), and one that allows no
-single graph (`fallback`). What runs between the parts stays eager and is measured (`ledger`).
+Two kinds of model are: one whose parameters FSDP2 shards (`sharded.py`), and one that allows no
+single graph (`in_parts.py`, which finds the parts by `stand_ins.py`). `steps.py` runs the parts,
+`planning.py` says by which plan, `choice.py` shares the budget among the kinds of parts
+(`kinds.py`). What runs between the parts stays eager and is measured (`ledger.py`).
 """

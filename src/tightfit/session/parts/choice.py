@@ -9,7 +9,7 @@ room for then run a cheaper one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -22,14 +22,14 @@ from tightfit.session.parts.kinds import Kind
 from tightfit.session.parts.ledger import Holding, Ledger, holding_of
 from tightfit.session.stages import plan_task
 
-__all__ = ["Choice", "ToldChoice", "choose"]
+__all__ = ["PartPlans", "PartPlansMessage", "choose"]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _FINER = (-0.09375, -0.0625, -0.03125, 0.03125, 0.0625, 0.09375)  # around the largest that fits
 
 
 @dataclass(frozen=True)
-class Choice:
+class PartPlans:
     """Plans for the calls of a step.
 
     Parameters
@@ -42,11 +42,11 @@ class Choice:
         What was found for each kind.
     """
 
-    kinds: dict[Kind, Holding]
+    kinds: Mapping[Kind, Holding]
     calls: tuple[Holding, ...]
-    menus: dict[Kind, list[Holding]]
+    menus: Mapping[Kind, Sequence[Holding]]
 
-    def spread(self, ledger: Ledger[Kind], limit_bytes: int) -> Choice:
+    def spread(self, ledger: Ledger[Kind], limit_bytes: int) -> PartPlans:
         """Return the choice for another step of the same kinds.
 
         The later a part is called, the shorter it holds what it saves: the last calls of each kind
@@ -93,7 +93,7 @@ def _spread(
     return own[: len(own) - least], with_last(least)
 
 
-def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> Choice | None:
+def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> PartPlans | None:
     """Return the plans that make a step cheapest within a limit.
 
     Parameters
@@ -107,7 +107,7 @@ def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> Choice |
 
     Returns
     -------
-    Choice or None
+    PartPlans or None
         None if no choice was found that fits.
     """
     menus = _Menus(ledger, limit_bytes, options)
@@ -118,7 +118,7 @@ def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> Choice |
     if kinds is None:
         return None
     menus.extend_beside(kinds)
-    return Choice(kinds, (), menus.plans).spread(ledger, limit_bytes)
+    return PartPlans(kinds, (), menus.plans).spread(ledger, limit_bytes)
 
 
 class _Menus:
@@ -210,7 +210,7 @@ def _planned(kind: Kind, saved_bytes: int, room_bytes: int, options: Options) ->
     return holding_of(graph, plan) if plan is not None else None
 
 
-class ToldChoice(msgspec.Struct, frozen=True):
+class PartPlansMessage(msgspec.Struct, frozen=True):
     """What one rank has chosen; kinds of parts have the same names on all of them.
 
     Parameters
@@ -225,7 +225,7 @@ class ToldChoice(msgspec.Struct, frozen=True):
     calls: list[int]
 
     @classmethod
-    def of(cls, choice: Choice | None, ledger: Ledger[Kind]) -> ToldChoice:
+    def of(cls, choice: PartPlans | None, ledger: Ledger[Kind]) -> PartPlansMessage:
         """Return what is to be told of a choice for a step; of none if nothing was found."""
         if choice is None:
             return cls({}, [])
@@ -238,7 +238,7 @@ class ToldChoice(msgspec.Struct, frozen=True):
             [used[k].index(h) for k, h in zip(ledger.calls, choice.calls, strict=True)],
         )
 
-    def choice(self, ledger: Ledger[Kind]) -> Choice | None:
+    def plans_for(self, ledger: Ledger[Kind]) -> PartPlans | None:
         """Return the choice for the same step on another rank; None if there is none.
 
         Raises
@@ -256,4 +256,4 @@ class ToldChoice(msgspec.Struct, frozen=True):
                 verify(plan, graph)
             menus[kinds[name]] = [holding_of(graph, plan) for plan in plans]
         calls = (menus[kind][i] for kind, i in zip(ledger.calls, self.calls, strict=True))
-        return Choice({kind: found[0] for kind, found in menus.items()}, tuple(calls), menus)
+        return PartPlans({kind: found[0] for kind, found in menus.items()}, tuple(calls), menus)

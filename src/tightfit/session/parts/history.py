@@ -1,22 +1,20 @@
-"""What is known of steps that are alike: the last one's ledger, and the plans chosen by it."""
+"""What is known of steps that are alike, and in which order parts run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from tightfit.session.parts.choice import Choice
+from tightfit.session.parts.choice import PartPlans
 from tightfit.session.parts.kinds import Kind, Part, forget_oldest
 from tightfit.session.parts.ledger import Holding, Ledger
 
-__all__ = ["Level", "Levels", "Turns"]
+__all__ = ["CallOrder", "Situation", "Situations"]
 
-_MOST_LEVELS = 16
+_MOST_SITUATIONS = 16
 
 
-@dataclass
-class Level:
+class Situation:
     """What is known of steps with the same inputs that begin with about as much held.
 
     Parameters
@@ -25,9 +23,12 @@ class Level:
         Of the inputs.
     held_bytes : int
         At the begin, with what is yet to come to stay.
+
+    Attributes
+    ----------
     ledger : Ledger or None
         The last such step.
-    choice : Choice or None
+    plans : PartPlans or None
         The plans of the parts; None while they are learned about.
     planned : Ledger
         The step that they are for: all parts run that may.
@@ -35,41 +36,61 @@ class Level:
         The peak that follows, all that is held included.
     """
 
-    signature: Any
-    held_bytes: int
-    ledger: Ledger[Kind] | None = None
-    choice: Choice | None = None
-    planned: Ledger[Kind] = field(default_factory=Ledger)
-    planned_bytes: int = 0
-    _turn: int = 0
+    def __init__(self, signature: Any, held_bytes: int) -> None:
+        self.signature = signature
+        self.held_bytes = held_bytes
+        self.ledger: Ledger[Kind] | None = None
+        self.plans: PartPlans | None = None
+        self.planned: Ledger[Kind] = Ledger()
+        self.planned_bytes = 0
+        self._turn = 0
 
     def begin(self) -> None:
         """Begin a step."""
         self._turn = 0
 
+    def ended(self, ledger: Ledger[Kind]) -> None:
+        """Note what such a step has held."""
+        self.ledger = ledger
+
+    def plan(self, plans: PartPlans, planned: Ledger[Kind], held_bytes: int) -> None:
+        """Run such steps by these plans from now on.
+
+        Parameters
+        ----------
+        plans : PartPlans
+            Which plan each call runs.
+        planned : Ledger
+            The step that they are for.
+        held_bytes : int
+            At its begin, with what is yet to come to stay.
+        """
+        self.plans, self.planned = plans, planned
+        self.planned_bytes = held_bytes + planned.peak_of(plans.calls)
+
     def foreseen(self, part: Part, kind: Kind) -> Holding | None:
         """Return the plan of the next call; None if the step was not planned to have it now."""
-        if self.choice is None:
+        if self.plans is None:
             return None
         parts, calls = self.planned.parts, self.planned.calls
         for turn in range(self._turn, len(calls)):
             if (parts[turn], calls[turn]) == (part, kind):
                 self._turn = turn + 1
-                return self.choice.calls[turn]
+                return self.plans.calls[turn]
         return None
 
 
-class Levels:
-    """Levels by the signature of a step's inputs.
+class Situations:
+    """Situations by the signature of a step's inputs.
 
     Gradients that are accumulated and the optimizer's state make steps differ that have the same
     inputs.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, list[Level]] = {}
+        self._known: dict[Any, list[Situation]] = {}
 
-    def of(self, signature: Any, held_bytes: int, alike_bytes: int) -> Level:
+    def of(self, signature: Any, held_bytes: int, alike_bytes: int) -> Situation:
         """Return what is known of steps that begin with as much held; one begins now.
 
         Parameters
@@ -81,19 +102,19 @@ class Levels:
         alike_bytes : int
             What two steps may differ by at their begin and still be alike.
         """
-        levels = self._known.setdefault(signature, [])
+        known = self._known.setdefault(signature, [])
         forget_oldest(self._known)
-        near = [level for level in levels if abs(level.held_bytes - held_bytes) <= alike_bytes]
+        near = [one for one in known if abs(one.held_bytes - held_bytes) <= alike_bytes]
         if near:
-            found = min(near, key=lambda level: abs(level.held_bytes - held_bytes))
+            found = min(near, key=lambda one: abs(one.held_bytes - held_bytes))
             found.begin()
             return found
-        levels.append(Level(signature, held_bytes))
-        del levels[:-_MOST_LEVELS]
-        return levels[-1]
+        known.append(Situation(signature, held_bytes))
+        del known[:-_MOST_SITUATIONS]
+        return known[-1]
 
 
-class Turns:
+class CallOrder:
     """The parts seen so far, each after the one that ran before it when it was first seen."""
 
     def __init__(self) -> None:

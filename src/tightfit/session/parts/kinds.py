@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,7 +13,8 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.signature import call_signature, flatten, same_attributes
+from tightfit.capture.calls.signature import call_signature, same_attributes
+from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.input_uses import captured_by_uses
 from tightfit.capture.traced_call import TracedCall
@@ -33,10 +34,10 @@ from tightfit.session.parts.ledger import Holding, holding_of
 from tightfit.session.processes import agreed
 
 __all__ = [
-    "Call",
     "Kind",
-    "Kinds",
+    "KnownCalls",
     "Part",
+    "PartCall",
     "forget_oldest",
     "least_plan",
     "most_plan",
@@ -87,16 +88,16 @@ class Part:
         """Whether a step captured of the other one is a step of this one."""
         return same_attributes(self.modules, other.modules)
 
-    def needs_gradient(self, leaves: list[Any]) -> bool:
+    def needs_gradient(self, given: Arguments) -> bool:
         """Whether a call with these inputs can need a gradient."""
         if not torch.is_grad_enabled():
             return False
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in given.leaves if isinstance(leaf, torch.Tensor)]
         return any(t.requires_grad for t in (*tensors, *self.modules["part"].parameters()))
 
 
 @dataclass(frozen=True)
-class Call:
+class PartCall:
     """One call of a part.
 
     Parameters
@@ -105,16 +106,16 @@ class Call:
         Of calls that are alike.
     kind : Kind
         What is known of those.
-    leaves : list
-        Its flattened inputs.
+    given : Arguments
+        Its inputs.
     """
 
     key: Any
     kind: Kind
-    leaves: list[Any]
+    given: Arguments
 
 
-class Kinds:
+class KnownCalls:
     """What is known of the parts of a model.
 
     Parameters
@@ -133,26 +134,20 @@ class Kinds:
         """Return how many kinds of calls are known."""
         return len(self._known)
 
-    def known(self, part: Part, leaves: list[Any], spec: Any) -> Call | None:
+    def known(self, part: Part, given: Arguments) -> PartCall | None:
         """Return the kind of a call, if one like it was captured."""
-        key = _key(part, leaves, spec)
+        key = _key(part, given)
         for owner, kind in self._known.get(key, ()):
             joint = kind.captured.joint
             alike = owner is part or (not joint.opaque.blocks and part.is_like(owner))
-            inputs = kind.inputs(leaves)
+            inputs = kind.inputs(given.leaves)
             if alike and joint.decisions.hold(inputs, {**part.modules, **joint.outside}):
                 if owner is not part:
                     self._known[key].append((part, kind))
-                return Call(key, kind, leaves)
+                return PartCall(key, kind, given)
         return None
 
-    def capture(
-        self,
-        part: Part,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Options,
-    ) -> Call:
+    def capture(self, part: Part, given: Arguments, options: Options) -> PartCall:
         """Capture a call.
 
         Parameters
@@ -160,10 +155,11 @@ class Kinds:
         options : Options
             The user's.
         """
-        leaves, spec = flatten(args, kwargs)
-        key = _key(part, leaves, spec)
+        key = _key(part, given)
         detached = self._detached.get(key, frozenset())
-        traced = TracedCall(part.function, part.modules, args, kwargs, detached_outputs=detached)
+        traced = TracedCall(
+            part.function, part.modules, given.args, given.kwargs, detached_outputs=detached
+        )
         captured, repeated = captured_by_uses(lambda call: self._capture(call, part.name), traced)
         graph = captured.graph
         least = agreed(
@@ -179,7 +175,7 @@ class Kinds:
         kind = Kind(captured, name, holding_of(graph, least), holding_of(graph, most), repeated)
         self._known.setdefault(key, []).append((part, kind))
         forget_oldest(self._known)
-        return Call(key, kind, leaves)
+        return PartCall(key, kind, given)
 
     def learn_outputs(self, part: Part, key: Any, run: Run) -> None:
         """Note which outputs of a call have received no gradient, or did though planned without."""
@@ -199,9 +195,9 @@ class Kinds:
         self._unused.clear()
 
 
-def _key(part: Part, leaves: list[Any], spec: Any) -> Any:
+def _key(part: Part, given: Arguments) -> Any:
     modules = part.modules
-    return call_signature(leaves, spec, modules, modules["part"])
+    return call_signature(given.leaves, given.spec, modules, modules["part"])
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:
@@ -239,7 +235,7 @@ class Kind:
     repeated: tuple[int, ...] = ()
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
 
-    def inputs(self, leaves: list[Any]) -> list[Any]:
+    def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the flattened inputs of the captured step for those of a call."""
         return [*leaves, *(leaves[place] for place in self.repeated)]
 

@@ -14,10 +14,10 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from tightfit.execution.guard import Guard
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Enter, Plan
+from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
 
-__all__ = ["Holding", "Ledger", "Mark", "Recorder", "holding_of"]
+__all__ = ["Holding", "Ledger", "LedgerWriter", "Mark", "holding_of"]
 
 PartKind = TypeVar("PartKind")
 Phase: TypeAlias = Literal["forward", "backward", "between"]
@@ -76,12 +76,7 @@ class Holding:
 def holding_of(graph: Graph, plan: Plan) -> Holding:
     """Return what a plan of a part holds; the graph is without what lies around the part."""
     simulation = simulate(graph, plan)
-    crossing = next(
-        index
-        for index, step in enumerate(plan.instructions)
-        if isinstance(step, Enter) and graph.segments[step.segment].phase == "backward"
-    )
-    constant = graph.constant_bytes
+    crossing, constant = simulation.crossing_index, graph.constant_bytes
     outputs = sum(value.size_bytes for value in graph.values if value.fate == "returned")
     tangents = sum(value.size_bytes for value in graph.values if value.role == "tangent")
     begin = simulation.after_bytes[crossing]
@@ -208,7 +203,7 @@ class Ledger(Generic[PartKind]):
         return max(0, mark.peak_bytes - mark.begin_bytes - rise)
 
 
-class Recorder:
+class LedgerWriter:
     """Writes the ledger of the step under way.
 
     Parameters

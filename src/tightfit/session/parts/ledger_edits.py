@@ -14,13 +14,13 @@ from typing import Any, Generic, TypeVar
 
 from tightfit.session.parts.ledger import Holding, Ledger, Mark
 
-__all__ = ["Further", "as_called", "with_call", "with_calls", "without_call"]
+__all__ = ["PossibleCall", "as_called", "with_call", "with_calls", "without_call"]
 
 PartKind = TypeVar("PartKind")
 
 
 @dataclass(frozen=True)
-class Further(Generic[PartKind]):
+class PossibleCall(Generic[PartKind]):
     """A call that a step did not have and may have.
 
     Parameters
@@ -38,7 +38,7 @@ class Further(Generic[PartKind]):
 
 def with_calls(
     ledger: Ledger[PartKind],
-    further: Mapping[Any, Further[PartKind]],
+    further: Mapping[Any, PossibleCall[PartKind]],
     order: Mapping[Any, int],
 ) -> Ledger[PartKind]:
     """Return the ledger of a step in which more parts run, each in its turn.
@@ -59,7 +59,9 @@ def with_calls(
 
 
 def as_called(
-    ledger: Ledger[PartKind], wanted: Ledger[PartKind], further: Mapping[Any, Further[PartKind]]
+    ledger: Ledger[PartKind],
+    wanted: Ledger[PartKind],
+    further: Mapping[Any, PossibleCall[PartKind]],
 ) -> Ledger[PartKind] | None:
     """Return what a measured step would have held with the calls of another one.
 
@@ -90,7 +92,7 @@ def as_called(
 
 
 def with_call(
-    ledger: Ledger[PartKind], place: int, part: Hashable, each: Further[PartKind]
+    ledger: Ledger[PartKind], place: int, part: Hashable, each: PossibleCall[PartKind]
 ) -> Ledger[PartKind]:
     """Return the ledger with one more call, before the one with the number `place`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +12,19 @@ from torch import nn
 
 from tightfit.allocator import meter_for
 from tightfit.capture.around_data import capture_around_data
-from tightfit.capture.calls.signature import flatten, input_signature
+from tightfit.capture.calls.signature import input_signature
+from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach_part, detach, original_forward
-from tightfit.execution.guard import StepPeaks
-from tightfit.session.memory.account import device_of_modules, lasting_bytes, library_bytes
+from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.runtime import Run
+from tightfit.session.callee import Callee
+from tightfit.session.memory.account import Account, library_bytes
 from tightfit.session.options import Options, with_ranks
 from tightfit.session.parts.kinds import Part
-from tightfit.session.parts.steps import Steps
+from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
 from tightfit.session.report import Report
 
@@ -30,27 +32,30 @@ __all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
 
 
 class ShardedModel:
-    """Runs a model whose sharded modules are planned, as a session does.
+    """Runs a model whose sharded modules are planned, each by itself.
 
     Parameters
     ----------
-    root : nn.Module
+    callee : Callee
         The model.
     parts : mapping of str to nn.Module
         By name, none inside another.
-    options : Options
-        The user's.
+    options, account : Options, Account
+        The user's, and what the model holds between steps.
     group : ProcessGroup or None
         The processes that train the model together.
     late_bytes : int
         Of the budget, what plans leave unused for memory that other threads free in their own time.
     """
 
+    is_used = True
+
     def __init__(
         self,
-        root: nn.Module,
+        callee: Callee,
         parts: Mapping[str, nn.Module],
         options: Options,
+        account: Account,
         *,
         group: Any = None,
         late_bytes: int = 0,
@@ -58,22 +63,14 @@ class ShardedModel:
         _refuse_options(options)
         if group is not None:
             options = with_ranks(options, Ranks(group))
-        self.root = weakref.ref(root)
-        self.function = original_forward(root)
-        device = device_of_modules({"model": root})
-        meter = meter_for(device)
-        lasting = lasting_bytes(options.optimizer, {"model": root}, expected=False)
-        base_bytes = lasting + library_bytes(device) - meter.live_bytes()
-
-        def capture(call: TracedCall, name: str) -> Captured:
-            return capture_around_data(call, options, name)[0]
-
-        self.steps = Steps(
-            type(root).__name__,
+        self.callee = callee
+        self.options = options
+        self.steps = PartSteps(
+            callee.name,
             options,
-            str(device),
-            constants=lambda: base_bytes + meter.live_bytes(),
-            capture=capture,
+            str(account.device),
+            _Metered(account),
+            self._capture,
             late_bytes=late_bytes,
         )
         classes = Counter(map(type, parts.values()))
@@ -82,33 +79,49 @@ class ShardedModel:
             for number, (name, m) in enumerate(parts.items())
         ]
 
-    def is_of(self, module: nn.Module) -> bool:
-        """Whether this was made for the module (and not for one it was copied from)."""
-        return self.root() is module
+    @property
+    def guard(self) -> Guard:
+        """Measures the steps."""
+        return self.steps.guard
+
+    @property
+    def waiting(self) -> list[Run]:
+        """No call has to wait for another's backward: a step may be several calls."""
+        return []
 
     def attach_parts(self) -> None:
         """Replace the forwards of the parts."""
         for part in self.parts:
-            if not self.is_of(part.module):
+            if part.module is not self.callee.root:
                 attach_part(part.module, part)
 
     def leave(self) -> None:
         """Give every part its own forward back."""
         for part in self.parts:
-            if not self.is_of(part.module):
+            if part.module is not self.callee.root:
                 detach(part.module)
 
-    def join_replicas(self, wrapper: Any) -> None:
-        """Refuse to run inside DistributedDataParallel."""
-        if wrapper is not None:
-            raise BadInput("a model with sharded parts is not wrapped in DistributedDataParallel")
+    def __call__(self, given: Arguments) -> Any:
+        """Run the model; its parts run their plans."""
+        self.steps.begin(input_signature(given.leaves, given.spec))
+        own = next((part for part in self.parts if part.module is self.callee.root), None)
+        if own is not None:
+            return own(given.args, given.kwargs)
+        return self.callee.function(*given.args, **given.kwargs)
 
-    def prepare(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Report:
+    def _capture(self, call: TracedCall, name: str) -> Captured:
+        return capture_around_data(call, self.options, name)[0]
+
+    def prepare(self, given: Arguments) -> None:
         """Refuse: parts are captured while the model runs."""
         raise BadInput(
             "parts are planned while the model takes its first step: train, then ask for "
             "tightfit.report(model)"
         )
+
+    def settle(self) -> None:
+        """End the step under way, so that the report is of it."""
+        self.close_step()
 
     def report(self) -> Report:
         """Return what the plans promise and what the last complete step held."""
@@ -116,20 +129,38 @@ class ShardedModel:
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
-        return self.steps.close()
+        return self.steps.close_step()
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model; its parts run their plans."""
-        if torch.is_grad_enabled():
-            self.steps.begin(input_signature(*flatten(args, kwargs)))
-        own = next((part for part in self.parts if self.is_of(part.module)), None)
-        return self.function(*args, **kwargs) if own is None else own(args, kwargs)
+    def change_options(self, options: Options) -> None:
+        """Plan the next step with other options; what was captured stays."""
+        self.options = options
+        self.steps.change_options(options)
+
+
+class _Metered:
+    """What a sharded model holds: what it held when it was fitted, and what the meter saw since."""
+
+    def __init__(self, account: Account) -> None:
+        self._meter = meter_for(account.device)
+        lasting = account.lasting_bytes(expected=False) + library_bytes(account.device)
+        self._base_bytes = lasting - self._meter.live_bytes()
+
+    def begin_step(self, live_bytes: int) -> None:
+        """Learn nothing: all that is alive is metered."""
+
+    def resident_bytes(self) -> int:
+        """Return what is held now."""
+        return self._base_bytes + self._meter.live_bytes()
+
+    def coming_bytes(self) -> int:
+        """Return nothing: state that will come is seen once it is there."""
+        return 0
 
 
 class _Unit:
     """Stands in for the forward of one sharded module."""
 
-    def __init__(self, part: Part, steps: Steps) -> None:
+    def __init__(self, part: Part, steps: PartSteps) -> None:
         self._steps = steps
         self._part = part
 
@@ -148,8 +179,8 @@ class _Unit:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one forward of the module by its plan."""
-        call = self._steps.kind_of(self._part, args, kwargs)
-        return self._steps.run(self._part, call, args, kwargs)
+        given = Arguments.of(args, kwargs)
+        return self._steps.run(self._part, self._steps.kind_of(self._part, given), given)
 
 
 def sharded_parts(model: nn.Module) -> dict[str, nn.Module]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from tightfit.capture.around_data import may_be_planned
+from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import BadInput, CaptureError, OpaqueChanged, without_frames
 from tightfit.session.parts.kinds import Kind, Part
-from tightfit.session.parts.steps import Steps
+from tightfit.session.parts.steps import PartSteps
 
 __all__ = ["StandIns"]
 
@@ -24,15 +25,17 @@ class StandIns:
 
     Parameters
     ----------
-    modules : dict of str to nn.Module
+    modules : mapping of str to nn.Module
         The model's.
-    steps : Steps
+    steps : PartSteps
         Runs the parts.
     outermost : bool
         Whether the modules themselves may be parts; otherwise only what they hold.
     """
 
-    def __init__(self, modules: dict[str, nn.Module], steps: Steps, *, outermost: bool) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], steps: PartSteps, *, outermost: bool
+    ) -> None:
         self.modules = modules
         self.steps = steps
         self.outermost = outermost
@@ -64,7 +67,7 @@ class StandIns:
 
     def absent(self) -> dict[Part, Kind]:
         """Return the parts that have not run yet, where others of their class have."""
-        latest = self.steps.latest
+        latest = self.steps.plans.latest
         like = {type(m): latest[part] for m, part in self.parts.items() if part in latest}
         return {
             part: like[type(module)]
@@ -118,8 +121,9 @@ class StandIns:
             self._unwatch(module)
             if module in self.glue or not torch.is_grad_enabled():
                 return part.function(*args, **kwargs)
+            given = Arguments.of(args, kwargs)
             try:
-                kind = self.steps.kind_of(part, args, kwargs)
+                call = self.steps.kind_of(part, given)
             except (BadInput, CaptureError, OpaqueChanged) as error:
                 if self.failed is None and getattr(error, "cause", "") not in ("data", "random"):
                     self.failed = part.name, error
@@ -127,7 +131,7 @@ class StandIns:
                 self.glue.add(module)
                 self._replace_children(module)
                 return part.function(*args, **kwargs)
-            return self.steps.run(part, kind, args, kwargs)
+            return self.steps.run(part, call, given)
 
         return forward
 

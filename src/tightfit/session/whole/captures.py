@@ -1,62 +1,209 @@
-"""What is captured of a callee, by signature and answers."""
+"""What is captured of a fitted callable, by signature and by what data decided."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from tightfit.capture.calls.signature import differ_in_sizes_only
-
-if TYPE_CHECKING:
-    pass
+import dataclasses
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
-from torch import nn
+from tightfit.capture.around_data import capture_around_data
+from tightfit.capture.calls.signature import (
+    call_signature,
+    differ_in_sizes_only,
+    hooked_modules,
+)
+from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.captured import Captured, outputs_beside_the_loss
+from tightfit.capture.probe import probe
+from tightfit.capture.side_effects.attributes import KeptTensors, Place, forget
+from tightfit.capture.traced_call import TracedCall
+from tightfit.execution.runtime import Run
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Plan
+from tightfit.progress import announce
+from tightfit.session.callee import Callee
+from tightfit.session.options import Options
+from tightfit.session.whole.specialisation import Specialisation
 
-from tightfit.capture.calls.signature import hooked_modules
-from tightfit.session.whole.specialisation import Shape
+__all__ = ["Captures"]
 
-__all__ = ["forget_oldest", "most_alike", "warn_of_hooks"]
-
-
+_MOST_KEPT = 16
 _MOST_NAMED = 4
 
-
-def warn_of_hooks(modules: dict[str, nn.Module], root: nn.Module | None, warned: set[str]) -> None:
-    """Name the inner modules whose hooks become part of the captured step, once."""
-    names = [n for n, _ in hooked_modules(modules, root) if n not in warned]
-    if not names:
-        return
-    warned.update(names)
-    named = ", ".join(map(repr, names[:_MOST_NAMED]))
-    if len(names) > _MOST_NAMED:
-        named += f" and {len(names) - _MOST_NAMED} more"
-    warnings.warn(
-        f"hooks on module {named} are captured with the step: their operators run every step, "
-        "their Python code does not run again. Adding or removing a hook makes a new plan",
-        stacklevel=6,
-    )
+Detached = frozenset[int]
 
 
-_MOST_SHAPES = 16
+class Captures:
+    """The captured steps of a callee, and what is known by now for capturing further ones.
 
+    Parameters
+    ----------
+    callee : Callee
+        What is captured.
 
-def most_alike(known: dict[Any, list[Shape]], key: Any) -> Any | None:
-    """Return the signature of the same call on other sizes or answers, its own costs preferred."""
-    alike = [
-        (not shape.is_further, shape.used, other)
-        for other, shapes in known.items()
-        for shape in shapes
-        if other == key or differ_in_sizes_only(other, key)
-    ]
-    return max(alike, key=lambda one: one[:2])[2] if alike else None
+    Attributes
+    ----------
+    opaque, answered : frozenset of str
+        Modules in which data decide: run as one op, or captured for the answers of a call.
+    """
 
+    def __init__(self, callee: Callee) -> None:
+        self.callee = callee
+        self.opaque: frozenset[str] = frozenset()
+        self.answered: frozenset[str] = frozenset()
+        self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
+        self._detached: dict[Any, Detached] = {}
+        self._kept: frozenset[Place] = frozenset()
+        self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
+        self._warned_hooks: set[str] = set()
 
-def forget_oldest(known: dict[Any, list[Shape]]) -> None:
-    """Keep no more than some shapes, by signature: those used last."""
-    while len(shapes := [shape for alike in known.values() for shape in alike]) > _MOST_SHAPES:
-        oldest = min(shapes, key=lambda shape: shape.used)
-        oldest.forget_plans()
-        for key, alike in list(known.items()):
-            known[key] = [shape for shape in alike if shape is not oldest]
-            if not known[key]:
-                del known[key]
+    def __iter__(self) -> Iterator[Specialisation]:
+        """Iterate over all that was captured so far."""
+        return (one for alike in self._by_signature.values() for one in alike)
+
+    def __len__(self) -> int:
+        """Return for how many signatures steps were captured."""
+        return len(self._by_signature)
+
+    def signature(self, given: Arguments) -> Any:
+        """Return what a step depends on: inputs, modules, modes."""
+        kept = self._changing.union(place[:2] for place in self._kept)
+        callee = self.callee
+        return call_signature(given.leaves, given.spec, callee.modules, callee.root, kept)
+
+    def find(self, key: Any, given: Arguments) -> Specialisation | None:
+        """Return what was captured for a signature, where inputs decide the same again."""
+        alike = self._by_signature.get(key, ())
+        for found in sorted(alike, key=lambda one: -one.used):
+            joint = found.captured.joint
+            if joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside}):
+                return found
+        return None
+
+    def find_answering(self, unfit: Specialisation, answers: Any) -> Specialisation | None:
+        """Return another one of the same signature, captured for what data decide now."""
+        for found in self._by_signature.get(unfit.key, ()):
+            if found is not unfit and found.captured.joint.answers == answers:
+                return found
+        return None
+
+    def other_plans(self) -> list[Plan]:
+        """Return the plans known for any signature."""
+        return [plan for one in self for plan in one.known_plans]
+
+    # -- capturing ----------------------------------------------------------------------------
+
+    def traced_call(self, key: Any, given: Arguments) -> TracedCall:
+        """Return what is to be captured, with what is known of it by now."""
+        return TracedCall(
+            self.callee.function,
+            self.callee.modules,
+            given.args,
+            given.kwargs,
+            detached_outputs=self._detached.get(key, frozenset()),
+            opaque=self.opaque,
+            answered=self.answered,
+        )
+
+    def with_answers(self, call: TracedCall) -> TracedCall:
+        """Return a call with what data decide in it now, found out by running it."""
+        found = probe(call)
+        return dataclasses.replace(call, answers=found.answers, examples=found.examples)
+
+    def capture(self, key: Any, call: TracedCall, options: Options, now: int) -> Specialisation:
+        """Capture a call, whose number is `now`; those not used for long are let go of."""
+        neighbour = self._neighbour(key)
+        call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))
+        captured = self._captured(key, call, options, neighbour)
+        settled = self.signature(Arguments.of(call.args, call.kwargs))  # a first run changed it
+        self._detached[settled] = self._detached.get(key, frozenset())
+        made = Specialisation(settled, captured, is_further=neighbour is not None)
+        timed = options.costs == "measured" and not options.compile
+        if timed and captured.graph.device.kind == "cpu":
+            made.recall_costs(options)
+        made.use(now)
+        self._by_signature.setdefault(settled, []).append(made)
+        self._forget_oldest()
+        return made
+
+    def _forget_oldest(self) -> None:
+        while len(every := list(self)) > _MOST_KEPT:
+            oldest = min(every, key=lambda one: one.used)
+            oldest.forget_plans()
+            for key, alike in list(self._by_signature.items()):
+                self._by_signature[key] = [one for one in alike if one is not oldest]
+                if not self._by_signature[key]:
+                    del self._by_signature[key]
+
+    def _captured(
+        self, key: Any, call: TracedCall, options: Options, neighbour: Graph | None
+    ) -> Captured:
+        self._warn_of_hooks()
+        name = self.callee.name
+        captured, call = capture_around_data(call, options, name, neighbour, keeping=True)
+        others = outputs_beside_the_loss(captured) - call.detached_outputs
+        if others:
+            self._detached[key] = call.detached_outputs | others
+            call = dataclasses.replace(call, detached_outputs=self._detached[key])
+            captured, call = capture_around_data(call, options, name, neighbour, keeping=True)
+        self.opaque, self.answered = call.opaque, call.answered
+        self._changing |= captured.joint.opaque.changing
+        if isinstance(call.function, KeptTensors):
+            self._kept |= call.function.places
+        return captured
+
+    def _neighbour(self, key: Any) -> Graph | None:
+        """Return the graph of the same call on other sizes or answers, its own costs preferred."""
+        alike = [
+            (not one.is_further, one.used, other)
+            for other, specialisations in self._by_signature.items()
+            for one in specialisations
+            if other == key or differ_in_sizes_only(other, key)
+        ]
+        if not alike:
+            return None
+        known = max(alike, key=lambda one: one[:2])[2]
+        self._detached.setdefault(key, self._detached.get(known, frozenset()))
+        return max(self._by_signature[known], key=lambda one: one.used).captured.graph
+
+    def _warn_of_hooks(self) -> None:
+        """Name the inner modules whose hooks become part of the captured step, once."""
+        hooked = hooked_modules(self.callee.modules, self.callee.root)
+        names = [n for n, _ in hooked if n not in self._warned_hooks]
+        if not names:
+            return
+        self._warned_hooks.update(names)
+        named = ", ".join(map(repr, names[:_MOST_NAMED]))
+        if len(names) > _MOST_NAMED:
+            named += f" and {len(names) - _MOST_NAMED} more"
+        warnings.warn(
+            f"hooks on module {named} are captured with the step: their operators run every step, "
+            "their Python code does not run again. Adding or removing a hook makes a new plan",
+            stacklevel=7,
+        )
+
+    # -- letting go ---------------------------------------------------------------------------
+
+    def forget_kept(self) -> None:
+        """Let go of what the last forward left in attributes: the next plan counts its own."""
+        forget(self.callee.modules, self._kept)
+
+    def forget(self, one: Specialisation) -> None:
+        """Drop what was captured for a signature."""
+        self._by_signature.pop(one.key, None)
+
+    def forget_all(self) -> None:
+        """Drop all that was captured; what is known for capturing stays."""
+        for one in self:
+            one.forget_plans()
+        self._by_signature.clear()
+
+    def learn_outputs(self, one: Specialisation, run: Run) -> None:
+        """Note which outputs received no gradient, or did though planned without; drop the plan."""
+        before = self._detached.get(one.key, frozenset())
+        self._detached[one.key] = run.detached_after(before)
+        self.forget(one)
+        if run.state != "refused":
+            unused = sorted(run.unused)
+            announce(f"output(s) {unused} receive no gradient: planning without them")

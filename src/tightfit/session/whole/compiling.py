@@ -27,7 +27,7 @@ from tightfit.progress import announce
 from tightfit.session.options import Options
 from tightfit.session.stages import plan_step
 from tightfit.session.whole.compile_trials import CompiledPlan, compiled_tries
-from tightfit.session.whole.specialisation import Planned, Shape
+from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
 __all__ = ["fastest_plan", "still_fits"]
@@ -37,13 +37,13 @@ _WASTE = 0.01  # of it may be lost to assumptions where nothing is compiled
 
 
 def fastest_plan(
-    shape: Shape, task: Task, options: Options, inputs: Sequence[Any], name: str
+    one: Specialisation, task: Task, options: Options, inputs: Sequence[Any], name: str
 ) -> Planned:
     """Return the plan that was measured to be the fastest within the budget.
 
     Parameters
     ----------
-    shape : Shape
+    one : Specialisation
         What is known about the step; what was decided before holds again where it fits.
     task : Task
         The step's graph with what lies around it, the budget, the gradients.
@@ -61,19 +61,19 @@ def fastest_plan(
     CompileError
         If the step cannot be compiled.
     """
-    known = _known(shape, task)
+    known = _known(one, task)
     if known is not None:
         return _compiled(task, known)
-    refuse_uncompilable(shape.captured)
-    full = shape.captured.with_graph(task.graph)
+    refuse_uncompilable(one.captured)
+    full = one.captured.with_graph(task.graph)
     step = _for_the_compiler(full, options)
     uncompiled = full if options.plan is None else step
-    if _was_beaten(shape, task):
-        return _one_by_one(shape, uncompiled, task, options, True)
+    if _was_beaten(one, task):
+        return _one_by_one(one, uncompiled, task, options, True)
     tried = compiled_tries(step, task, options, inputs, name)
     holding = [plan for plan in tried if plan.peak_bytes(task.graph) <= task.budget_bytes]
     try:
-        single = _one_by_one(shape, uncompiled, task, options)
+        single = _one_by_one(one, uncompiled, task, options)
     except InfeasibleBudget:
         if not holding:
             raise
@@ -97,13 +97,13 @@ def _for_the_compiler(captured: Captured, options: Options) -> Captured:
 
 
 def _one_by_one(
-    shape: Shape, captured: Captured, task: Task, options: Options, beats: bool = False
+    one: Specialisation, captured: Captured, task: Task, options: Options, beats: bool = False
 ) -> Planned:
     """Return the plan whose operators run one by one."""
-    known = shape.known_plans.get(task.gradients)
+    known = one.known_plan(task.gradients)
     outcome = plan_step(captured.graph, task.budget_bytes, task.gradients, options, known)
     assert outcome.plan is not None
-    shape.remember_plan(outcome.plan)
+    one.remember_plan(outcome.plan)
     runner = Runner(captured, lower(captured, outcome.plan))
     return Planned(captured.graph, outcome, runner, beats_compiled=beats)
 
@@ -142,10 +142,10 @@ def _fastest(
     return _compiled(task, holding[best])
 
 
-def _known(shape: Shape, task: Task) -> CompiledPlan | None:
+def _known(one: Specialisation, task: Task) -> CompiledPlan | None:
     """Return a compiled plan made for other surroundings that holds this budget without waste."""
     room_bytes = task.budget_bytes - task.graph.constant_bytes
-    for planned in shape.plans.values():
+    for planned in one.plans.values():
         compiled = planned.compiled
         if compiled is None or compiled.gradients != task.gradients:
             continue
@@ -156,10 +156,10 @@ def _known(shape: Shape, task: Task) -> CompiledPlan | None:
     return None
 
 
-def _was_beaten(shape: Shape, task: Task) -> bool:
+def _was_beaten(one: Specialisation, task: Task) -> bool:
     """Whether compiled plans were slower in surroundings that leave about as much room."""
     room_bytes = task.budget_bytes - task.graph.constant_bytes
-    for planned in shape.plans.values():
+    for planned in one.plans.values():
         plan = planned.outcome.plan
         if planned.beats_compiled and plan is not None and plan.gradients == task.gradients:
             before_bytes = plan.budget_bytes - planned.graph.constant_bytes

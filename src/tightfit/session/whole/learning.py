@@ -1,116 +1,154 @@
-"""Measuring the steps of a session, and learning from them what nobody told it."""
+"""Measuring the steps of a callee, and learning from them what nobody told."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tightfit.execution.guard import Guard
+from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
-from tightfit.graph.ir import Graph
 from tightfit.progress import announce
-from tightfit.session.memory.account import device_of_modules, gradient_bytes
+from tightfit.session.memory.account import Account
+from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.whole.compiling import still_fits
-from tightfit.session.whole.planning import held_gradient_bytes, state_bytes
+from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-if TYPE_CHECKING:
-    from tightfit.session.whole.specialisation import Shape
-    from tightfit.session.whole.steps import Session
-
-__all__ = ["watch"]
+__all__ = ["Watch"]
 
 
-def watch(session: Session, shape: Shape) -> None:
-    """Begin to measure a step."""
-    graph = shape.captured.graph
-    if session.guard is None:
-        session.guard = Guard(
-            session.budget_bytes(),
-            str(device_of_modules(session.modules)),
-            session.options.on_exceed,
-            constants=lambda: _constant_bytes(session, shape.captured.graph),
+class Watch:
+    """Measures every step against the budget; what the first one showed replaces assumptions.
+
+    Parameters
+    ----------
+    name : str
+        Of the callee, for messages.
+    account : Account
+        What the callee holds between steps; learns the optimizer's state here.
+
+    Attributes
+    ----------
+    guard : Guard or None
+        None until the first step.
+    """
+
+    def __init__(self, name: str, account: Account) -> None:
+        self.guard: Guard | None = None
+        self._name = name
+        self._account = account
+        self._told = False
+
+    def begin(
+        self, one: Specialisation, options: Options, last: Planned | None, *, settled: bool
+    ) -> None:
+        """Begin to measure a step; learn from the one before.
+
+        Parameters
+        ----------
+        one : Specialisation
+            What is to run.
+        last : Planned or None
+            The plan of the step before.
+        settled : bool
+            Whether enough steps were taken for all of the optimizer's state to be there.
+        """
+        account, graph = self._account, one.captured.graph
+        budget_bytes = options.usable_bytes(account)
+        if self.guard is None:
+            self.guard = Guard(str(account.device), options.on_exceed)
+            self.guard.change_budget(budget_bytes)
+
+        def constant_bytes() -> int:
+            state_bytes = account.existing_state_bytes(settled=settled)
+            return graph.constant_bytes + account.held_gradient_bytes() + state_bytes
+
+        self.guard.before_forward(constant_bytes, budget_bytes)
+        if self.guard.steps and last is not None:
+            self._learn(one, options, last, self.guard)
+
+    def after_forward(self) -> None:
+        """Note that the planned forward has ended."""
+        if self.guard is not None:
+            self.guard.after_forward()
+
+    def before_backward(self) -> None:
+        """Note that the planned backward begins."""
+        if self.guard is not None:
+            self.guard.before_backward()
+
+    def after_backward(self, run: Run) -> None:
+        """Note that a planned backward has ended, or failed."""
+        if self.guard is not None and run.state == "failed":
+            self.guard.abandon()
+        elif self.guard is not None:
+            self.guard.after_backward()
+
+    def restart(self) -> None:
+        """Begin the measured window anew: what happened in it so far belongs to no step."""
+        if self.guard is not None:
+            self.guard.restart()
+
+    def close(self) -> StepPeaks | None:
+        """End the measured window of the last step now; return what it held."""
+        return self.guard.close() if self.guard is not None else None
+
+    def forget(self) -> None:
+        """Forget what steps have held."""
+        self.guard = None
+
+    def _learn(self, one: Specialisation, options: Options, last: Planned, guard: Guard) -> None:
+        shared = options.shared
+        alone = shared is None or len(shared.members()) <= 1
+        if not self._told:
+            self._told = True
+            self._tell(last, guard)
+            if self._account.optimizer is None and alone:
+                self._learn_state(one, options, guard)
+        # what lies between forward and backward of one in company is theirs, too
+        if alone and not one.outside_is_known and one.plans:
+            self._learn_outside(one, options, last, guard)
+
+    def _tell(self, last: Planned, guard: Guard) -> None:
+        step = guard.steps[-1]
+        held = guard.meter.held_bytes() if guard.meter is not None else 0
+        announce(
+            f"{self._name}: planned peak {format_bytes(last.outcome.peak_bytes)}, measured "
+            f"{format_bytes(step.program_bytes)}; whole step {format_bytes(step.peak_bytes)} of a "
+            f"budget of {format_bytes(guard.budget_bytes)}; the process holds "
+            f"{format_bytes(held)} (fragmentation is not bounded yet)"
         )
-    session.guard.constants = lambda: _constant_bytes(session, graph)
-    session.guard.before_forward()
-    session.guard.budget_bytes = session.budget_bytes()
-    _learn(session, shape)
 
+    def _learn_state(self, one: Specialisation, options: Options, guard: Guard) -> None:
+        """See what the first step left behind: the optimizer's state, if nobody told its size."""
+        appeared = self._account.appeared_bytes(guard.growth_bytes)
+        appeared = _agreed(one, options, "state", appeared)
+        self._account.learn_state(appeared)
+        announce(
+            f"{format_bytes(appeared)} of optimizer state and other lasting memory "
+            "appeared in the first step: planning with that"
+        )
 
-def _constant_bytes(session: Session, graph: Graph) -> int:
-    """Return what is resident now: the graph's constants, gradients, optimizer state."""
-    optimizer = session.options.optimizer
-    if optimizer is not None and not any(optimizer.state.values()):
-        state = 0
-    elif optimizer is None:
-        state = session.seen_state_bytes or 0
-    else:
-        state = state_bytes(session, graph)
-    return graph.constant_bytes + held_gradient_bytes(session, graph) + state
-
-
-def _learn(session: Session, shape: Shape) -> None:
-    """Replace assumptions by what the first step showed; plan again if that matters."""
-    guard = session.guard
-    if guard is None or not guard.steps or session.last is None:
-        return
-    step = guard.steps[-1]
-    if not session.reported:
-        session.reported = True
-        _report(session, step.program_bytes, step.peak_bytes)
-        if session.options.optimizer is None and not _has_company(session):
-            _learn_state(session, shape, guard)
-    if _has_company(session):
-        return  # what lies between forward and backward is theirs, too
-    if not shape.outside_known and shape.plans:
-        shape.outside_known = True
-        outside_bytes = _agreed(session, shape, "outside", step.outside_bytes)
-        shape.seen_outside_bytes = outside_bytes
-        if not still_fits(
-            session.last,
-            session.budget_bytes(),
-            assumed_bytes=shape.outside_bytes,
+    def _learn_outside(
+        self, one: Specialisation, options: Options, last: Planned, guard: Guard
+    ) -> None:
+        """Replace what was assumed of user code by what it held; plan again if that matters."""
+        outside_bytes = _agreed(one, options, "outside", guard.steps[-1].outside_bytes)
+        one.saw_outside(outside_bytes)
+        if still_fits(
+            last,
+            options.usable_bytes(self._account),
+            assumed_bytes=one.outside_bytes,
             outside_bytes=outside_bytes,
         ):
-            shape.outside_bytes = outside_bytes
-            announce(
-                f"user code holds {format_bytes(outside_bytes)} between forward and "
-                "backward: planning with that"
-            )
+            return
+        one.plan_with_outside(outside_bytes)
+        announce(
+            f"user code holds {format_bytes(outside_bytes)} between forward and "
+            "backward: planning with that"
+        )
 
 
-def _has_company(session: Session) -> bool:
-    """Whether other members of a shared budget may run within this one's step."""
-    shared = session.options.shared
-    return shared is not None and len(shared.members()) > 1
-
-
-def _learn_state(session: Session, shape: Shape, guard: Guard) -> None:
-    """See what the first step left behind: the optimizer's state, if nobody told its size."""
-    granularity = shape.captured.graph.device.granularity_bytes
-    grown = guard.growth_bytes - gradient_bytes(session.modules, granularity)
-    if session.replicas is not None:
-        grown += session.replicas.viewed_bytes(granularity)  # were there before the step
-    session.seen_state_bytes = _agreed(session, shape, "state", max(0, grown))
-    announce(
-        f"{format_bytes(session.seen_state_bytes)} of optimizer state and other lasting memory "
-        "appeared in the first step: planning with that"
-    )
-
-
-def _agreed(session: Session, shape: Shape, what: str, own_bytes: int) -> int:
+def _agreed(one: Specialisation, options: Options, what: str, own_bytes: int) -> int:
     """Return what the first rank measured, but at least the own: all then plan alike."""
-    key = f"{what} bytes {fingerprint(shape.captured.graph)}"
-    return max(own_bytes, agreed(session.options.ranks, key, int, lambda: own_bytes))
-
-
-def _report(session: Session, program_bytes: int, peak_bytes: int) -> None:
-    assert session.guard is not None and session.last is not None
-    planned = session.last.outcome.peak_bytes
-    held = session.guard.meter.held_bytes() if session.guard.meter is not None else 0
-    announce(
-        f"{session.name}: planned peak {format_bytes(planned)}, measured "
-        f"{format_bytes(program_bytes)}; whole step {format_bytes(peak_bytes)} of a budget of "
-        f"{format_bytes(session.guard.budget_bytes)}; the process holds {format_bytes(held)} "
-        "(fragmentation is not bounded yet)"
-    )
+    key = f"{what} bytes {fingerprint(one.captured.graph)}"
+    return max(own_bytes, agreed(options.ranks, key, int, lambda: own_bytes))

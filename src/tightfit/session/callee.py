@@ -1,0 +1,52 @@
+"""What is fitted: a callable with the modules whose parameters it uses."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.capture.calls.structure import Arguments
+
+__all__ = ["Callee"]
+
+
+@dataclass(frozen=True)
+class Callee:
+    """A callable and its modules.
+
+    Parameters
+    ----------
+    function : callable
+        What is run: the module's own forward, or the function given to `step`.
+    modules : mapping of str to nn.Module
+        The modules whose parameters it uses.
+    name : str
+        For messages and graphs.
+    fitted : weak reference to nn.Module, optional
+        The module fitted in place; its own hooks run around the step.
+    """
+
+    function: Callable[..., Any]
+    modules: Mapping[str, nn.Module]
+    name: str
+    fitted: weakref.ref[nn.Module] | None = None
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The module fitted in place, if there is one."""
+        return self.fitted() if self.fitted is not None else None
+
+    def trains(self, given: Arguments) -> bool:
+        """Whether a backward may follow a call: gradients are on and something needs one."""
+        return torch.is_grad_enabled() and self.needs_gradient(given)
+
+    def needs_gradient(self, given: Arguments) -> bool:
+        """Whether an input or a parameter requires a gradient."""
+        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in given.leaves):
+            return True
+        return any(p.requires_grad for m in self.modules.values() for p in m.parameters())

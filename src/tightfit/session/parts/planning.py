@@ -1,0 +1,230 @@
+"""Which plan each call of a part runs, so that the whole step keeps to its limit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tightfit.allocator.resident import granularity_of
+from tightfit.errors import InfeasibleBudget
+from tightfit.execution.guard import Guard
+from tightfit.graph.fingerprint import fingerprint
+from tightfit.session.memory.account import new_gradient_bytes
+from tightfit.session.memory.budget import usable_bytes
+from tightfit.session.options import Options
+from tightfit.session.parts.choice import PartPlans, PartPlansMessage, choose
+from tightfit.session.parts.history import CallOrder, Situation, Situations
+from tightfit.session.parts.kinds import Kind, Part
+from tightfit.session.parts.ledger import Holding, Ledger
+from tightfit.session.parts.ledger_edits import PossibleCall, as_called, with_calls
+from tightfit.session.processes import agreed
+from tightfit.units import format_bytes
+
+__all__ = ["StepPlans"]
+
+_ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and still be alike
+
+
+class StepPlans:
+    """The plans of the parts of a model, chosen for whole steps.
+
+    Parameters
+    ----------
+    name : str
+        Of the model, for messages.
+    options : Options
+        The user's.
+    guard : Guard
+        Measures the steps.
+    late_bytes : int
+        Of the budget, what plans leave unused for memory that other threads free in their own time.
+    wanted : str
+        What a user who is short of memory may do besides.
+    """
+
+    def __init__(
+        self, name: str, options: Options, guard: Guard, *, late_bytes: int, wanted: str
+    ) -> None:
+        self.options = options
+        self.late_bytes = late_bytes
+        self._name = name
+        self._guard = guard
+        self._wanted = wanted
+        self._latest: dict[Part, Kind] = {}
+        self._called: set[Part] = set()
+        self._situations = Situations()
+        self._situation = Situation(None, 0)
+        self._order = CallOrder()
+        self._possible: dict[Part, PossibleCall[Kind]] = {}
+        self._coming_bytes = 0
+        self._choices_made: Counter[Any] = Counter()
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a step may hold."""
+        assert self.options.budget_bytes is not None
+        return usable_bytes(self.options.budget_bytes, self.options.reserve_bytes)
+
+    @property
+    def latest(self) -> Mapping[Part, Kind]:
+        """What kind the last call of each part was."""
+        return self._latest
+
+    def change_options(self, options: Options) -> None:
+        """Plan the next step with other options; what was captured stays."""
+        self.options = options
+        self._situations = Situations()
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def begin(self, signature: Any, absent: Mapping[Part, Kind], coming_bytes: int) -> None:
+        """Make sure that there are plans for the step that begins.
+
+        Parameters
+        ----------
+        signature : hashable
+            Of the model's inputs.
+        absent : mapping of Part to Kind
+            Parts that have not run yet and may, and what they are taken to be like.
+        coming_bytes : int
+            What will stay once it exists: the optimizer's state.
+        """
+        self._coming_bytes = coming_bytes
+        held = self._guard.held_bytes() + coming_bytes
+        alike_bytes = max(round(_ALIKE * self.limit_bytes), self.late_bytes)
+        self._situation = self._situations.of(signature, held, alike_bytes)
+        self._possible = {}
+        self._called = set()
+        ledger = self._situation.ledger
+        if ledger is not None:
+            self._possible = self._may_run(ledger, absent)
+            worst = with_calls(ledger, self._possible, self._order.order(absent))
+            self._plan(self._situation, worst, held)
+
+    def ended(self, ledger: Ledger[Kind]) -> None:
+        """Learn from a complete step."""
+        self._situation.ended(ledger)
+        self._order.note(ledger.parts)
+
+    def planned_bytes(self, ledger: Ledger[Kind], begin_bytes: int) -> int:
+        """Return the peak that was foreseen for a step, the parts taken that have run in it."""
+        before = self._situation.ledger
+        if before is None:
+            return begin_bytes + max(ledger.peak_with({}), ledger.beside_bytes)
+        likely = as_called(before, ledger, self._possible)
+        if likely is None:
+            return self._situation.planned_bytes
+        return begin_bytes + max(likely.peak_of(ledger.holdings), likely.beside_bytes)
+
+    def _plan(self, situation: Situation, worst: Ledger[Kind], held_bytes: int) -> None:
+        """Make sure that there are plans for a step of such calls, the worst that may come.
+
+        Those at hand stay as long as they fit at all: what is late is measured now here, now there,
+        and all ranks are to run the same.
+        """
+        most_bytes = self.limit_bytes - held_bytes
+        left_bytes = most_bytes - self.late_bytes
+        plans = situation.plans
+        if worst.beside_bytes > most_bytes:
+            raise self._infeasible(worst)
+        known = plans is not None and all(kind in plans.kinds for kind in worst.calls)
+        if plans is None or not known or worst.peak_with(plans.kinds) > most_bytes:
+            plans = self._choose(situation, worst, left_bytes)
+            self._guard.restart()
+        elif situation.planned.calls != worst.calls or worst.peak_of(plans.calls) > most_bytes:
+            alone = self.options.ranks is None  # ranks decide together, with new plans only
+            plans = plans.spread(worst, left_bytes if alone else 0)
+        situation.plan(plans, worst, held_bytes)
+
+    def _choose(self, situation: Situation, ledger: Ledger[Kind], left_bytes: int) -> PartPlans:
+        """Return the plans of a step's calls: those another rank chose, if they fit."""
+        graphs = [fingerprint(kind.captured.graph) for kind in ledger.calls]
+        number = self._choices_made[situation.signature]
+        self._choices_made[situation.signature] += 1
+        own: PartPlans | None = None
+
+        def make() -> PartPlansMessage:
+            nonlocal own
+            own = choose(ledger, left_bytes, self.options)
+            return PartPlansMessage.of(own, ledger)
+
+        told = agreed(self.options.ranks, f"parts {number} {graphs}", PartPlansMessage, make)
+        found = own or told.plans_for(ledger)
+        if found is not None and ledger.peak_of(found.calls) > left_bytes + self.late_bytes:
+            found = choose(ledger, left_bytes, self.options)
+        if found is None:
+            raise self._infeasible(ledger)
+        return found
+
+    def _may_run(
+        self, ledger: Ledger[Kind], absent: Mapping[Part, Kind]
+    ) -> dict[Part, PossibleCall[Kind]]:
+        """Return the calls of parts that a step did not have and may have, with least plans."""
+        granularity = granularity_of(self._guard.device)
+        away = {part: kind for part, kind in self._latest.items() if part not in ledger.parts}
+        return {
+            part: PossibleCall(kind, kind.least, new_gradient_bytes(part.modules, granularity))
+            for part, kind in (away | dict(absent)).items()
+        }
+
+    def _infeasible(self, ledger: Ledger[Kind]) -> InfeasibleBudget:
+        held = self._guard.held_bytes() + self._coming_bytes
+        least = ledger.peak_with({kind: kind.least for kind in ledger.calls})
+        needed = held + max(least, ledger.beside_bytes)
+        return InfeasibleBudget(
+            f"no plans were found for the {len(ledger.calls)} parts of {self._name} within "
+            f"{format_bytes(self.limit_bytes)}: {format_bytes(held)} are held between steps, and "
+            f"with plans that save least a step holds {format_bytes(needed)}. Raise the budget to "
+            f"that, or {self._wanted}",
+            budget_bytes=self.limit_bytes,
+            minimum_bytes=needed,
+        )
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def holding_for(self, part: Part, kind: Kind) -> Holding:
+        """Return by which plan a part runs: the chosen one, or its least where little is left.
+
+        Raises
+        ------
+        InfeasibleBudget
+            If its least plan does not fit.
+        """
+        holding = self._chosen(part, kind)
+        self._latest[part] = kind
+        self._called.add(part)
+        return holding
+
+    def _chosen(self, part: Part, kind: Kind) -> Holding:
+        situation = self._situation
+        planned = situation.foreseen(part, kind)
+        by_kind = situation.plans.kinds.get(kind) if situation.plans else None
+        chosen = planned or by_kind or kind.least
+        if self.options.ranks is not None:
+            return chosen  # ranks decide together, between steps
+        left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
+        for holding in (chosen, kind.least):
+            fits = holding.needed_bytes <= left
+            if fits and (holding is planned or holding is kind.least):
+                return holding
+            if fits and holding.staying_bytes + self._following_bytes(part) <= left:
+                return holding
+        needed = kind.least.needed_bytes
+        held = self.limit_bytes - left
+        raise InfeasibleBudget(
+            f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
+            f"{format_bytes(held)} are held when it starts: more than the budget of "
+            f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._wanted}",
+            budget_bytes=self.limit_bytes,
+            minimum_bytes=held + needed,
+        )
+
+    def _following_bytes(self, part: Part) -> int:
+        """Return the peak of the parts that have not run in this step, with their least plans."""
+        held = peak = 0
+        for other, kind in self._latest.items():
+            if other is not part and other not in self._called:
+                peak = max(peak, held + kind.least.needed_bytes)
+                held += kind.least.staying_bytes
+        return peak
