@@ -187,7 +187,7 @@ def check_overlap(rank: int) -> None:
     session, seen = attached(model), []
 
     def reduce(state, bucket):
-        seen.extend(run.state for run in session.open)
+        seen.extend(run.state for run in session.route.runs)
         return (
             dist.all_reduce(bucket.buffer().div_(2), async_op=True)
             .get_future()

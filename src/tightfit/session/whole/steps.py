@@ -54,6 +54,8 @@ class WholeSteps:
         Measures its steps.
     last : Planned or None
         The plan of the last step.
+    runs : WeakSet of Run
+        The calls that somebody still holds the outputs of.
     """
 
     def __init__(self, callee: Callee, options: Options, account: Account) -> None:
@@ -63,7 +65,7 @@ class WholeSteps:
         self.captures = Captures(callee)
         self.watch = Watch(callee.name, account)
         self.last: Planned | None = None
-        self._open: weakref.WeakSet[Run] = weakref.WeakSet()
+        self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._calls = 0
 
     # -- calling ------------------------------------------------------------------------------
@@ -71,7 +73,7 @@ class WholeSteps:
     @property
     def waiting(self) -> list[Run]:
         """Planned calls that await their backward."""
-        return [run for run in self._open if run.is_open]
+        return [run for run in self.runs if run.is_open]
 
     @property
     def guard(self) -> Guard | None:
@@ -253,7 +255,7 @@ class WholeSteps:
         inputs = self._inputs(one, given)
         planned = self.last = self._planned(one, inputs)
         run = Run(self._backward_started(one), self.watch.after_backward)
-        self._open.add(run)
+        self.runs.add(run)
         self._calls += 1
         if one.tuner is not None:
             one.tuner.begin_step()
