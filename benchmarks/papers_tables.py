@@ -1,4 +1,4 @@
-"""Tables and plots of ``benchmarks/papers.py`` from its rows, with the papers' numbers beside."""
+"""Tables and pictures of ``benchmarks/papers.py`` from its rows, the papers' numbers beside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from benchmarks.papers_claims import Row, rounding_parts, solver_parts, speed_parts, table
 from benchmarks.papers_small import small_parts
 from tightfit.planners.registry import PLANNERS
-from tightfit.reporting.plot import Curve, line_plot
+from tightfit.reporting.pictures.along_step import AlongStep, step_picture
+from tightfit.reporting.pictures.comparison import comparison_picture
+from tightfit.reporting.pictures.found import Found, Series
 
 __all__ = ["write_tables"]
 
@@ -32,7 +34,7 @@ MONET_SIZES = {
 
 
 def write_tables(results: Path, docs: Path) -> None:
-    """Write ``docs/papers.md`` and a plot per graph from the rows that are there."""
+    """Write ``docs/papers.md`` and a picture per graph from the rows that are there."""
     rows = read(results, "compare")
     parts = [
         "# The papers' planners, side by side",
@@ -63,7 +65,7 @@ def read(results: Path, kind: str) -> list[Row]:
 
 
 def comparison_parts(rows: Sequence[Row], plots: Path) -> list[str]:
-    """One table and one plot per graph: Checkmate's figure 4, MONeT's figure 3."""
+    """One table and one picture per graph: Checkmate's figure 4, MONeT's figure 3."""
     parts: list[str] = []
     for graph in dict.fromkeys(row["graph"] for row in rows):
         own = [row for row in rows if row["graph"] == graph]
@@ -74,7 +76,7 @@ def comparison_parts(rows: Sequence[Row], plots: Path) -> list[str]:
         limit = max(row["time_limit_s"] for row in own)
         body = [[planner, *(cell(own, planner, ratio) for ratio in ratios)] for planner in planners]
         plots.mkdir(parents=True, exist_ok=True)
-        (plots / f"{graph}.svg").write_text(plot(graph, own, planners))
+        (plots / f"{graph}.svg").write_bytes(picture(graph, own, planners))
         parts += [
             f"## {graph}",
             f"Overhead in percent / bound (seconds), at most {limit:g} s a cell; `=` proven "
@@ -105,27 +107,25 @@ def cell(rows: Sequence[Row], planner: str, ratio: float) -> str:
     return f"{row['overhead_percent']:.2f} / {bound} ({seconds})"
 
 
-def plot(graph: str, rows: Sequence[Row], planners: Sequence[str]) -> str:
+def picture(graph: str, rows: Sequence[Row], planners: Sequence[str]) -> bytes:
     """Overhead against the budget, one line per planner."""
-    curves = [
-        Curve(
-            planner,
-            tuple(
-                sorted(
-                    (row["ratio"], row["overhead_percent"])
-                    for row in rows
-                    if row["planner"] == planner and row["overhead_percent"] is not None
-                )
-            ),
-        )
-        for planner in planners
-    ]
-    return line_plot(
-        [curve for curve in curves if all(y <= 100 for _, y in curve.points)],
+    return comparison_picture(
+        [
+            Series(name, tuple(found(row) for row in rows if row["planner"] == name))
+            for name in planners
+        ],
         title=f"{graph}: extra compute by budget (P100 roofline costs)",
-        x_label="budget as a share of the activation peak",
-        y_label="overhead in percent",
+        budgets="budget as a share of the activation peak",
     )
+
+
+def found(row: Row) -> Found:
+    """A row as pictures see it."""
+    overhead, bound = (
+        None if row[key] is None else row[key] / 100
+        for key in ("overhead_percent", "bound_percent")
+    )
+    return Found(row["ratio"], overhead, bound, row["status"])
 
 
 def size_parts(rows: Sequence[Row]) -> list[str]:
@@ -231,50 +231,25 @@ def step_parts(rows: Sequence[Row], plots: Path) -> list[str]:
     for row in rows:
         plots.mkdir(parents=True, exist_ok=True)
         name = f"{row['graph']}-step"
-        for kind, label, points in (
-            ("memory", "memory in GiB, constants included", memory_along),
-            ("saving", "memory saved over eager in GiB", saving_along),
-            ("overhead", "recomputation before each op in percent of the step", overhead_along),
-        ):
-            curves = [
-                Curve(planner, tuple(enumerate(points(own, row["curves"]["eager"]))))
-                for planner, own in row["curves"].items()
-                if kind == "memory" or planner != "eager"
-            ]
-            (plots / f"{name}-{kind}.svg").write_text(
-                line_plot(
-                    curves,
-                    title=f"{row['graph']} at {row['ratio']:g} of its activation peak",
-                    x_label="op of the step, forward then backward",
-                    y_label=label,
-                    markers=False,
-                )
-            )
+        steps = {planner: along(planner, points) for planner, points in row["curves"].items()}
+        eager = steps.pop("eager")
+        title = f"Along one step of {row['graph']}, at {row['ratio']:g} of its activation peak"
+        content = step_picture(eager, list(steps.values()), title=title)
+        (plots / f"{name}.svg").write_bytes(content)
         parts += [
             f"## Along one step of {row['graph']}",
             "MONeT's figure 5, op by op: memory while each op runs for the first time, what that "
-            "saves over eager, and the recomputation that comes right before it. As in the paper "
-            "the early ops save most and nearly all recomputation is in the backward pass.",
-            *(f"![{kind}](papers/{name}-{kind}.svg)" for kind in ("memory", "saving", "overhead")),
+            "saves over eager, and the recomputation until then. As in the paper the early ops "
+            "save most and nearly all recomputation is in the backward pass.",
+            f"![memory, saving and recomputation](papers/{name}.svg)",
         ]
     return parts
 
 
-Points = Sequence[tuple[int, float]]
-"""For each op of a step: bytes while it runs first, and recomputation until then in percent."""
-
-
-def memory_along(points: Points, _: Points) -> list[float]:
-    """GiB while each op runs."""
-    return [size / 2**30 for size, _ in points]
-
-
-def saving_along(points: Points, eager: Points) -> list[float]:
-    """GiB less than eager while each op runs."""
-    return [(other[0] - own[0]) / 2**30 for own, other in zip(points, eager, strict=True)]
-
-
-def overhead_along(points: Points, _: Points) -> list[float]:
-    """Percent of the step spent on recomputation right before each op."""
-    spent = [extra for _, extra in points]
-    return [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
+def along(planner: str, points: Sequence[tuple[int, float]]) -> AlongStep:
+    """What a plan does along a step, from bytes and percents, as pictures see it."""
+    return AlongStep(
+        planner,
+        memory_bytes=tuple(size for size, _ in points),
+        recomputed=tuple(percent / 100 for _, percent in points),
+    )

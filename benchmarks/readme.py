@@ -9,9 +9,10 @@ GPU in ``gpu_training.jsonl`` and ``gpu_proofs.jsonl``; no number in the tables 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
+
+from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -28,7 +29,6 @@ NAMES = {
     "mobilenet_v2": "MobileNetV2",
     "unet": "U-Net",
 }
-WIDTH, HEIGHT, MARGIN = 360, 260, 44
 
 Row = dict[str, Any]
 
@@ -136,65 +136,23 @@ def _notes(runs: dict[str, list[Row]]) -> list[str]:
 
 def plot_of(runs: dict[str, list[Row]]) -> str:
     """Return an SVG with one panel per run: time ratio over memory ratio."""
-    panels = [_panel(name, rows, index) for index, (name, rows) in enumerate(runs.items())]
-    width = WIDTH * max(1, len(panels))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" '
-        f'width="{width}" height="{HEIGHT}" font-family="sans-serif" font-size="11">\n'
-        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>\n'
-        + "\n".join(panels)
-        + "\n</svg>\n"
-    )
-
-
-def _panel(name: str, rows: list[Row], index: int) -> str:
-    rows = [row for row in rows if "error" not in row]
-    highest = max(1.1, *(math.ceil(row["time_ratio"] * 10) / 10 for row in rows))
-    lowest = min(0.9, *(math.floor(row["time_ratio"] * 10) / 10 for row in rows))
-
-    def x(ratio: float) -> float:
-        return MARGIN + (WIDTH - 1.5 * MARGIN) * (ratio - 0.2) / 0.9
-
-    def y(ratio: float) -> float:
-        return MARGIN + (HEIGHT - 2 * MARGIN) * (highest - ratio) / (highest - lowest)
-
-    parts = [f'<g transform="translate({WIDTH * index} 0)">', *_axes(name, x, y, lowest, highest)]
-    ours = sorted((r["ratio"], r["time_ratio"]) for r in rows if r["way"].startswith("tightfit"))
-    points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in ours)
-    parts.append(f'<polyline points="{points}" fill="none" stroke="#0072b2" stroke-width="2"/>')
-    for row in rows:
-        mine = row["way"].startswith("tightfit")
-        colour = "#0072b2" if mine else "#d55e00"
-        at = f'cx="{x(row["ratio"]):.1f}" cy="{y(row["time_ratio"]):.1f}"'
-        title = f"{row['way']}: {row['ratio']:.3f} of the memory, {row['time_ratio']:.2f}x"
-        parts.append(f'<circle {at} r="4" fill="{colour}"><title>{title}</title></circle>')
-        if not mine:
-            parts.append(
-                f'<text x="{x(row["ratio"]) + 6:.1f}" y="{y(row["time_ratio"]) - 5:.1f}" '
-                f'font-size="8" text-anchor="{"end" if row["ratio"] > 0.9 else "start"}">'
-                f"{row['way']}</text>"
-            )
-    return "\n".join([*parts, "</g>"])
-
-
-def _axes(name: str, x: Any, y: Any, lowest: float, highest: float) -> list[str]:
-    parts = [f'<text x="{WIDTH / 2}" y="20" text-anchor="middle" font-size="13">{name}</text>']
-    for tick in (0.2, 0.4, 0.6, 0.8, 1.0):
-        parts.append(
-            f'<text x="{x(tick):.1f}" y="{y(lowest) + 16:.1f}" text-anchor="middle">{tick:g}</text>'
+    models = [
+        TrainedModel(
+            name,
+            tuple(
+                Measured(row["way"], row["ratio"], row["time_ratio"])
+                for row in rows
+                if "error" not in row
+            ),
         )
-    steps = round((highest - lowest) * 10)
-    for step in range(0, steps + 1, max(1, steps // 5)):
-        level = lowest + step / 10
-        parts.append(
-            f'<line x1="{x(0.2):.1f}" x2="{x(1.1):.1f}" y1="{y(level):.1f}" y2="{y(level):.1f}" '
-            'stroke="#ddd"/>'
-        )
-        parts.append(
-            f'<text x="{MARGIN - 6}" y="{y(level) + 4:.1f}" text-anchor="end">{level:.1f}</text>'
-        )
-    caption = f'y="{HEIGHT - 6}" text-anchor="middle">peak memory and time, as shares of plain'
-    return [*parts, f'<text x="{WIDTH / 2}" {caption} PyTorch</text>']
+        for name, rows in runs.items()
+    ]
+    notes = [
+        "Time of a step against its peak memory, both as shares of plain PyTorch's. sequential: "
+        "checkpoint_sequential",
+        "in 4 or 6 segments; memory budget: activation_memory_budget of PyTorch's partitioner.",
+    ]
+    return training_picture(models, title="Training in less memory", notes=notes).decode()
 
 
 if __name__ == "__main__":

@@ -101,8 +101,15 @@ TORCH_ROOMS = {
 }
 TORCH_PLACES = ("costs/measured/",)
 
-CHANGES_ONLY_ITS_OWN = {"api", "studies", "session", "cli", "plan", "graph", "reporting"} | {
-    "planners"
+CHANGES_ONLY_ITS_OWN = {
+    "api",
+    "studies",
+    "session",
+    "cli",
+    "plan",
+    "graph",
+    "reporting",
+    "planners",
 }
 """Rooms in which nobody writes another object's attributes."""
 

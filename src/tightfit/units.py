@@ -7,7 +7,14 @@ from decimal import Decimal
 
 from tightfit.errors import BadInput
 
-__all__ = ["format_bytes", "format_percent", "format_seconds", "parse_bytes", "rounded_up"]
+__all__ = [
+    "format_bytes",
+    "format_percent",
+    "format_seconds",
+    "parse_bytes",
+    "rounded_up",
+    "unit_of",
+]
 
 _UNITS: dict[str, int] = {
     "B": 1,
@@ -74,13 +81,18 @@ def _parse_text(text: str, what: str) -> int:
     return int(Decimal(number) * _UNITS[unit])
 
 
+def unit_of(size_bytes: int) -> tuple[str, int]:
+    """Return the binary unit in which a size is written, and how many bytes that unit has."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if abs(size_bytes) >= _UNITS[unit]:
+            return unit, _UNITS[unit]
+    return "B", 1
+
+
 def format_bytes(size_bytes: int) -> str:
     """Return bytes as text with a binary unit and up to two decimals, such as ``"1.50 GiB"``."""
-    magnitude = abs(size_bytes)
-    for unit in ("GiB", "MiB", "KiB"):
-        if magnitude >= _UNITS[unit]:
-            return f"{size_bytes / _UNITS[unit]:.2f} {unit}"
-    return f"{size_bytes} B"
+    unit, unit_bytes = unit_of(size_bytes)
+    return f"{size_bytes} B" if unit == "B" else f"{size_bytes / unit_bytes:.2f} {unit}"
 
 
 def format_seconds(seconds: float) -> str:

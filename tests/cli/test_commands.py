@@ -266,7 +266,7 @@ def test_a_graph_is_shown(graph: str, capsys: pytest.CaptureFixture[str]) -> Non
         (("shwo", "GRAPH"), "shwo"),
         (("curve", "GRAPH", "--budgets", "half"), "cannot read the budget 'half'"),
         (("curve", "GRAPH", "--budgets", "0.5,"), "cannot read the budget ''"),
-        (("curve", "GRAPH", "-o", "curve.png"), "'curve.png' must end in .csv or .svg"),
+        (("curve", "GRAPH", "-o", "c.gif"), "'c.gif' must end in .csv, .svg, .png or .pdf"),
         (("curve", "GRAPH", "--time-limit", "0"), "--time-limit must be"),
         (("max-batch", "GRAPH", "--budget", "1GiB"), "a graph file has one batch size only"),
         (("max-batch", "zoo:vit"), "--budget"),

@@ -93,7 +93,7 @@ def test_an_interruption_keeps_the_rows_that_are_there() -> None:
     [
         (["--budgets", "0.5", "--planners", "nobody"], "no planner is called 'nobody'"),
         (["--budgets", "8g"], "unknown unit"),
-        (["--budgets", "0.5", "-o", "out.png"], "must end in .csv, .json or .svg"),
+        (["--budgets", "0.5", "-o", "out.gif"], "must end in .csv, .json, .svg, .png or .pdf"),
         (["--budgets", "0.5", "--time-limit", "0"], "positive number of seconds"),
         (["--budgets", "0.5", "--scheduler", "local:2"], "--scheduler needs --results"),
         (["--budgets", "half"], "cannot read the budget 'half'"),

@@ -22,7 +22,7 @@ from tightfit.cli.options import (
     StepOptions,
     is_model,
 )
-from tightfit.cli.output import percent_or_dash, print_result
+from tightfit.cli.output import check_output, percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_model, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
@@ -30,18 +30,14 @@ from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import ComparisonRow, compare, planners_named
 from tightfit.planners.questions.sweep import Job, sweep
-from tightfit.reporting.plot import Curve, line_plot
-from tightfit.units import format_bytes
+from tightfit.reporting.pictures.comparison import comparison_picture
+from tightfit.reporting.pictures.found import Found, Series
+from tightfit.units import format_bytes, unit_of
 
 if TYPE_CHECKING:
     from tightfit.capture.captured import Captured
 
-__all__ = [
-    "compare_planners",
-    "comparison_csv",
-    "comparison_table",
-    "overhead_plot",
-]
+__all__ = ["compare_planners", "comparison_csv", "comparison_table"]
 
 _PLAIN_STEP = StepOptions(optimizer="none")
 
@@ -83,10 +79,12 @@ def compare_planners(
     scheduler
         With --results: run on the Dask cluster at this address, or local:2 for two workers here.
     output
-        Write the rows to this file: .csv, .json, or .svg for a plot of overhead against memory.
+        Write the rows to this file: .csv, .json, or .svg, .png or .pdf for a picture of overhead
+        against memory.
     json
         Print one JSON object.
     """
+    check_output(output, [".csv", ".json"])
     limits = search_options.limits(workers=workers, solver=solver)
     names, ways = _names(planners, target)
     with terminal_progress() as progress:
@@ -173,14 +171,13 @@ def _with_pytorch(
 def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:
     match output.suffix:
         case ".csv":
-            text = comparison_csv(rows)
+            content = comparison_csv(rows).encode()
         case ".json":
-            text = json_format.dumps([msgspec.to_builtins(row) for row in rows], indent=1) + "\n"
-        case ".svg":
-            text = overhead_plot(graph.name, rows)
-        case _:
-            raise BadInput(f"--output {str(output)!r} must end in .csv, .json or .svg")
-    write_atomically(output, text.encode())
+            records = [msgspec.to_builtins(row) for row in rows]
+            content = f"{json_format.dumps(records, indent=1)}\n".encode()
+        case suffix:
+            content = _picture(graph.name, rows, suffix)
+    write_atomically(output, content)
 
 
 def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | None]) -> str:
@@ -228,23 +225,15 @@ def comparison_csv(rows: Sequence[ComparisonRow]) -> str:
     return out.getvalue()
 
 
-def overhead_plot(name: str, rows: Sequence[ComparisonRow]) -> str:
-    """Return overhead against memory, one line per planner, as in Checkmate's figure 4."""
-    curves = [
-        Curve(planner, tuple(_points(rows, planner)))
-        for planner in dict.fromkeys(row.planner for row in rows)
-    ]
-    return line_plot(
-        curves,
+def _picture(name: str, rows: Sequence[ComparisonRow], suffix: str) -> bytes:
+    unit, unit_bytes = unit_of(max((row.budget_bytes for row in rows), default=0))
+    found: dict[str, list[Found]] = {}
+    for row in rows:
+        point = Found(row.budget_bytes / unit_bytes, row.overhead, row.bound, row.status)
+        found.setdefault(row.planner, []).append(point)
+    return comparison_picture(
+        [Series(planner, tuple(points)) for planner, points in found.items()],
         title=f"{name}: extra compute by budget",
-        x_label="budget in GiB, constants included",
-        y_label="overhead in percent",
-    )
-
-
-def _points(rows: Sequence[ComparisonRow], planner: str) -> list[tuple[float, float]]:
-    return sorted(
-        (row.budget_bytes / 2**30, 100 * row.overhead)
-        for row in rows
-        if row.planner == planner and row.overhead is not None
+        budgets=f"budget in {unit}, constants included",
+        suffix=suffix,
     )

@@ -20,16 +20,16 @@ from tightfit.cli.options import (
     SearchOptions,
     StepOptions,
 )
-from tightfit.cli.output import percent_or_dash, print_result
+from tightfit.cli.output import check_output, percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_step
-from tightfit.errors import BadInput
 from tightfit.files import write_atomically
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.curve import CurvePoint, pareto_curve
-from tightfit.reporting.plot import Curve, line_plot
-from tightfit.units import format_bytes
+from tightfit.reporting.pictures.curve import curve_picture
+from tightfit.reporting.pictures.found import Found
+from tightfit.units import format_bytes, unit_of
 
 __all__ = ["curve"]
 
@@ -60,13 +60,12 @@ def curve(
     budgets
         Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
     output
-        Write the curve to this file: .csv, or .svg for a plot.
+        Write the curve to this file: .csv, or .svg, .png or .pdf for a picture.
     json
         Print one JSON object.
     """
     limits = search_options.limits()
-    if output is not None and output.suffix not in (".csv", ".svg"):
-        raise BadInput(f"--output {str(output)!r} must end in .csv or .svg")
+    check_output(output, [".csv"])
     with terminal_progress() as progress:
         step = load_step(
             target,
@@ -80,8 +79,9 @@ def curve(
         points = pareto_curve(step, asked, gradients, limits, progress)
     rows = [_row(step, point, gradients) for point in points]
     if output is not None:
-        text = _csv(rows) if output.suffix == ".csv" else _plot(step.name, rows)
-        write_atomically(output, text.encode())
+        is_picture = output.suffix != ".csv"
+        content = _picture(step.name, points, output.suffix) if is_picture else _csv(rows)
+        write_atomically(output, content)
     return print_result(
         _table(rows),
         as_json=json,
@@ -98,41 +98,42 @@ def _row(graph: Graph, point: CurvePoint, gradients: Gradients) -> dict[str, Any
     return {
         "budget_bytes": point.budget_bytes,
         "ratio": (point.budget_bytes - constants) / activations if activations else None,
-        "overhead": outcome.overhead if math.isfinite(outcome.overhead) else None,
-        "bound": outcome.bound if math.isfinite(outcome.bound) else None,
+        "overhead": _finite(outcome.overhead),
+        "bound": _finite(outcome.bound),
         "status": outcome.status,
         "peak_bytes": outcome.peak_bytes if outcome.plan is not None else None,
         "seconds": outcome.seconds,
     }
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
+def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=_COLUMNS)
     writer.writeheader()
     writer.writerows(rows)
-    return out.getvalue()
+    return out.getvalue().encode()
 
 
-def _plot(name: str, rows: Sequence[dict[str, Any]]) -> str:
-    curves = [
-        Curve(
-            label,
-            tuple(
-                (row["budget_bytes"] / 2**30, 100 * row[key])
-                for row in reversed(rows)
-                if row[key] is not None
-            ),
-            dashed=key == "bound",
-        )
-        for label, key in (("plan", "overhead"), ("proven lower bound", "bound"))
-    ]
-    return line_plot(
-        curves,
+def _picture(name: str, points: Sequence[CurvePoint], suffix: str) -> bytes:
+    unit, unit_bytes = unit_of(max((point.budget_bytes for point in points), default=0))
+    return curve_picture(
+        [
+            Found(
+                budget=point.budget_bytes / unit_bytes,
+                overhead=_finite(point.outcome.overhead),
+                bound=_finite(point.outcome.bound),
+                status=point.outcome.status,
+            )
+            for point in points
+        ],
         title=f"{name}: extra compute by budget",
-        x_label="budget in GiB, constants included",
-        y_label="overhead in percent",
+        budgets=f"budget in {unit}, constants included",
+        suffix=suffix,
     )
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

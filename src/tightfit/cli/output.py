@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from tightfit.errors import BadInput
+from tightfit.reporting.pictures.page import SUFFIXES, require_pictures
 from tightfit.units import format_percent
 
 __all__ = [
@@ -14,6 +18,7 @@ __all__ = [
     "FAILED",
     "FITS",
     "INFEASIBLE",
+    "check_output",
     "percent_or_dash",
     "print_error",
     "print_result",
@@ -66,6 +71,30 @@ def print_error(
     else:
         print(f"tightfit: {message}", file=sys.stderr)
     return code
+
+
+def check_output(output: Path | None, suffixes: Sequence[str]) -> None:
+    """Refuse a file for rows or their picture before any work is done for it.
+
+    Parameters
+    ----------
+    suffixes : sequence of str
+        Those of files with rows; pictures have their own besides.
+
+    Raises
+    ------
+    BadInput
+        If its name ends otherwise.
+    MissingExtra
+        If it is a picture and none can be drawn here.
+    """
+    if output is None:
+        return
+    *known, last = *suffixes, *SUFFIXES
+    if output.suffix not in (*known, last):
+        raise BadInput(f"--output {str(output)!r} must end in {', '.join(known)} or {last}")
+    if output.suffix in SUFFIXES:
+        require_pictures()
 
 
 def percent_or_dash(fraction: float | None) -> str:

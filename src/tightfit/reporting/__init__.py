@@ -1,1 +1,7 @@
-"""Reports for people: text now, one offline HTML file later."""
+"""Reports for people: what was planned and measured, as text and as pictures.
+
+Frozen values go in (graphs, plans, explanations, rows of numbers); text or the bytes of a file
+come out, and nothing else happens. May import `graph` and `plan`, never PyTorch. `text` is for a
+terminal; `pictures` makes SVG, PNG and PDF with matplotlib, the extra `plot`, which nothing
+outside `pictures` knows.
+"""

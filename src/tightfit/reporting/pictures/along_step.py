@@ -1,0 +1,140 @@
+"""Op by op along one step: memory, what is saved, and recomputation, as in MONeT's figure 5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
+from tightfit.reporting.pictures.page import (
+    Grid,
+    PanelTitle,
+    add_heading,
+    add_panels,
+    add_points,
+    drawn,
+)
+from tightfit.reporting.pictures.scales import round_numbers
+from tightfit.reporting.pictures.style import EAGER, Look, looks_of, shown_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["AlongStep", "step_picture"]
+
+
+_MARKERS = 10
+"""On each line."""
+
+
+class AlongStep(msgspec.Struct, frozen=True):
+    """What one plan does along a step, at the first run of each op.
+
+    Parameters
+    ----------
+    planner : str
+        Whose plan it is.
+    memory_bytes : tuple of int
+        Held while the op runs.
+    recomputed : tuple of float
+        Time of all recomputation until then, as a share of the step with none.
+    """
+
+    planner: str
+    memory_bytes: tuple[int, ...]
+    recomputed: tuple[float, ...]
+
+
+def step_picture(
+    eager: AlongStep, planners: Sequence[AlongStep], *, title: str, suffix: str = ".svg"
+) -> bytes:
+    """Return a picture of three panels with one horizontal axis, the ops of the step.
+
+    Parameters
+    ----------
+    eager : AlongStep
+        Of the step with nothing recomputed.
+    planners : sequence of AlongStep
+        Of plans for the same step.
+    title : str
+        Above the picture.
+    suffix : str
+        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
+
+    Raises
+    ------
+    MissingExtra
+        If matplotlib is not installed.
+    """
+    looks = looks_of([step.planner for step in planners])
+    held = [_Curve("plain PyTorch", EAGER, _gibibytes(eager.memory_bytes))]
+    saved: list[_Curve] = []
+    spent: list[_Curve] = []
+    for step in planners:
+        name, look = shown_name(step.planner), looks[step.planner]
+        both = zip(eager.memory_bytes, step.memory_bytes, strict=True)
+        held.append(_Curve(name, look, _gibibytes(step.memory_bytes)))
+        saved.append(_Curve(name, look, _gibibytes([plain - own for plain, own in both])))
+        spent.append(_Curve(name, look, tuple(100 * share for share in step.recomputed)))
+    panels = {
+        "Memory held while an op runs, constants included (GiB)": held,
+        "Memory saved against plain PyTorch (GiB)": saved,
+        "Recomputation so far (percent of the step)": spent,
+    }
+    labels = [[curve.label for curve in curves] for curves in panels.values()]
+    grid = Grid(len(panels), 1, 120.0)
+
+    def draw(figure: Figure) -> None:
+        add_heading(figure, title)
+        beside = names_width([label for own in labels for label in own])
+        titles = [PanelTitle(text) for text in panels]
+        all_axes = add_panels(figure, grid, beside, titles)
+        for number, (axes, curves) in enumerate(zip(all_axes, panels.values(), strict=True)):
+            _draw_panel(axes, curves)
+            if grid.is_lowest(number):
+                axes.set_xlabel("op of the step, forward then backward")
+            draw_labels(axes, labels[number])
+
+    return drawn(draw, height=grid.page_height, suffix=suffix)
+
+
+class _Curve(msgspec.Struct, frozen=True):
+    """A named line with a height for each op of the step."""
+
+    name: str
+    look: Look
+    heights: tuple[float, ...]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is drawn bold."""
+        return self.look.is_ours
+
+    @property
+    def label(self) -> Label:
+        """Its name, at its last op."""
+        size = 8.0 if self.is_ours else 6.5
+        return Label(self.name, (len(self.heights) - 1, self.heights[-1]), self.look, size)
+
+
+def _gibibytes(sizes_bytes: Sequence[int]) -> tuple[float, ...]:
+    return tuple(size / 2**30 for size in sizes_bytes)
+
+
+def _draw_panel(axes: Axes, curves: Sequence[_Curve]) -> None:
+    """Lines op by op; each has markers at some ops, no two lines at the same."""
+    ops = max(len(curve.heights) for curve in curves)
+    heights = [0.0, *(height for curve in curves for height in curve.heights)]
+    ticks = round_numbers(min(heights), max(heights) or 1.0)
+    axes.set_xlim(0, ops - 1)
+    axes.set_ylim(ticks[0], ticks[-1])
+    axes.set_yticks(ticks)
+    apart = max(1, ops // _MARKERS)
+    for number, curve in enumerate(curves):
+        axes.plot(curve.heights, **curve.look.line | {"linewidth": 2.2 if curve.is_ours else 1.1})
+        marked = range((2 * number + 1) * apart // (2 * len(curves)), ops, apart)
+        style = curve.look.marks(curve.label.marker_size)
+        add_points(axes, [(op, curve.heights[op]) for op in marked], curve.name, **style)

@@ -1,0 +1,108 @@
+"""One planner at many budgets: what its plans cost, and what is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tightfit.reporting.pictures.found import Found
+from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
+from tightfit.reporting.pictures.page import Grid, add_heading, add_panels, add_points, drawn
+from tightfit.reporting.pictures.regions import (
+    bound_label,
+    draw_infeasible,
+    draw_not_found,
+    shade_below_bound,
+)
+from tightfit.reporting.pictures.scales import percent_scale, set_budgets, set_percents
+from tightfit.reporting.pictures.style import OUR_LOOK, OUR_MARKER_SIZE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["curve_picture"]
+
+
+_Plans = Mapping[bool, Sequence[tuple[float, float]]]
+"""Budgets and percentages of plans, by whether they are proven optimal."""
+
+
+def curve_picture(
+    points: Sequence[Found], *, title: str, budgets: str, suffix: str = ".svg"
+) -> bytes:
+    """Return a picture of overhead and proven bound against the budget, as stairs.
+
+    A plan serves every larger budget, a bound holds for every smaller one; nothing is drawn that
+    follows from neither.
+
+    Parameters
+    ----------
+    points : sequence of Found
+        What was found and proven at each budget.
+    title : str
+        Above the picture.
+    budgets : str
+        What the budgets are, and their unit.
+    suffix : str
+        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
+
+    Raises
+    ------
+    MissingExtra
+        If matplotlib is not installed.
+    """
+    points = sorted(points, key=lambda point: point.budget)
+    scale = percent_scale(
+        [100 * point.overhead for point in points if point.overhead is not None]
+        + [100 * point.bound for point in points if point.bound is not None]
+    )
+    plans = {
+        is_optimal: [
+            (point.budget, 100 * point.overhead)
+            for point in points
+            if point.overhead is not None and (point.status == "optimal") is is_optimal
+        ]
+        for is_optimal in (False, True)
+    }
+    notes = [
+        f"Extra compute{scale.note}: what a plan costs at its budget, and at larger ones until a "
+        "cheaper plan fits.",
+        "Filled markers: proven optimal. Shaded: proven impossible.",
+    ]
+    labels = [*_plan_label(plans), *bound_label(points)]
+    grid = Grid(1, 1, 220.0, len(notes))
+
+    def draw(figure: Figure) -> None:
+        add_heading(figure, title, notes)
+        (axes,) = add_panels(figure, grid, names_width(labels))
+        set_percents(axes, scale)
+        set_budgets(axes, [point.budget for point in points])
+        axes.set_xlabel(budgets)
+        shade_below_bound(axes, points)
+        draw_infeasible(axes, points)
+        draw_not_found(axes, points)
+        _draw_plans(axes, plans)
+        draw_labels(axes, labels)
+
+    return drawn(draw, height=grid.page_height, suffix=suffix)
+
+
+def _plan_label(plans: _Plans) -> list[Label]:
+    """The name of the plans, beside that of the largest budget; none without a plan."""
+    ends = [(*place, is_optimal) for is_optimal, places in plans.items() for place in places]
+    if not ends:
+        return []
+    budget, height, is_optimal = max(ends)
+    return [Label("plan", (budget, height), OUR_LOOK, OUR_MARKER_SIZE, is_optimal)]
+
+
+def _draw_plans(axes: Axes, plans: _Plans) -> None:
+    stairs = sorted(place for places in plans.values() for place in places)
+    if stairs:
+        _, right = axes.get_xlim()
+        stairs.append((right, stairs[-1][1]))
+        axes.plot(*zip(*stairs, strict=True), drawstyle="steps-post", **OUR_LOOK.line)
+    for is_optimal, places in plans.items():
+        name = f"plan {'optimal' if is_optimal else 'found'}"
+        add_points(axes, places, name, **OUR_LOOK.marks(OUR_MARKER_SIZE, is_filled=is_optimal))

@@ -1,0 +1,41 @@
+"""What planners found, as pictures see it."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Found", "Series"]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a planner found at one budget.
+
+    Parameters
+    ----------
+    budget : float
+        In the unit of the picture's axis.
+    overhead : float or None
+        Of the plan, a fraction; None if there is no plan.
+    bound : float or None
+        Proven lower bound on the overhead, a fraction.
+    status : str
+        ``"optimal"``: the plan is proven the best of the planner's search space;
+        ``"infeasible"``: it is proven that no plan exists; anything else: neither.
+    """
+
+    budget: float
+    overhead: float | None
+    bound: float | None = None
+    status: str = "feasible"
+
+
+class Series(msgspec.Struct, frozen=True):
+    """What one planner found at several budgets, in any order."""
+
+    name: str
+    points: tuple[Found, ...]
+
+    @property
+    def ascending(self) -> tuple[Found, ...]:
+        """By budget."""
+        return tuple(sorted(self.points, key=lambda point: point.budget))

@@ -1,0 +1,139 @@
+"""Models trained in several ways: time against peak memory, as shares of plain PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
+from tightfit.reporting.pictures.page import (
+    Grid,
+    PanelTitle,
+    add_heading,
+    add_panels,
+    add_points,
+    drawn,
+)
+from tightfit.reporting.pictures.scales import round_numbers
+from tightfit.reporting.pictures.style import (
+    OUR_LOOK,
+    OUR_MARKER_SIZE,
+    QUIET,
+    Look,
+    looks_of_ways,
+    sizes_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Measured", "TrainedModel", "training_picture"]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One way of training a model.
+
+    Parameters
+    ----------
+    way : str
+        Its name; those that start with ``tightfit`` are points of one line.
+    memory, time : float
+        Of a step, as shares of plain PyTorch's.
+    """
+
+    way: str
+    memory: float
+    time: float
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether tightfit trained."""
+        return self.way.startswith("tightfit")
+
+
+class TrainedModel(msgspec.Struct, frozen=True):
+    """What was measured for one model."""
+
+    name: str
+    ways: tuple[Measured, ...]
+
+
+def training_picture(
+    models: Sequence[TrainedModel], *, title: str, notes: Sequence[str] = (), suffix: str = ".svg"
+) -> bytes:
+    """Return a picture with a panel per model, all with the same axes.
+
+    Parameters
+    ----------
+    models : sequence of TrainedModel
+        At least one, with at least one way.
+    title, notes : str, sequence of str
+        Above the picture.
+    suffix : str
+        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
+
+    Raises
+    ------
+    MissingExtra
+        If matplotlib is not installed.
+    """
+    ways = [way for model in models for way in model.ways]
+    looks = looks_of_ways([way.way for way in ways if not way.is_ours])
+    labels = [_labels(model, looks) for model in models]
+    grid = Grid(len(models), min(2, len(models)), 150.0, len(notes))
+
+    def draw(figure: Figure) -> None:
+        add_heading(figure, title, notes)
+        beside = names_width([label for own in labels for label in own])
+        titles = [PanelTitle(model.name) for model in models]
+        panels = add_panels(figure, grid, beside, titles)
+        for number, (axes, model) in enumerate(zip(panels, models, strict=True)):
+            _set_axes(axes, ways)
+            if grid.is_lowest(number):
+                axes.set_xlabel("peak memory, share of plain PyTorch's")
+            _draw_model(axes, model, labels[number])
+            draw_labels(axes, labels[number])
+
+    return drawn(draw, height=grid.page_height, suffix=suffix)
+
+
+def _labels(model: TrainedModel, looks: Mapping[str, tuple[str, Look]]) -> list[Label]:
+    """Names of all ways; ours once, at the largest budget."""
+    ours = [(way.memory, way.time) for way in model.ways if way.is_ours]
+    labels = [Label("tightfit", max(ours), OUR_LOOK, OUR_MARKER_SIZE)] if ours else []
+    others = [way for way in model.ways if not way.is_ours]
+    sizes = sizes_of([way.way for way in others])
+    for way in others:
+        name, look = looks[way.way]
+        labels.append(Label(name, (way.memory, way.time), look, sizes[way.way]))
+    return labels
+
+
+def _set_axes(axes: Axes, ways: Sequence[Measured]) -> None:
+    """The same axes for all panels: they show every point, and plain PyTorch at one."""
+    times = [1.0, *(way.time for way in ways)]
+    memories = [1.0, *(way.memory for way in ways)]
+    for values, set_limits, set_ticks, sign in (
+        (memories, axes.set_xlim, axes.set_xticks, ""),
+        (times, axes.set_ylim, axes.set_yticks, "x"),
+    ):
+        room = 0.06 * (max(values) - min(values)) or 0.1
+        low, high = min(values) - room, max(values) + room
+        ticks = [tick for tick in round_numbers(low, high) if low <= tick <= high]
+        set_limits(low, high)
+        set_ticks(ticks, [f"{tick:.2g}{sign}" for tick in ticks])
+    axes.axhline(1.0, color=QUIET, linewidth=0.8, zorder=1.5)
+
+
+def _draw_model(axes: Axes, model: TrainedModel, labels: Sequence[Label]) -> None:
+    """Our line, then a marker for every point: that of its label, and one per budget of ours."""
+    ours = sorted((way.memory, way.time) for way in model.ways if way.is_ours)
+    if ours:
+        axes.plot(*zip(*ours, strict=True), **OUR_LOOK.line)
+    for label in labels:
+        own = [] if label.at is None else [label.at]
+        style = label.look.marks(label.marker_size)
+        add_points(axes, ours if label.look.is_ours else own, label.text, **style)
