@@ -13,11 +13,12 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.checkmate.objective import objective_of, overhead_of
 from tightfit.planners.checkmate.program import CheckmateProgram, build_program
 from tightfit.planners.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
-from tightfit.planners.checkmate.variables import COST_UNITS, frontier_stages, split_stages
-from tightfit.planners.outcomes import finish, judge, no_plan
+from tightfit.planners.checkmate.variables import frontier_stages, split_stages
+from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.planners.solvers import Answer, Options, solve, solve_by_rows
-from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer
+from tightfit.planners.stages.easy import easy_answer
+from tightfit.planners.stages.scale import COST_UNITS
 from tightfit.planners.stages.schedule import recompute, residency_of, without_waste
 from tightfit.planners.stages.staged import Stage, Staged, staged, without_choice
 from tightfit.progress import Progress
@@ -144,7 +145,7 @@ class Search:
     def consider(self, computes: list[Compute]) -> int:
         """Keep a schedule if it fits and is the cheapest so far; return its excess in bytes."""
         useful = without_waste(self.problem, computes)
-        result = judge(self.task, useful)
+        result = simulated(self.task, useful)
         excess = result.peak_bytes - self.task.budget_bytes
         if excess <= 0 and result.cost_s < self.best_cost_s:
             self.best, self.best_cost_s = useful, result.cost_s

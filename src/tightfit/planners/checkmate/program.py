@@ -18,7 +18,7 @@ from tightfit.planners.solvers import (
     within_reach,
 )
 from tightfit.planners.solvers.program import Floats
-from tightfit.planners.stages.easy import grains_of
+from tightfit.planners.stages.scale import grains_of
 from tightfit.planners.stages.schedule import stages_of
 from tightfit.planners.stages.staged import Stage, Staged
 

@@ -13,16 +13,11 @@ from functools import cached_property
 
 from tightfit.graph.ir import ValueId
 from tightfit.planners.solvers import ProgramBuilder
+from tightfit.planners.stages.scale import CAPACITY_UNITS, in_capacities, in_percent
 from tightfit.planners.stages.schedule import last_uses
 from tightfit.planners.stages.staged import Stage, Staged, Way
 
 __all__ = ["Variables", "frontier_stages", "split_stages"]
-
-CAPACITY_UNITS = 1000.0
-"""The budget in the program's unit of memory; HiGHS needs coefficients of moderate size."""
-
-COST_UNITS = 100.0
-"""The cost of a step without recomputation in the program's unit: percent."""
 
 
 def frontier_stages(problem: Staged) -> tuple[Stage, ...]:
@@ -132,12 +127,11 @@ class Variables:
 
     def units(self, size_bytes: int) -> float:
         """Bytes in the program's unit."""
-        return size_bytes * CAPACITY_UNITS / self.problem.capacity_bytes
+        return in_capacities(self.problem, size_bytes)
 
     def cost(self, cost_s: float) -> float:
         """Seconds in the program's unit."""
-        base = self.problem.base_cost_s
-        return COST_UNITS * cost_s / base if base > 0 else 0.0
+        return in_percent(self.problem, cost_s)
 
     def _add_computed(self) -> None:
         last = last_uses(self.problem)

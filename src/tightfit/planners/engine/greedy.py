@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 
 from tightfit._core import _engine
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Outcome
-from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
 from tightfit.planners.engine.problem import build_problem, computes_of
-from tightfit.planners.outcomes import finish, no_plan
+from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 
@@ -59,8 +58,7 @@ def fits_without_recomputation(task: Task, limits: Limits, started: float) -> Ou
     It is optimal unless alternatives are faster than the defaults.
     """
     computes = keep_everything(task.graph)
-    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
-    if simulate(task.graph, plan).peak_bytes > task.budget_bytes:
+    if simulated(task, computes).peak_bytes > task.budget_bytes:
         return None
     return finish(task, computes, started=started, gap=limits.gap)
 

@@ -11,10 +11,11 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.monet.implementations import one_each
 from tightfit.planners.monet.objective import overhead_of
 from tightfit.planners.monet.program import MonetProgram, build_program
-from tightfit.planners.monet.variables import COST_UNITS, LocalBound
-from tightfit.planners.outcomes import finish, judge, no_plan
+from tightfit.planners.monet.variables import LocalBound
+from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
 from tightfit.planners.solvers import Answer, Options, solve_by_rows
-from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer
+from tightfit.planners.stages.easy import easy_answer
+from tightfit.planners.stages.scale import COST_UNITS
 from tightfit.planners.stages.schedule import without_waste
 from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress
@@ -90,7 +91,7 @@ def _fitting(
     if answer.values is None:
         return None, 0
     computes = without_waste(problem, model.computes(answer.values))
-    excess = judge(task, computes).peak_bytes - task.budget_bytes
+    excess = simulated(task, computes).peak_bytes - task.budget_bytes
     return (computes if excess <= 0 else None), excess
 
 

@@ -11,16 +11,12 @@ from tightfit.errors import BadInput
 from tightfit.graph.ir import ValueId
 from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.solvers import ProgramBuilder
+from tightfit.planners.stages.scale import in_capacities, in_percent
 from tightfit.planners.stages.schedule import last_uses
 from tightfit.planners.stages.staged import Staged, Way
 
-__all__ = ["CAPACITY_UNITS", "COST_UNITS", "LocalBound", "Variables"]
+__all__ = ["LocalBound", "Variables"]
 
-CAPACITY_UNITS = 1000.0
-"""The budget in the program's unit of memory; HiGHS needs coefficients of moderate size."""
-
-COST_UNITS = 100.0
-"""The cost of a step without recomputation in the program's unit: percent."""
 
 LocalBound = Literal["tight", "loose"]
 """Which bound on local memory (appendix B): of nodes that may still be recomputed, or of all."""
@@ -144,12 +140,11 @@ class Variables:
 
     def units(self, size_bytes: int) -> float:
         """Bytes in the program's unit."""
-        return size_bytes * CAPACITY_UNITS / self.problem.capacity_bytes
+        return in_capacities(self.problem, size_bytes)
 
     def cost(self, cost_s: float) -> float:
         """Seconds in the program's unit."""
-        base = self.problem.base_cost_s
-        return COST_UNITS * cost_s / base if base > 0 else 0.0
+        return in_percent(self.problem, cost_s)
 
     def is_forced(self, stage: int, value: ValueId) -> bool:
         """Whether somebody keeps the value when the stage begins."""
