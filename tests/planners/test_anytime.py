@@ -20,7 +20,7 @@ from tightfit.planners.anytime.kcut import cut_program
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.engine.problem import build_problem
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.registry import plan_with
 from tightfit.planners.solvers import Answer, Options, solve
 from tightfit.progress import SILENT

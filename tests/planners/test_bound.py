@@ -22,7 +22,7 @@ from tightfit.planners.anytime.pool import Pool
 from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.engine.problem import build_problem
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.registry import plan_with
 from tightfit.planners.solvers import Options, solve
 from tightfit.progress import SILENT

@@ -11,7 +11,7 @@ from tightfit.planners.anytime.chain import Split
 from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.anytime.segments import ChainSplitter
 from tightfit.planners.base import Task
-from tightfit.planners.engine.problem import build_problem
+from tightfit.planners.engine.build import build_problem
 
 LAYERS = 60
 

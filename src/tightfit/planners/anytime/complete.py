@@ -20,7 +20,7 @@ def complete(model: CutProgram, answer: Answer, schedule: _engine.Schedule) -> N
     The schedule may exceed the budget between the cuts.
     """
     schedule.keep_everything()
-    chosen = model.chosen_ways(answer)
+    chosen = model.chosen_alternatives(answer)
     for choice in model.outline.problem.choices:
         fitting = max(choice, key=lambda branch: sum(chosen.get(op) == way for op, way in branch))
         chosen.update(dict(fitting))
@@ -34,7 +34,7 @@ class _Completion:
     def __init__(self, model: CutProgram, answer: Answer) -> None:
         self.model = model
         self.outline: Outline = model.outline
-        self.chosen = model.chosen_ways(answer)
+        self.chosen = model.chosen_alternatives(answer)
         self.answer = answer
         self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
         self.closed: list[Range] = []
@@ -86,9 +86,9 @@ class _Completion:
         if op < stage:
             return self.outline.again_reads[op]
         if op in self.chosen:
-            return self.outline.problem.ways[op][self.chosen[op]].reads
+            return self.outline.problem.alternatives[op][self.chosen[op]].reads
         return self.outline.first_reads[op]
 
     def _writes(self, op: int, stage: int) -> set[int]:
-        ways = self.outline.problem.ways[op]
+        ways = self.outline.problem.alternatives[op]
         return {v for way in ways if (way.first if op == stage else way.again) for v in way.writes}

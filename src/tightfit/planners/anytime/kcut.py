@@ -59,7 +59,7 @@ class CutProgram:
         """Turn an objective or a bound on it into an overhead (a fraction)."""
         return (objective + self.constant) / COST_UNITS - 1.0
 
-    def chosen_ways(self, answer: Answer) -> dict[int, int]:
+    def chosen_alternatives(self, answer: Answer) -> dict[int, int]:
         """The alternatives of first computations in a solution."""
         assert answer.values is not None
         return {op: way for (op, way), column in self.way.items() if answer.values[column] > 0.5}
@@ -122,7 +122,7 @@ def _ways(model: CutProgram) -> None:
     for op in range(model.cuts[0], outline.ops):
         if not outline.has_choice(op):
             continue
-        for number, way in outline.first_ways(op):
+        for number, way in outline.first_alternatives(op):
             extra = way.cost - outline.first_cost[op]
             model.way[op, number] = model.builder.binary(cost=_cost(model, extra))
 
@@ -207,7 +207,7 @@ def _reading(model: CutProgram, op: int, value: int) -> _Terms:
     """The ways of a first computation that read a value."""
     return [
         (model.way[op, number], 1.0)
-        for number, way in model.outline.first_ways(op)
+        for number, way in model.outline.first_alternatives(op)
         if value in way.reads
     ]
 
@@ -215,7 +215,7 @@ def _reading(model: CutProgram, op: int, value: int) -> _Terms:
 def _choice_reads(model: CutProgram, op: int) -> list[int]:
     """Values that some but not all ways of a first computation read."""
     common = set(model.outline.first_reads[op])
-    ways = model.outline.first_ways(op)
+    ways = model.outline.first_alternatives(op)
     return sorted({v for _, way in ways for v in way.reads} - common)
 
 
@@ -226,7 +226,7 @@ def _cut_op_rows(model: CutProgram, k: int) -> None:
     for op in range(first, end):
         if not model.outline.has_choice(op):
             continue
-        terms = [(model.way[op, n], 1.0) for n, _ in model.outline.first_ways(op)]
+        terms = [(model.way[op, n], 1.0) for n, _ in model.outline.first_alternatives(op)]
         model.builder.row([*terms, (model.computed[k, op], -1.0)], lower=0.0, upper=0.0)
     if model.outline.has_choice(cut) and model.outline.problem.required[cut]:
         for value in _choice_reads(model, cut):

@@ -18,8 +18,9 @@ from tightfit.planners.anytime.order import frees_early, in_traced_order, reorde
 from tightfit.planners.anytime.pool import Candidate
 from tightfit.planners.anytime.search import FirstPlan, Run
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
-from tightfit.planners.engine.problem import build_problem, computes_of
+from tightfit.planners.engine.problem import computes_of
 from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 

@@ -30,9 +30,10 @@ from tightfit.planners.anytime.seeds import (
     seed_with_others,
 )
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
-from tightfit.planners.engine.problem import EngineProblem, build_problem
+from tightfit.planners.engine.problem import EngineProblem
 from tightfit.progress import Progress
 from tightfit.units import format_percent
 

@@ -34,7 +34,7 @@ class ChainSplitter:
         self.forward = forward
         self.writes = [
             tuple(v for v in dict.fromkeys(v for way in ways if way.first for v in way.writes))
-            for ways in problem.ways
+            for ways in problem.alternatives
         ]
         self.bytes = [sum(problem.sizes[v] for v in writes) for writes in self.writes]
         self.reads = [

@@ -9,7 +9,8 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.engine.problem import build_problem, computes_of
+from tightfit.planners.engine.build import build_problem
+from tightfit.planners.engine.problem import computes_of
 from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.progress import Progress
 from tightfit.units import format_bytes

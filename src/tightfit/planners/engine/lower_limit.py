@@ -13,7 +13,7 @@ from tightfit._core import _engine
 from tightfit.graph.ir import OpId
 from tightfit.planners.base import Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.engine.problem import EngineProblem
+from tightfit.planners.engine.problem import CROSSING, EngineProblem
 from tightfit.progress import SILENT, Progress
 
 __all__ = ["lower_limit"]
@@ -66,8 +66,8 @@ def lower_limit(
 def _by_working_set(problem: EngineProblem) -> list[int]:
     """Ops that must run, those that hold most while they run first."""
     needs: dict[int, int] = {}
-    for op, ways in enumerate(problem.ways):
-        if not problem.required[op] or problem.graph_ops[op] < 0:
+    for op, ways in enumerate(problem.alternatives):
+        if not problem.required[op] or problem.graph_ops[op] == CROSSING:
             continue
         needs[op] = min(
             way.workspace_bytes + sum(problem.sizes[v] for v in {*way.reads, *way.writes})

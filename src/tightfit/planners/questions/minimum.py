@@ -13,9 +13,10 @@ from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Gradients, Plan
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
-from tightfit.planners.engine.problem import EngineProblem, build_problem, computes_of
+from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
 from tightfit.planners.outcomes import finish
 from tightfit.progress import SILENT, Progress

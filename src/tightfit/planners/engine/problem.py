@@ -1,0 +1,111 @@
+"""A task as the engine sees it, and an engine's schedule as computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tightfit._core import _engine
+from tightfit.graph.ir import OpId, SegmentId, ValueId
+from tightfit.plan.plan import Compute
+
+__all__ = ["CROSSING", "EngineAlternative", "EngineProblem", "computes_of"]
+
+CROSSING = -1
+"""What stands for the op of the graph where the engine's op is a segment crossing."""
+
+
+@dataclass(frozen=True)
+class EngineAlternative:
+    """A way to compute an op, in the engine's numbers, for the mathematical programs.
+
+    Parameters
+    ----------
+    reads, writes : tuple of int
+        Values of the engine, without the states of random generators.
+    cost : int
+        The least cost of its variants.
+    workspace_bytes : int
+        The least workspace of its variants; negative by the bytes it may write in place.
+    first, again : bool
+        Whether it may serve the first computation, and later ones.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    cost: int
+    workspace_bytes: int
+    first: bool
+    again: bool
+
+
+@dataclass(frozen=True)
+class EngineProblem:
+    """A task in the engine's numbers.
+
+    Parameters
+    ----------
+    engine : tightfit._core._engine.Problem
+        The problem itself.
+    budget_bytes : int
+        The task's budget without the constants.
+    graph_ops : tuple of int
+        For each op of the engine the op of the graph, `CROSSING` for a segment crossing.
+    engine_ops : mapping of int to int
+        The engine's op for each op of the graph.
+    engine_values : mapping of int to int
+        The engine's value for each value of the graph that is not constant.
+    cost_unit_s : float
+        Seconds of one unit of cost.
+    baseline_cost : int
+        Units of cost with nothing recomputed and default alternatives.
+    sizes, producers, kept_until : tuple of int
+        Per value of the engine: bytes, the op that makes it, the last stage at whose start it is
+        resident whatever happens (-1: none).
+    alternatives : tuple of tuple of EngineAlternative
+        Per op of the engine, in its order.
+    required : tuple of bool
+        Per op: whether it runs even if nobody reads what it makes.
+    programs : tuple of int
+        Per op: its program, -1 for a crossing.
+    segments : tuple of int
+        Per op: its segment.
+    segment_programs : tuple of int
+        Per segment of the graph: its program.
+    choices : tuple
+        Linked alternatives: choices of branches of (op, alternative of the engine).
+    """
+
+    engine: _engine.Problem
+    budget_bytes: int
+    graph_ops: tuple[OpId, ...]
+    engine_ops: Mapping[OpId, int]
+    engine_values: Mapping[ValueId, int]
+    cost_unit_s: float
+    baseline_cost: int
+    sizes: tuple[int, ...]
+    producers: tuple[int, ...]
+    kept_until: tuple[int, ...]
+    alternatives: tuple[tuple[EngineAlternative, ...], ...]
+    required: tuple[bool, ...]
+    programs: tuple[int, ...]
+    segments: tuple[SegmentId, ...]
+    segment_programs: tuple[int, ...]
+    choices: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
+
+    def overhead(self, cost: int) -> float:
+        """Return a cost of the engine as a fraction above the baseline."""
+        return cost / self.baseline_cost - 1.0 if self.baseline_cost else 0.0
+
+    def cost_at(self, overhead: float) -> int:
+        """Return the engine's cost of an overhead (a fraction)."""
+        return int(self.baseline_cost * (1.0 + overhead))
+
+
+def computes_of(problem: EngineProblem, schedule: _engine.Schedule) -> list[Compute]:
+    """Return the computes of a schedule in order."""
+    return [
+        Compute(problem.graph_ops[op], alternative, variant)
+        for op, alternative, variant in schedule.computes()
+        if problem.graph_ops[op] != CROSSING
+    ]
