@@ -23,7 +23,7 @@ from tightfit.planners.monet.program import build_program as build_monet
 from tightfit.planners.monet.variables import Variables as MonetVariables
 from tightfit.planners.solvers import Options, ProgramBuilder, solve, solve_by_rows
 from tightfit.planners.stages.schedule import liveness_residency, recompute
-from tightfit.planners.stages.staged import Way, staged
+from tightfit.planners.stages.staged import Implementation, staged
 
 SECONDS = Options(seconds=20)
 
@@ -221,7 +221,7 @@ def test_exactly_one_implementation_is_chosen_and_priced() -> None:
     """The second backward op may read the small output instead of the large input, for more."""
     problem = staged(Task(graph=WORKSPACE, budget_bytes=6))
     reads_input = problem.nodes[3].first
-    reads_output = Way(
+    reads_output = Implementation(
         compute=Compute(3, 0, 0),
         reads=(2,),
         writes=reads_input.writes,

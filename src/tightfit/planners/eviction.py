@@ -17,7 +17,7 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.planners.stages.easy import easy_answer
 from tightfit.planners.stages.schedule import last_uses, without_waste
-from tightfit.planners.stages.staged import Staged, Way, staged
+from tightfit.planners.stages.staged import Implementation, Staged, staged
 from tightfit.progress import Progress
 
 __all__ = [
@@ -153,7 +153,7 @@ class _Run:
         assert way is not None
         return way.reads
 
-    def _compute(self, way: Way) -> None:
+    def _compute(self, way: Implementation) -> None:
         self.computes.append(way.compute)
         self.clock_s += way.cost_s
         for value in way.writes:

@@ -15,7 +15,7 @@ from tightfit.graph.ir import ValueId
 from tightfit.planners.solvers import ProgramBuilder
 from tightfit.planners.stages.scale import CAPACITY_UNITS, in_capacities, in_percent
 from tightfit.planners.stages.schedule import last_uses
-from tightfit.planners.stages.staged import Stage, Staged, Way
+from tightfit.planners.stages.staged import Implementation, Stage, Staged
 
 __all__ = ["Variables", "frontier_stages", "split_stages"]
 
@@ -78,7 +78,7 @@ class Variables:
             variables._add_used(stage)
         return variables
 
-    def way(self, stage: int, node: int) -> Way:
+    def way(self, stage: int, node: int) -> Implementation:
         """How a node is computed in a stage: its first way at the frontier, else again."""
         way = self.problem.nodes[node].way(self.stages[stage].first == node)
         assert way is not None

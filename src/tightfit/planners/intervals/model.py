@@ -20,7 +20,7 @@ from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.intervals.planner import IntervalReport, IntervalTask
 from tightfit.planners.stages.schedule import last_uses
-from tightfit.planners.stages.staged import Staged, Way
+from tightfit.planners.stages.staged import Implementation, Staged
 
 __all__ = ["serve"]
 
@@ -45,7 +45,7 @@ class Instance:
     """One computation of a node that may happen: when, and whether it does."""
 
     node: int
-    way: Way
+    way: Implementation
     start: Any
     active: Any
 

@@ -19,7 +19,7 @@ from tightfit.planners.solvers import (
 )
 from tightfit.planners.solvers.program import Floats
 from tightfit.planners.stages.scale import grains_of
-from tightfit.planners.stages.staged import Staged, Way
+from tightfit.planners.stages.staged import Implementation, Staged
 
 __all__ = ["MonetProgram", "build_program"]
 
@@ -99,7 +99,7 @@ class MonetProgram:
         for number, way in enumerate(ways if len(ways) > 1 else ()):
             settled[self.variables.chosen[stage, node, number]] = float(way is chosen)
 
-    def _way(self, values: Floats, stage: int, node: int, *, again: bool) -> Way:
+    def _way(self, values: Floats, stage: int, node: int, *, again: bool) -> Implementation:
         implementations = self.variables.implementations
         ways = (implementations.again if again else implementations.first)[node]
         if len(ways) == 1:

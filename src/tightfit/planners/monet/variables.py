@@ -13,7 +13,7 @@ from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.solvers import ProgramBuilder
 from tightfit.planners.stages.scale import in_capacities, in_percent
 from tightfit.planners.stages.schedule import last_uses
-from tightfit.planners.stages.staged import Staged, Way
+from tightfit.planners.stages.staged import Implementation, Staged
 
 __all__ = ["LocalBound", "Variables"]
 
@@ -151,7 +151,7 @@ class Variables:
         stored = self.problem.values[value]
         return stored.begins <= self.forward + stage - 1 < stored.forced_until
 
-    def inputs(self, way: Way) -> list[ValueId]:
+    def inputs(self, way: Implementation) -> list[ValueId]:
         """The forward values an implementation reads (N of a forward node, D of a backward one)."""
         made = self._forward_set
         return [value for value in way.reads if value in made]
