@@ -21,11 +21,11 @@ from tightfit.planners.monet.implementations import Implementations, one_each
 from tightfit.planners.monet.program import MonetProgram
 from tightfit.planners.monet.program import build_program as build_monet
 from tightfit.planners.monet.variables import Variables as MonetVariables
-from tightfit.planners.solvers import Options, ProgramBuilder, solve, solve_by_rows
+from tightfit.planners.solvers import ProgramBuilder, SolveOptions, solve, solve_by_rows
 from tightfit.planners.stages.schedule import liveness_residency, recompute
 from tightfit.planners.stages.staged import Implementation, staged
 
-SECONDS = Options(seconds=20)
+SECONDS = SolveOptions(seconds=20)
 
 
 def value(number: int, size: int, fate: str = "none") -> Value:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from tightfit._core import _engine
 from tightfit.planners.anytime.kcut import CutProgram
 from tightfit.planners.anytime.relaxation import Outline
-from tightfit.planners.solvers import Answer
+from tightfit.planners.solvers import Solution
 
 __all__ = ["complete"]
 
 Range = tuple[int, int, int]  # value, first stage, last stage
 
 
-def complete(model: CutProgram, answer: Answer, schedule: _engine.Schedule) -> None:
+def complete(model: CutProgram, solution: Solution, schedule: _engine.Schedule) -> None:
     """Load the schedule that realises a solution (planning.md, section 4).
 
     In each window values are computed just in time and kept to the window's end; over the next
@@ -20,22 +20,22 @@ def complete(model: CutProgram, answer: Answer, schedule: _engine.Schedule) -> N
     The schedule may exceed the budget between the cuts.
     """
     schedule.keep_everything()
-    chosen = model.chosen_alternatives(answer)
+    chosen = model.chosen_alternatives(solution)
     for choice in model.outline.problem.choices:
         fitting = max(choice, key=lambda branch: sum(chosen.get(op) == way for op, way in branch))
         chosen.update(dict(fitting))
     for op, way in chosen.items():
         schedule.select(op, way, -1, False)
     schedule.commit()
-    schedule.load_ranges(_Completion(model, answer).ranges())
+    schedule.load_ranges(_Completion(model, solution).ranges())
 
 
 class _Completion:
-    def __init__(self, model: CutProgram, answer: Answer) -> None:
+    def __init__(self, model: CutProgram, solution: Solution) -> None:
         self.model = model
         self.outline: Outline = model.outline
-        self.chosen = model.chosen_alternatives(answer)
-        self.answer = answer
+        self.chosen = model.chosen_alternatives(solution)
+        self.solution = solution
         self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
         self.closed: list[Range] = []
 
@@ -46,7 +46,7 @@ class _Completion:
             first, end = bounds[window], bounds[window + 1]
             at_end: set[int] = set()
             if window < len(self.model.cuts):
-                at_end = self.model.residents(self.answer, window)
+                at_end = self.model.residents(self.solution, window)
             for stage in range(first, end):
                 wanted = at_end if stage == end - 1 else set[int]()
                 self._run(stage, wanted)
@@ -75,7 +75,7 @@ class _Completion:
     def _runs(self, op: int) -> bool:
         if self.outline.problem.required[op]:
             return True
-        values = self.answer.values
+        values = self.solution.values
         assert values is not None
         return any(
             (k, op) in self.model.computed and values[self.model.computed[k, op]] > 0.5

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tightfit.planners.anytime.relaxation import Outline
-from tightfit.planners.solvers import Answer, Program, ProgramBuilder, grains, within_reach
+from tightfit.planners.solvers import LinearProgram, ProgramBuilder, Solution, grains, within_reach
 
 __all__ = ["CutProgram", "cut_program"]
 
@@ -40,7 +40,7 @@ class CutProgram:
     constant: float = 0.0
 
     @property
-    def program(self) -> Program:
+    def program(self) -> LinearProgram:
         """The program as arrays, its memory rows lowered to what sums of sizes can reach."""
         problem, rewritable = self.outline.problem, self.outline.rewritable
         sizes = [size for value, size in enumerate(problem.sizes) if rewritable[value]]
@@ -59,15 +59,15 @@ class CutProgram:
         """Turn an objective or a bound on it into an overhead (a fraction)."""
         return (objective + self.constant) / COST_UNITS - 1.0
 
-    def chosen_alternatives(self, answer: Answer) -> dict[int, int]:
+    def chosen_alternatives(self, solution: Solution) -> dict[int, int]:
         """The alternatives of first computations in a solution."""
-        assert answer.values is not None
-        return {op: way for (op, way), column in self.way.items() if answer.values[column] > 0.5}
+        assert solution.values is not None
+        return {op: way for (op, way), column in self.way.items() if solution.values[column] > 0.5}
 
-    def residents(self, answer: Answer, k: int) -> set[int]:
+    def residents(self, solution: Solution, k: int) -> set[int]:
         """The values alive at cut k in a solution."""
-        assert answer.values is not None
-        values = answer.values
+        assert solution.values is not None
+        values = solution.values
         return {
             v for (cut, v), column in self.resident.items() if cut == k and values[column] > 0.5
         }

@@ -12,7 +12,7 @@ from tightfit.plan.plan import Compute
 from tightfit.planners.checkmate.constraints import FAMILIES
 from tightfit.planners.checkmate.variables import Variables
 from tightfit.planners.solvers import (
-    Program,
+    LinearProgram,
     ProgramBuilder,
     settle_equations,
     within_reach,
@@ -30,7 +30,7 @@ class CheckmateProgram:
     """The program with its columns by name."""
 
     variables: Variables
-    program: Program
+    program: LinearProgram
 
     def residency(self, values: Floats) -> Floats:
         """Return S, shape (stages + 1, values), of a solution, fractional or not."""

@@ -12,7 +12,7 @@ from tightfit.planners.monet.constraints import FAMILIES
 from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.monet.variables import LocalBound, Variables
 from tightfit.planners.solvers import (
-    Program,
+    LinearProgram,
     ProgramBuilder,
     settle_equations,
     within_reach,
@@ -29,7 +29,7 @@ class MonetProgram:
     """The program with its columns by name."""
 
     variables: Variables
-    program: Program
+    program: LinearProgram
 
     def computes(self, values: Floats) -> list[Compute]:
         """Return the computes of an integral solution in order (algorithms 1 and 2)."""
