@@ -63,7 +63,6 @@ DEBTS: dict[str, Any] = {
     "writes": {
         "api/backend.py": 2,
         "planners/anytime/kcut.py": 7,
-        "planners/anytime/planner.py": 1,
         "planners/monet/constraints.py": 3,
         "session/memory/budget.py": 1,
         "session/parts/stand_ins.py": 3,
@@ -79,7 +78,6 @@ DEBTS: dict[str, Any] = {
         "capture/probe.py": 1,
         "capture/traced_call.py": 2,
         "execution/lower.py": 3,
-        "planners/anytime/pool.py": 2,
         "planners/checkmate/variables.py": 4,
         "planners/monet/variables.py": 6,
         "session/parts/choice.py": 2,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tightfit._core import _engine
 from tightfit.planners.anytime.complete import complete
 from tightfit.planners.anytime.kcut import CutProgram, cut_program
-from tightfit.planners.anytime.pool import Candidate, Pool
+from tightfit.planners.anytime.pool import Pool, PooledSchedule
 from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import Solution, SolveOptions, solve
 from tightfit.progress import Until
@@ -60,7 +60,7 @@ class CutLoop:
         solution = self.solve(model, seconds, nodes, self._gap(), in_child=False)
         if solution.values is not None:
             complete(model, solution, self.schedule)
-            self.pool.add_seed(Candidate.of(self.schedule))
+            self.pool.add_seed(PooledSchedule.of(self.schedule))
 
     def round(self, seconds: float, nodes: int | None = None, *, in_child: bool = False) -> None:
         """Solve the program with the present cuts, report, and choose the next cut."""
@@ -111,11 +111,11 @@ class CutLoop:
     def _take(self, model: CutProgram, solution: Solution) -> bool:
         """Complete and judge a solution; return whether there is a next cut."""
         complete(model, solution, self.schedule)
-        candidate = Candidate.of(self.schedule)
-        if candidate.fits:
-            self.pool.add(candidate)
-        if candidate.cost < _DEAREST * self.problem.baseline_cost:
-            self.pool.add_seed(candidate)
+        found = PooledSchedule.of(self.schedule)
+        if found.fits:
+            self.pool.add(found)
+        if found.cost < _DEAREST * self.problem.baseline_cost:
+            self.pool.add_seed(found)
         peaks = self.schedule.peaks()
         budget = self.problem.budget_bytes
         over = sorted((t for t, peak in enumerate(peaks) if peak > budget), key=lambda t: -peaks[t])

@@ -15,7 +15,7 @@ from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import solve_small
 from tightfit.planners.anytime.order import frees_early, in_traced_order, reorder
-from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import FirstPlan, Run
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
@@ -24,7 +24,7 @@ from tightfit.planners.engine.problem import computes_of
 from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 
-__all__ = ["Answer", "FirstPlan", "plan_anytime", "run_anytime"]
+__all__ = ["AnytimeResult", "FirstPlan", "plan_anytime", "run_anytime"]
 
 _MOST_OPS = 3000  # of graphs for which other orders are tried
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
@@ -46,12 +46,12 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnytimeResult:
     """An outcome, when the first plan was there, and the schedules worth starting from again."""
 
     outcome: Outcome
     first: FirstPlan | None
-    schedules: tuple[Candidate, ...] = ()
+    schedules: tuple[PooledSchedule, ...] = ()
 
 
 def run_anytime(
@@ -60,15 +60,15 @@ def run_anytime(
     progress: Progress,
     *,
     alternatives: bool = True,
-    seeds: Sequence[Candidate] = (),
-) -> Answer:
+    seeds: Sequence[PooledSchedule] = (),
+) -> AnytimeResult:
     """As `plan_anytime`, with what else is known.
 
     Parameters
     ----------
     alternatives : bool
         False: first computations use the default alternatives.
-    seeds : sequence of Candidate
+    seeds : sequence of PooledSchedule
         Schedules of the same graph and traced order at another budget.
     """
     started = time.perf_counter()
@@ -82,14 +82,14 @@ def run_anytime(
         easy = solve_small(task, problem, limits, started)
     if easy is not None:
         first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
-        return Answer(easy, first)
+        return AnytimeResult(easy, first)
     search = _Search(task, limits, progress, started, alternatives=alternatives)
     search.seeds = seeds
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
         search.run()
     progress.stop()
-    return Answer(search.outcome(), search.first, search.schedules())
+    return AnytimeResult(search.outcome(), search.first, search.schedules())
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Search:
         self.alternatives = alternatives
         self.runs: list[tuple[_Order, Run]] = []
         self.first: FirstPlan | None = None
-        self.seeds: Sequence[Candidate] = ()
+        self.seeds: Sequence[PooledSchedule] = ()
 
     def run(self) -> None:
         """A first plan in the traced order, then the search, of a better order first."""
@@ -138,7 +138,7 @@ class _Search:
             if number > 0 and waiting[0].pool.done and run.pool.best is None:
                 self.runs = [(order, kept) for order, kept in self.runs if kept is not run]
                 continue  # one order is solved and this one has not even a plan: not tried
-            run.pool.known = min(known.pool.overhead for known in waiting[: number + 1])
+            run.pool.learn(min(known.pool.overhead for known in waiting[: number + 1]))
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
             run.restart_clock(max(0.05, share * seconds))
@@ -209,7 +209,7 @@ class _Search:
             note=note,
         )
 
-    def schedules(self) -> tuple[Candidate, ...]:
+    def schedules(self) -> tuple[PooledSchedule, ...]:
         """The best schedules in the traced order."""
         traced = [run for order, run in self.runs if order.name == "traced"]
         return tuple(plan for run in traced for plan in run.pool.plans[:_SEEDS])

@@ -13,7 +13,7 @@ from itertools import pairwise
 from tightfit.planners.anytime.bound import CutLoop
 from tightfit.planners.anytime.complete import complete
 from tightfit.planners.anytime.kcut import cut_program
-from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.relaxation import Outline
 
 __all__ = ["RestrictedLoop", "near_ops", "worth_restricting"]
@@ -66,9 +66,9 @@ class RestrictedLoop(CutLoop):
             self.finished = True
             return
         complete(model, answer, self.schedule)
-        candidate = Candidate.of(self.schedule)
-        self.pool.add(candidate)
-        self.pool.add_seed(candidate)
+        found = PooledSchedule.of(self.schedule)
+        self.pool.add(found)
+        self.pool.add_seed(found)
         new = self._fullest_stages()
         self.finished = not new or len(self.cuts) >= _MOST_CUTS
         self.cuts = tuple(sorted({*self.cuts, *new}))

@@ -19,7 +19,7 @@ import msgspec
 from tightfit._core import _engine
 from tightfit.planners.anytime.bound import BoundWorker, CutLoop
 from tightfit.planners.anytime.polish import COARSE, LOCAL, MIXED, Job, Rates, polish
-from tightfit.planners.anytime.pool import Candidate, Pool, cross
+from tightfit.planners.anytime.pool import Pool, PooledSchedule, cross
 from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
 from tightfit.planners.anytime.seeds import (
@@ -165,7 +165,7 @@ class Run:
         if self.limits.iterations is not None:
             limits = msgspec.structs.replace(limits, seconds=UNLIMITED_S)
         if descend(schedule, limits, self.progress, time.perf_counter()):
-            self.add([Candidate.of(schedule)])
+            self.add([PooledSchedule.of(schedule)])
 
     def plan_with_defaults(self) -> None:
         """With alternatives, start from the plan without: more freedom is never worse.
@@ -178,7 +178,7 @@ class Run:
         share = 1.0 if self.limits.iterations is not None else _DEFAULTS_SHARE
         limits = msgspec.structs.replace(self.limits, seconds=share * self.left())
         run = Run(self.task, problem, limits, self.progress, time.perf_counter())
-        run.pool.known = min(self.pool.known, self.pool.overhead)
+        run.pool.learn(min(self.pool.known, self.pool.overhead))
         try:
             run.search()
         finally:
@@ -186,7 +186,7 @@ class Run:
             if best is not None:
                 schedule = self.schedules[0]
                 schedule.load(best.words, [0] * self.ops, [-1] * self.ops)
-                self.add([Candidate.of(schedule)])
+                self.add([PooledSchedule.of(schedule)])
 
     def prove_infeasible(self) -> None:
         """Look for an op that cannot be computed within the budget, if no plan came at once."""
@@ -250,7 +250,7 @@ class Run:
             self.rates.learn(job, candidate, self.pool.best)
         self.add(found)
 
-    def add(self, found: Sequence[Candidate | None]) -> None:
+    def add(self, found: Sequence[PooledSchedule | None]) -> None:
         """Take in what was found; note the first plan."""
         for candidate in found:
             self.pool.add(candidate)
@@ -259,7 +259,7 @@ class Run:
 
     def job(
         self,
-        start: Candidate | None,
+        start: PooledSchedule | None,
         hot: float,
         settings: _engine.Settings,
         seconds: float,
@@ -326,7 +326,7 @@ class Run:
         settings = self.rates.choose(self.random)
         return self.job(self.pool.best, 1e-4, settings, max(2.0, 0.12 * self.limits.seconds))
 
-    def child(self) -> Candidate:
+    def child(self) -> PooledSchedule:
         """A crossover of two plans of the pool."""
         a = self.pool.pick(self.random, 1.5)
         others = [plan for plan in self.pool.plans if plan is not a]

@@ -13,7 +13,7 @@ from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.chain import SWEEP, Split
 from tightfit.planners.anytime.polish import COARSE
-from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.segments import ChainSplitter
 from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
 from tightfit.progress import SILENT
@@ -72,7 +72,7 @@ def _borrow(run: Run, outcome: Outcome) -> None:
     schedule = run.schedules[0]
     schedule.keep_everything()
     schedule.load_ranges(borrowed_ranges(run.problem, run.task.graph, computes))
-    run.run([run.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
+    run.run([run.job(PooledSchedule.of(schedule), 1e-4, COARSE, 0.0)])
 
 
 def seed_with_chains(run: Run) -> None:
@@ -99,7 +99,7 @@ def seed_with_chains(run: Run) -> None:
         schedule = run.schedules[0]
         schedule.keep_everything()
         schedule.load_ranges(ranges)
-        run.run([run.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
+        run.run([run.job(PooledSchedule.of(schedule), 1e-4, COARSE, 0.0)])
         best = min(best, run.last_overhead)
 
 

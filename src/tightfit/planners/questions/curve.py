@@ -59,9 +59,9 @@ def pareto_curve(
             if points and points[-1].outcome.status == "infeasible":
                 outcome = msgspec.structs.replace(points[-1].outcome, seconds=0.0)
             else:
-                answer = run_anytime(task, limits, progress, seeds=seeds)
-                seeds = answer.schedules or seeds
-                outcome = answer.outcome
+                result = run_anytime(task, limits, progress, seeds=seeds)
+                seeds = result.schedules or seeds
+                outcome = result.outcome
             if outcome.bound >= bound:
                 bound, source = outcome.bound, outcome.bound_source
             points.append(
