@@ -25,7 +25,6 @@ DEBTS: dict[str, Any] = {
             "session/whole/specialisation.py",
             "session/whole/steps.py",
         ),
-        ("planners/anytime/keep.py", "planners/anytime/segments.py"),
         ("planners/anytime/search.py", "planners/anytime/seeds.py"),
     ],
     "rooms": {"capture/around_data.py": 2, "pricing/in_steps.py": 1, "studies/comparison.py": 1},

@@ -12,6 +12,7 @@ from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.chain import SWEEP, Split
+from tightfit.planners.anytime.keep import KeepLists
 from tightfit.planners.anytime.polish import COARSE
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.segments import ChainSplitter
@@ -82,6 +83,7 @@ def seed_with_chains(run: Run) -> None:
         return
     until = (1.0 - _CHAIN_SHARE) * run.left()
     splitter = ChainSplitter(run.outline, forward)
+    keep_lists = KeepLists(splitter)
     splits: dict[int, Split] = {}
     best = math.inf
     for tried, (most, optimism) in enumerate(SWEEP):
@@ -92,7 +94,7 @@ def seed_with_chains(run: Run) -> None:
             return
         run.report()
         if most not in splits:
-            splits[most] = Split(splitter, most)
+            splits[most] = Split(splitter, keep_lists, most)
         ranges = splits[most].ranges(optimism * run.problem.budget_bytes)
         if ranges is None:
             continue
