@@ -25,7 +25,6 @@ DEBTS: dict[str, Any] = {
             "session/whole/specialisation.py",
             "session/whole/steps.py",
         ),
-        ("planners/anytime/search.py", "planners/anytime/seeds.py"),
     ],
     "rooms": {"capture/around_data.py": 2, "pricing/in_steps.py": 1, "studies/comparison.py": 1},
     "floors": {
@@ -86,7 +85,6 @@ DEBTS: dict[str, Any] = {
         "capture/decisions/recorder.py": 1,
         "execution/lower.py": 1,
         "plan/verify.py": 1,
-        "planners/anytime/search.py": 1,
         "session/parts/steps.py": 1,
         "session/whole/steps.py": 1,
     },

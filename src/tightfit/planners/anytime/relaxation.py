@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from tightfit.planners.engine.problem import EngineAlternative, EngineProblem
 
 __all__ = ["Outline", "outline"]
+
+_ROUNDING = 1e-9  # of overheads: costs are whole units
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,18 @@ class Outline:
     def has_choice(self, op: int) -> bool:
         """Whether the ways of the first computation differ in what they read."""
         return len({frozenset(way.reads) for _, way in self.first_alternatives(op)}) > 1
+
+    @cached_property
+    def has_choices(self) -> bool:
+        """Whether the ways of any first computation differ in what they read."""
+        return any(self.has_choice(op) for op in range(self.ops))
+
+    @cached_property
+    def trivial_bound(self) -> float:
+        """The overhead (a fraction) of what must run, once, each op by its cheapest way."""
+        costs = zip(self.first_cost, self.problem.required, strict=True)
+        least = sum(cost for cost, required in costs if required)
+        return self.problem.overhead(least) - _ROUNDING
 
     def kept(self, value: int, stage: int) -> bool:
         """Whether a value is resident at the start of a stage whatever happens."""
