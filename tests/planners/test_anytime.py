@@ -15,8 +15,8 @@ from tightfit._core import _engine
 from tightfit.graph import Alternative, Choice, Graph, Op, Value, Variant, validate_graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import verify
-from tightfit.planners.anytime.complete import complete
-from tightfit.planners.anytime.kcut import cut_program
+from tightfit.planners.anytime.kcut.complete import complete
+from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.base import Limits, Task

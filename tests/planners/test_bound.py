@@ -16,7 +16,7 @@ from support.optimum import optimal_overhead
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import assemble, simulate
-from tightfit.planners.anytime.kcut import cut_program
+from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.anytime.pool import Pool
 from tightfit.planners.anytime.relaxation import outline

@@ -60,7 +60,6 @@ DEBTS: dict[str, Any] = {
     },
     "writes": {
         "api/backend.py": 2,
-        "planners/anytime/kcut.py": 7,
         "planners/monet/constraints.py": 3,
         "session/memory/budget.py": 1,
         "session/parts/stand_ins.py": 3,

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 from tightfit._core import _engine
-from tightfit.planners.anytime.complete import complete
-from tightfit.planners.anytime.kcut import CutProgram, cut_program
+from tightfit.planners.anytime.kcut.complete import complete
+from tightfit.planners.anytime.kcut.program import CutProgram, cut_program
 from tightfit.planners.anytime.pool import Pool, PooledSchedule
 from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import Solution, SolveOptions, solve

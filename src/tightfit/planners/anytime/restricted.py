@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tightfit.planners.anytime.bound import CutLoop
-from tightfit.planners.anytime.complete import complete
-from tightfit.planners.anytime.kcut import cut_program
+from tightfit.planners.anytime.kcut.complete import complete
+from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.relaxation import Outline
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tightfit._core import _engine
-from tightfit.planners.anytime.kcut import CutProgram
-from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.anytime.kcut.program import CutProgram
 from tightfit.planners.solvers import Solution
 
 __all__ = ["complete"]
@@ -21,7 +20,7 @@ def complete(model: CutProgram, solution: Solution, schedule: _engine.Schedule) 
     """
     schedule.keep_everything()
     chosen = model.chosen_alternatives(solution)
-    for choice in model.outline.problem.choices:
+    for choice in model.variables.outline.problem.choices:
         fitting = max(choice, key=lambda branch: sum(chosen.get(op) == way for op, way in branch))
         chosen.update(dict(fitting))
     for op, way in chosen.items():
@@ -33,7 +32,8 @@ def complete(model: CutProgram, solution: Solution, schedule: _engine.Schedule) 
 class _Completion:
     def __init__(self, model: CutProgram, solution: Solution) -> None:
         self.model = model
-        self.outline: Outline = model.outline
+        self.variables = model.variables
+        self.outline = model.variables.outline
         self.chosen = model.chosen_alternatives(solution)
         self.solution = solution
         self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
@@ -41,11 +41,11 @@ class _Completion:
 
     def ranges(self) -> list[Range]:
         """Residency of every value as ranges of stages."""
-        bounds = [0, *self.model.cuts, self.outline.ops]
+        bounds = [0, *self.variables.cuts, self.outline.ops]
         for window in range(len(bounds) - 1):
             first, end = bounds[window], bounds[window + 1]
             at_end: set[int] = set()
-            if window < len(self.model.cuts):
+            if window < len(self.variables.cuts):
                 at_end = self.model.residents(self.solution, window)
             for stage in range(first, end):
                 wanted = at_end if stage == end - 1 else set[int]()
@@ -78,8 +78,8 @@ class _Completion:
         values = self.solution.values
         assert values is not None
         return any(
-            (k, op) in self.model.computed and values[self.model.computed[k, op]] > 0.5
-            for k in range(len(self.model.cuts))
+            (k, op) in self.variables.computed and values[self.variables.computed[k, op]] > 0.5
+            for k in range(len(self.variables.cuts))
         )
 
     def _reads(self, op: int, stage: int) -> tuple[int, ...]:
