@@ -102,7 +102,7 @@ CROWDED = graph_of(
 def checkmate_overhead(graph: Graph, budget: int, without: str = "") -> float:
     problem = staged(Task(graph=graph, budget_bytes=budget))
     builder = ProgramBuilder()
-    variables = CheckmateVariables.of(problem, frontier_stages(problem), builder)
+    variables = CheckmateVariables(problem, frontier_stages(problem), builder)
     for family in checkmate_families.FAMILIES:
         if family.__name__ != without:
             family(variables)
@@ -140,7 +140,7 @@ def test_what_can_be_freed_is_freed() -> None:
     least = {}
     for families in (checkmate_families.FAMILIES, [checkmate_families.free_only_if_safe]):
         builder = ProgramBuilder()
-        variables = CheckmateVariables.of(problem, frontier_stages(problem), builder)
+        variables = CheckmateVariables(problem, frontier_stages(problem), builder)
         for family in families:
             family(variables)
         program = builder.build()
@@ -182,7 +182,7 @@ def test_split_stages_allow_a_second_recomputation_before_the_same_op() -> None:
 def monet_overhead(graph: Graph, budget: int, without: str = "") -> float:
     problem = staged(Task(graph=graph, budget_bytes=budget))
     builder = ProgramBuilder()
-    variables = MonetVariables.of(problem, one_each(problem), builder)
+    variables = MonetVariables(problem, one_each(problem), builder)
     for family in monet_families.FAMILIES:
         if family.__name__ != without:
             family(variables)
@@ -258,7 +258,7 @@ def in_place_overhead(task: Task, without: str = "", ways: int = 2) -> float:
     first = (*one.first[:1], (plain, in_place), *one.first[2:])
     again = (*one.again[:1], (plain, in_place), *one.again[2:])
     builder = ProgramBuilder()
-    variables = MonetVariables.of(
+    variables = MonetVariables(
         problem, one if ways == 1 else Implementations(first=first, again=again), builder
     )
     for family in monet_families.FAMILIES:

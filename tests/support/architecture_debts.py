@@ -60,7 +60,6 @@ DEBTS: dict[str, Any] = {
     },
     "writes": {
         "api/backend.py": 2,
-        "planners/monet/constraints.py": 3,
         "session/memory/budget.py": 1,
         "session/parts/stand_ins.py": 3,
         "session/parts/steps.py": 3,
@@ -75,8 +74,6 @@ DEBTS: dict[str, Any] = {
         "capture/probe.py": 1,
         "capture/traced_call.py": 2,
         "execution/lower.py": 3,
-        "planners/checkmate/variables.py": 4,
-        "planners/monet/variables.py": 6,
         "session/parts/choice.py": 2,
         "session/parts/kinds.py": 1,
     },

@@ -68,8 +68,8 @@ def plan_checkmate_plus(task: Task, limits: Limits, progress: Progress) -> Outco
         computes = [step for step in lent.plan.instructions if isinstance(step, Compute)]
         problem = staged(task, order=list(dict.fromkeys(step.op for step in computes)))
         start = recompute(problem, residency_of(problem, computes))
-    search = Search(task, problem, frontier_stages(problem), limits, progress, started)
-    search.bound, search.bound_source = lent.bound, f"borrowed from {DEFAULT}: {lent.bound_source}"
+    search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
+    search.borrow_bound(lent)
     return search.run(start)
 
 
@@ -87,7 +87,7 @@ def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> O
     easy = easy_answer(task, problem, limits, started)
     if easy is not None:
         return easy
-    search = Search(task, problem, frontier_stages(problem), limits, progress, started)
+    search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
     capacity = int(ROUNDING_SHARE * problem.capacity_bytes)
     reserved = msgspec.structs.replace(problem, capacity_bytes=capacity)
     search.round(build_program(reserved, search.stages), _DRAWS)
@@ -102,11 +102,11 @@ def _plan_exact(
     easy = easy_answer(task, problem, limits, started)
     if easy is not None:
         return easy
-    search = Search(task, problem, stages, limits, progress, started)
+    search = _Search(task, problem, stages, limits, progress, started)
     return search.run(None)
 
 
-class Search:
+class _Search:
     """One exact solve: relaxation, rounding, branch and bound, repair of rounding errors.
 
     Parameters
@@ -141,6 +141,10 @@ class Search:
     def seconds_left(self) -> float:
         """Seconds until the limit."""
         return self.limits.seconds - (time.perf_counter() - self.started)
+
+    def borrow_bound(self, lent: Outcome) -> None:
+        """Take over the default planner's bound."""
+        self.bound, self.bound_source = lent.bound, f"borrowed from {DEFAULT}: {lent.bound_source}"
 
     def consider(self, computes: list[Compute]) -> int:
         """Keep a schedule if it fits and is the cheapest so far; return its excess in bytes."""

@@ -118,7 +118,7 @@ class CheckmateProgram:
 def build_program(problem: Staged, stages: Sequence[Stage]) -> CheckmateProgram:
     """Return Checkmate's program over these stages (problem 9 of the paper)."""
     builder = ProgramBuilder()
-    variables = Variables.of(problem, stages, builder)
+    variables = Variables(problem, stages, builder)
     for family in FAMILIES:
         family(variables)
     program = within_reach(builder.build(), map(variables.units, grains_of(problem)))

@@ -1,4 +1,4 @@
-"""The constraint model of retention intervals; runs in a child process (see `intervals`).
+"""The constraint model of retention intervals; runs in a child process (see `planner`).
 
 Events are numbered stage by stage: one for the entry of stage t, then one for each node up to t.
 An instance of a value is retained from the event that computes it to after its last reader.

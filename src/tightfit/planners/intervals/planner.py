@@ -2,7 +2,7 @@
 
 Every value is retained during at most two intervals, or more where two do not fit, on a grid of
 events, one event per (stage, node); memory is one cumulative constraint. The model is in
-`intervals_model`; OR-Tools runs in a child process, since it cannot share one with every version
+`model`; OR-Tools runs in a child process, since it cannot share one with every version
 of HiGHS.
 """
 

@@ -115,7 +115,7 @@ def build_program(
 ) -> MonetProgram:
     """Return MONeT's program (objective 9 under constraints 4, 7 and 8)."""
     builder = ProgramBuilder()
-    variables = Variables.of(problem, implementations, builder, local_bound)
+    variables = Variables(problem, implementations, builder, local_bound)
     for family in FAMILIES:
         family(variables)
     program = within_reach(builder.build(), map(variables.units, grains_of(problem)))
