@@ -120,7 +120,7 @@ def test_a_program_survives_the_way_to_another_process() -> None:
 def test_a_child_that_hangs_is_killed_and_what_it_reported_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     reports: list[bytes] = []
     started = time.monotonic()
     target = "support.hanging:hang"
