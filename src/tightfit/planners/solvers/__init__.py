@@ -1,4 +1,9 @@
-"""One small interface to mixed-integer linear programming solvers, in process or in a child."""
+"""One small interface to mixed-integer linear programming solvers.
+
+From a `LinearProgram` and `SolveOptions` to a `Solution` with a bound: in this process or in a
+child that keeps its limits, whole or by groups of rows, lowered to what sums can reach. Imports
+nothing of planners.
+"""
 
 from tightfit.planners.solvers.program import LinearProgram, ProgramBuilder, Solution, SolveOptions
 from tightfit.planners.solvers.row_generation import settle_equations, solve_by_rows
