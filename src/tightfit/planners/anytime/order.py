@@ -1,4 +1,7 @@
-"""Other orders of first computations: the same step with its backward ops arranged anew."""
+"""Other orders of first computations: the same step with its backward ops arranged anew.
+
+See docs/search.md, "Orders".
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _FIRST_SHARE = 0.6  # of the time for the more promising order
 
 
 def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Plan with a proven bound, as good as the limits allow (planning.md).
+    """Plan with a proven bound, as good as the limits allow (docs/search.md).
 
     Returns
     -------

@@ -1,4 +1,7 @@
-"""One piece of search: repair a schedule, then anneal around it (planning.md, sections 3, 10)."""
+"""One piece of search: repair a schedule, then anneal around it.
+
+See docs/search.md, "Large-neighbourhood search".
+"""
 
 from __future__ import annotations
 

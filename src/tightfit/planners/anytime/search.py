@@ -1,6 +1,6 @@
 """The state of one search for plans of one order of first computations, and its pieces.
 
-Which piece is worth what is `docs/search.md`, "Large-neighbourhood search"; in which order they
+Which piece is worth what is docs/search.md, "Large-neighbourhood search"; in which order they
 are put together is in `strategy`.
 """
 

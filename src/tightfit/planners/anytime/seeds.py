@@ -1,4 +1,7 @@
-"""Schedules to start from: programs that leave room, other methods, recursive checkpointing."""
+"""Schedules to start from: programs that leave room, other methods, recursive checkpointing.
+
+See docs/search.md, "Plans of other methods" and "Chains".
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 
 
 def seed_with_margins(search: Search, loop: CutLoop, nodes: int | None = None) -> None:
-    """With alternatives, programs that leave room repair better (planning.md, section 4)."""
+    """With alternatives, programs that leave room give seeds that need less repair."""
     for margin in _MARGINS if search.outline.has_choices else ():
         if not search.pool.done and search.left() > 1.0:
             seconds = min(_MARGIN_S, 0.1 * search.left())

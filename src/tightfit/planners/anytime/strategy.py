@@ -2,7 +2,7 @@
 
 A greedy plan in milliseconds; programs with one cut and more while they are quick; the plan
 without alternatives; a short search; schedules of other methods; then search beside cutting
-planes until the gap is closed or time is up (`docs/search.md`, "The order of work").
+planes until the gap is closed or time is up (docs/search.md, "The order of work").
 """
 
 from __future__ import annotations

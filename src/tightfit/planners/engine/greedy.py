@@ -22,7 +22,7 @@ _ATTEMPTS = 8  # randomised descents if the first one gets stuck
 
 
 def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Plan by greedy descent below the budget (planning.md, section 3).
+    """Plan by greedy descent below the budget (docs/search.md, "The first plan").
 
     Returns
     -------
@@ -87,7 +87,7 @@ def descend(
     """Bring a schedule that keeps everything below its budget; return whether it fits.
 
     The first descent tries every resident value at each step; if it gets stuck, randomised ones
-    follow from the start, then a search that accepts less overflow.
+    follow, each from the start.
     """
     for attempt in range(_ATTEMPTS):
         search = _engine.Search(schedule, limits.seed + attempt, _engine.Settings())

@@ -1,8 +1,8 @@
 """A proven lower limit on the budget: what some op needs when it is computed from nothing.
 
 A plan exists only if every op can be computed starting from an empty memory; the backward set
-search of planning.md, section 9, finds the least bytes for that, any number of recomputations
-allowed. It holds for every order of first computations.
+search (docs/search.md, "The least budget") finds the least bytes for that, any number of
+recomputations allowed. It holds for every order of first computations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The curve of overhead against budget: from large to small budgets, each plan seeding the next."""
+"""The curve of overhead against budget: from large to small budgets, each plan seeding the next.
+
+See docs/search.md, "Many budgets".
+"""
 
 from __future__ import annotations
 

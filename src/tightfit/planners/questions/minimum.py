@@ -65,7 +65,7 @@ def minimum_budget(
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> MinimumBudget:
-    """Find the smallest budget of a graph from both sides (planning.md, section 9).
+    """Find the smallest budget of a graph from both sides (docs/search.md, "The least budget").
 
     Parameters
     ----------

@@ -2,7 +2,8 @@
 
 The bytes of a step's tensors are mostly multiples of one number, the *grain*, but for some small
 ones. So are sums of them: a budget between two multiples is never filled, yet a relaxation fills
-it to the last byte, and branching has a long way to go before that is made good.
+it to the last byte, and branching has a long way to go before that is made good (docs/search.md,
+"What sums can reach").
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Range = tuple[int, int, int]  # value, first stage, last stage
 
 
 def complete(model: CutProgram, solution: Solution, schedule: _engine.Schedule) -> None:
-    """Load the schedule that realises a solution (planning.md, section 4).
+    """Load the schedule that realises a solution (docs/search.md, "The K-cut program").
 
     In each window values are computed just in time and kept to the window's end; over the next
     cut only what the solution has resident there survives. The engine frees what nobody reads.

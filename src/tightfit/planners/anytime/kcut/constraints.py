@@ -1,7 +1,7 @@
 """The constraint families of the K-cut program, one function each: the rows of one cut.
 
-X, R, Y and D are `resident`, `computed`, `later` and `chosen` (`docs/search.md`, "The K-cut
-program").
+X, R, Y and D are `resident`, `computed`, `later` and `chosen`; numbers are those of docs/search.md,
+"The K-cut program".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Terms = list[tuple[int, float]]
 
 
 def memory(variables: Variables, k: int) -> None:
-    """sum_v m_v X[k,v] + what the cut's op makes and works with <= budget."""
+    """sum_v m_v X[k,v] + what the cut's op makes and works with <= budget (1)."""
     outline, cut = variables.outline, variables.cuts[k]
     terms = [
         (column, variables.units(outline.problem.sizes[value]))
@@ -35,7 +35,7 @@ def memory(variables: Variables, k: int) -> None:
 
 
 def one_alternative(variables: Variables, k: int) -> None:
-    """sum_a D[j,a] = R[k,j] for the window's first computations; D[j,a] <= X[k,v] at the cut."""
+    """sum_a D[j,a] = R[k,j] for first computations of the window (5); what op t_k reads (2)."""
     outline, cut = variables.outline, variables.cuts[k]
     first, end = variables.window(k)
     for op in range(first, end):
@@ -50,7 +50,7 @@ def one_alternative(variables: Variables, k: int) -> None:
 
 
 def residency_has_a_source(variables: Variables, k: int) -> None:
-    """X[k,v] <= X[k-1,v] + R[k-1,j] for the op j that makes v."""
+    """X[k,v] <= X[k-1,v] + R[k-1,i] for the op i that makes v (3)."""
     if k == 0:
         return
     outline, previous = variables.outline, variables.cuts[k - 1]
@@ -70,7 +70,7 @@ def residency_has_a_source(variables: Variables, k: int) -> None:
 
 
 def inputs_are_there(variables: Variables, k: int) -> None:
-    """R[k,j] <= X[k,v] + R[k,i] for every value v that j reads and the op i that makes it.
+    """R[k,j] <= X[k,v] + R[k,i] for every value v that j reads and the op i that makes it (4).
 
     For values that not all alternatives read, the sum of D[j,a] over those that do for R[k,j].
     """
@@ -102,7 +102,7 @@ def _add_input(variables: Variables, k: int, value: int, readers: Terms) -> None
 
 
 def later_inputs_are_there(variables: Variables, k: int) -> None:
-    """Y[k,j] <= R[k,j] + Y[k+1,j] and Y[k,j] <= X[k,v] + Y[k,i]: each cut's one-cut program.
+    """Y[k,j] <= R[k,j] + Y[k+1,j] (6) and Y[k,j] <= X[k,v] + Y[k,i] (7): each cut alone.
 
     They hold anyway; they tie the windows together and tighten the relaxation.
     """

@@ -101,7 +101,7 @@ class Variables:
                 self.chosen[op, number] = self.builder.binary(cost=self.cost(extra))
 
     def _add_resident(self, k: int) -> None:
-        """For values that exist at the cut and may be read after it."""
+        """For values that exist at the cut and may be read after it; 1 if they must be there."""
         outline, cut = self.outline, self.cuts[k]
         needed = set(outline.first_reads[cut]) if outline.problem.required[cut] else set[int]()
         for value, producer in enumerate(outline.problem.producers):
