@@ -2,7 +2,8 @@
 
 A plan exists only if every op can be computed starting from an empty memory; the backward set
 search (docs/search.md, "The least budget") finds the least bytes for that, any number of
-recomputations allowed. It holds for every order of first computations.
+recomputations allowed. What is kept to the end counts as the order at hand makes it; where nothing
+is, the limit holds for every order of first computations.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     lower_bytes : int
-        Proven: no plan needs less, constants included, in any order of first computations.
+        Proven: no plan needs less, constants included (docs/search.md, "The least budget", says
+        for which orders of first computations).
     lower_op : int or None
         The op that needs that much, None if the constants do.
     settled : bool
