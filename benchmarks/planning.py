@@ -110,8 +110,8 @@ def plan_cell(
     budget = file.graph.constant_bytes + int(ratio * file.peak_bytes)
     limits = Limits(seconds=options.time_limit, iterations=options.iterations)
     task = Task(graph=file.graph, budget_bytes=budget)
-    answer = run_anytime(task, limits, SILENT)
-    outcome, first = answer.outcome, answer.first
+    result = run_anytime(task, limits, SILENT)
+    outcome, first = result.outcome, result.first
     to_percent = Percent(file)
     return {
         "graph": name,

@@ -18,9 +18,9 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     calls: list[str] = []
     original = pipeline.plan_with
 
-    def counted(name, *rest):
+    def counted(name, *rest, **named):
         calls.append(name)
-        return original(name, *rest)
+        return original(name, *rest, **named)
 
     monkeypatch.setattr(pipeline, "plan_with", counted)
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))

@@ -21,11 +21,11 @@ from tightfit.planners.monet.implementations import Implementations, one_each
 from tightfit.planners.monet.program import MonetProgram
 from tightfit.planners.monet.program import build_program as build_monet
 from tightfit.planners.monet.variables import Variables as MonetVariables
-from tightfit.planners.solvers import Options, ProgramBuilder, solve, solve_by_rows
+from tightfit.planners.solvers import ProgramBuilder, SolveOptions, solve, solve_by_rows
 from tightfit.planners.stages.schedule import liveness_residency, recompute
-from tightfit.planners.stages.staged import Way, staged
+from tightfit.planners.stages.staged import Implementation, staged
 
-SECONDS = Options(seconds=20)
+SECONDS = SolveOptions(seconds=20)
 
 
 def value(number: int, size: int, fate: str = "none") -> Value:
@@ -102,7 +102,7 @@ CROWDED = graph_of(
 def checkmate_overhead(graph: Graph, budget: int, without: str = "") -> float:
     problem = staged(Task(graph=graph, budget_bytes=budget))
     builder = ProgramBuilder()
-    variables = CheckmateVariables.of(problem, frontier_stages(problem), builder)
+    variables = CheckmateVariables(problem, frontier_stages(problem), builder)
     for family in checkmate_families.FAMILIES:
         if family.__name__ != without:
             family(variables)
@@ -140,7 +140,7 @@ def test_what_can_be_freed_is_freed() -> None:
     least = {}
     for families in (checkmate_families.FAMILIES, [checkmate_families.free_only_if_safe]):
         builder = ProgramBuilder()
-        variables = CheckmateVariables.of(problem, frontier_stages(problem), builder)
+        variables = CheckmateVariables(problem, frontier_stages(problem), builder)
         for family in families:
             family(variables)
         program = builder.build()
@@ -182,7 +182,7 @@ def test_split_stages_allow_a_second_recomputation_before_the_same_op() -> None:
 def monet_overhead(graph: Graph, budget: int, without: str = "") -> float:
     problem = staged(Task(graph=graph, budget_bytes=budget))
     builder = ProgramBuilder()
-    variables = MonetVariables.of(problem, one_each(problem), builder)
+    variables = MonetVariables(problem, one_each(problem), builder)
     for family in monet_families.FAMILIES:
         if family.__name__ != without:
             family(variables)
@@ -221,7 +221,7 @@ def test_exactly_one_implementation_is_chosen_and_priced() -> None:
     """The second backward op may read the small output instead of the large input, for more."""
     problem = staged(Task(graph=WORKSPACE, budget_bytes=6))
     reads_input = problem.nodes[3].first
-    reads_output = Way(
+    reads_output = Implementation(
         compute=Compute(3, 0, 0),
         reads=(2,),
         writes=reads_input.writes,
@@ -258,7 +258,7 @@ def in_place_overhead(task: Task, without: str = "", ways: int = 2) -> float:
     first = (*one.first[:1], (plain, in_place), *one.first[2:])
     again = (*one.again[:1], (plain, in_place), *one.again[2:])
     builder = ProgramBuilder()
-    variables = MonetVariables.of(
+    variables = MonetVariables(
         problem, one if ways == 1 else Implementations(first=first, again=again), builder
     )
     for family in monet_families.FAMILIES:

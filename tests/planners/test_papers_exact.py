@@ -18,8 +18,8 @@ from tightfit.planners.checkmate.planner import (
 )
 from tightfit.planners.intervals.planner import plan_intervals
 from tightfit.planners.monet.planner import plan_monet, plan_monet_loose
+from tightfit.planners.outcomes import NO_PLAN_HERE
 from tightfit.planners.registry import PLANNERS, plan_with
-from tightfit.planners.stages.easy import NO_PLAN_HERE
 from tightfit.progress import SILENT
 
 EXACT = Limits(seconds=60, gap=1e-7)

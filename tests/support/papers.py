@@ -15,7 +15,7 @@ from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.stages.staged import Staged, Way, staged
+from tightfit.planners.stages.staged import Implementation, Staged, staged
 
 SECOND = 1e-3
 
@@ -231,7 +231,7 @@ def _inputs_there(problem, order, ways, resident, stage) -> bool:
     return True
 
 
-def _stage_fits(problem: Staged, ways: Sequence[Way], resident, target) -> bool:
+def _stage_fits(problem: Staged, ways: Sequence[Implementation], resident, target) -> bool:
     live = set(resident)
     for position, way in enumerate(ways):
         read_later = {v for later in ways[position:] for v in later.reads}

@@ -1,4 +1,4 @@
-// Recursive checkpointing over the segments of a chain (planning.md, section 10).
+// Recursive checkpointing over the segments of a chain (docs/search.md, "Chains").
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// Backward search over sets of values that must be alive together (planning.md, section 9).
+// Backward search over sets of values that must be alive together (docs/search.md, "The least
+// budget").
 #pragma once
 
 #include <cstdint>

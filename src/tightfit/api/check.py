@@ -16,9 +16,8 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.infeasible import infeasible_message
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.questions.minimum import minimum_budget as minimum_of_graph
-from tightfit.planners.registry import DEFAULT
+from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import SILENT, Progress
-from tightfit.session.stages import plan_task
 from tightfit.studies.dry_step import graph_of
 from tightfit.studies.model import Target
 from tightfit.units import parse_bytes
@@ -134,7 +133,7 @@ def check(
         budget_bytes=least.found_bytes if asked is None else asked,
         gradients=gradients,
     )
-    outcome = plan_task(task, planner, limits, progress, known=least.plan)
+    outcome = plan_with(planner, task, limits, progress, known=least.plan)
     return Check(
         graph=graph,
         gradients=gradients,

@@ -1,4 +1,4 @@
-"""Lower bounds that hold for every plan, in bytes and in time."""
+"""Lower bounds on what plans need, in bytes and in time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def working_set_bytes(graph: Graph, gradients: Gradients = "fresh") -> tuple[int
     """Return the bytes that some op needs at least while it runs, constants included, and the op.
 
     What an op reads and makes is alive together, with its workspace and the finished gradients
-    and returned values made before it; the cheapest way in bytes counts. No plan needs less.
+    and returned values made before it; the cheapest way in bytes counts. No plan in this order of
+    first computations needs less.
     """
     worst, where = graph.constant_bytes, None
     kept = 0

@@ -14,10 +14,10 @@ from tightfit.eviction.policies import POLICIES, Candidate, Policy
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import finish, judge, no_plan
+from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.planners.stages.easy import easy_answer
 from tightfit.planners.stages.schedule import last_uses, without_waste
-from tightfit.planners.stages.staged import Staged, Way, staged
+from tightfit.planners.stages.staged import Implementation, Staged, staged
 from tightfit.progress import Progress
 
 __all__ = [
@@ -51,7 +51,7 @@ def plan_eviction(task: Task, limits: Limits, progress: Progress, *, policy: str
     if why:
         return no_plan(started=started, proven=False, note=why)
     computes = without_waste(problem, run.computes)
-    if judge(task, computes).peak_bytes > task.budget_bytes:
+    if simulated(task, computes).peak_bytes > task.budget_bytes:
         computes = run.computes
     return finish(task, computes, started=started, gap=limits.gap)
 
@@ -153,7 +153,7 @@ class _Run:
         assert way is not None
         return way.reads
 
-    def _compute(self, way: Way) -> None:
+    def _compute(self, way: Implementation) -> None:
         self.computes.append(way.compute)
         self.clock_s += way.cost_s
         for value in way.writes:

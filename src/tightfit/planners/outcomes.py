@@ -15,13 +15,10 @@ from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
 from tightfit.planners.bounds import least_overhead
 
-__all__ = [
-    "finish",
-    "judge",
-    "judged",
-    "no_plan",
-]
+__all__ = ["NO_PLAN_HERE", "finish", "judged", "no_plan", "simulated"]
 
+NO_PLAN_HERE = "proven: no plan in its own search space"
+"""Note of an outcome whose program is infeasible: no proof for plans outside that space."""
 
 _ROUNDING = 1e-4  # what a solver's tolerances may add to a bound
 
@@ -98,7 +95,7 @@ def no_plan(
     )
 
 
-def judge(task: Task, computes: Sequence[Compute]) -> Simulation:
+def simulated(task: Task, computes: Sequence[Compute]) -> Simulation:
     """Return what a schedule really takes: bytes and seconds."""
     plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
     return simulate(task.graph, plan)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from tightfit.errors import BadInput
+import contextlib
+
+import msgspec
+
+from tightfit.errors import BadInput, InvalidPlan
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Outcome
+from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Capabilities, Limits, Registration, Task
+from tightfit.planners.outcomes import judged
 from tightfit.progress import SILENT, Progress
 
 __all__ = ["DEFAULT", "PLANNERS", "find_planner", "plan_with"]
@@ -223,9 +228,18 @@ def is_chain(graph: Graph) -> bool:
 
 
 def plan_with(
-    name: str, task: Task, limits: Limits | None = None, progress: Progress = SILENT
+    name: str,
+    task: Task,
+    limits: Limits | None = None,
+    progress: Progress = SILENT,
+    known: Plan | None = None,
 ) -> Outcome:
     """Run the planner of that name on a task after checking that it can do it.
+
+    Parameters
+    ----------
+    known : Plan, optional
+        An earlier plan of this step, of any budget; used if it fits and the planner finds none.
 
     Raises
     ------
@@ -241,4 +255,10 @@ def plan_with(
             f"{task.graph.name or 'this graph'!r} is no chain; planners without this limit: "
             + ", ".join(n for n, r in PLANNERS.items() if not r.capabilities.linear_only)
         )
-    return entry.load()(task, limits or Limits(), progress)
+    outcome = entry.load()(task, limits or Limits(), progress)
+    if outcome.plan is None and outcome.status != "infeasible" and known is not None:
+        with contextlib.suppress(InvalidPlan):
+            return msgspec.structs.replace(
+                judged(task, known), bound=outcome.bound, bound_source=outcome.bound_source
+            )
+    return outcome

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
-import msgspec
-
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
@@ -13,12 +9,11 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.trace.strides import Layouts
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
-from tightfit.errors import InvalidPlan
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.cache import PlanCache, plan_key
 from tightfit.plan.plan import Gradients, Outcome, Plan
-from tightfit.planners.base import Limits, Task
+from tightfit.planners.base import Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.infeasible import infeasible
 from tightfit.planners.registry import plan_with
@@ -32,7 +27,6 @@ from tightfit.pricing.price import (
     scaled_costs,
     with_prices,
 )
-from tightfit.progress import Progress
 from tightfit.session.memory.account import device_of_modules, library_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
@@ -41,7 +35,6 @@ __all__ = [
     "cached_outcome",
     "capture_step",
     "plan_step",
-    "plan_task",
 ]
 
 
@@ -124,7 +117,7 @@ def plan_step(
 def _found(task: Task, options: Options, known: Plan | None) -> Outcome:
     outcome = cached_outcome(task, options)
     if outcome is None:
-        outcome = plan_task(task, options.planner, options.limits, options.progress, known=known)
+        outcome = plan_with(options.planner, task, options.limits, options.progress, known=known)
         if outcome.plan is None:
             raise infeasible(task, outcome, options.limits, options.progress)
         if options.cache:
@@ -147,22 +140,3 @@ def _key(task: Task, options: Options) -> str:
         planner=options.planner,
         limits=options.limits,
     )
-
-
-def plan_task(
-    task: Task, planner: str, limits: Limits, progress: Progress, *, known: Plan | None = None
-) -> Outcome:
-    """Return what a planner finds.
-
-    Parameters
-    ----------
-    known : Plan, optional
-        An earlier plan of this step; used if it fits and the planner finds none.
-    """
-    outcome = plan_with(planner, task, limits, progress)
-    if outcome.plan is None and outcome.status != "infeasible" and known is not None:
-        with contextlib.suppress(InvalidPlan):
-            return msgspec.structs.replace(
-                judged(task, known), bound=outcome.bound, bound_source=outcome.bound_source
-            )
-    return outcome

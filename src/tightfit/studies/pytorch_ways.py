@@ -10,7 +10,7 @@ from tightfit.capture.partitioner import Schedule, checkpoint_schedules, min_cut
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import finish, judge, no_plan
+from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.planners.questions.compare import ComparisonRow, comparison_row
 from tightfit.units import format_bytes
 
@@ -64,7 +64,7 @@ class PyTorch:
         fitting: list[tuple[float, Schedule]] = []
         peaks: list[tuple[int, str]] = []
         for schedule in self._schedules(name):
-            result = judge(task, schedule.computes)
+            result = simulated(task, schedule.computes)
             peaks.append((result.peak_bytes, schedule.setting))
             if result.peak_bytes <= task.budget_bytes:
                 fitting.append((result.cost_s, schedule))

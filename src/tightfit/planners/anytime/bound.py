@@ -1,7 +1,7 @@
 """Cutting planes: K-cut programs with one more cut each, until the gap is closed.
 
 Each program's bound holds for every schedule; its solution, completed, is simulated by the engine
-and the stage that exceeds the budget most becomes the next cut (planning.md, section 5).
+and the stage that exceeds the budget most becomes the next cut (docs/search.md, "Cutting planes").
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 
 from tightfit._core import _engine
-from tightfit.planners.anytime.complete import complete
-from tightfit.planners.anytime.kcut import CutProgram, cut_program
-from tightfit.planners.anytime.pool import Candidate, Pool
+from tightfit.planners.anytime.kcut.complete import complete
+from tightfit.planners.anytime.kcut.program import CutProgram, cut_program
+from tightfit.planners.anytime.pool import Pool, PooledSchedule
 from tightfit.planners.anytime.relaxation import Outline
-from tightfit.planners.solvers import Answer, Options, solve
+from tightfit.planners.solvers import Solution, SolveOptions, solve
 from tightfit.progress import Until
 
 __all__ = ["BoundWorker", "CutLoop"]
@@ -57,22 +57,22 @@ class CutLoop:
         """Solve the one-cut program with part of the budget left free, for a seed only."""
         budget = int((1.0 - margin) * self.problem.budget_bytes)
         model = cut_program(self.outline, budget, self.cuts[:1])
-        answer = self.solve(model, seconds, nodes, self._gap(), in_child=False)
-        if answer.values is not None:
-            complete(model, answer, self.schedule)
-            self.pool.add_seed(Candidate.of(self.schedule))
+        solution = self.solve(model, seconds, nodes, self._gap(), in_child=False)
+        if solution.values is not None:
+            complete(model, solution, self.schedule)
+            self.pool.add_seed(PooledSchedule.of(self.schedule))
 
     def round(self, seconds: float, nodes: int | None = None, *, in_child: bool = False) -> None:
         """Solve the program with the present cuts, report, and choose the next cut."""
         model = cut_program(self.outline, self.problem.budget_bytes, self.cuts)
-        answer = self.solve(model, seconds, nodes, self._gap(), in_child=in_child)
-        if answer.status == "infeasible":
+        solution = self.solve(model, seconds, nodes, self._gap(), in_child=in_child)
+        if solution.status == "infeasible":
             self.pool.raise_bound(math.inf, self.source)
             self.finished = True
             return
-        if answer.bound > -math.inf:
-            self.pool.raise_bound(model.overhead(answer.bound) - _TOLERANCE, self.source)
-        if answer.values is None or not self._take_solution(model, answer):
+        if solution.bound > -math.inf:
+            self.pool.raise_bound(model.overhead(solution.bound) - _TOLERANCE, self.source)
+        if solution.values is None or not self._take(model, solution):
             self.finished = self.exact
             self.exact = True
 
@@ -89,9 +89,9 @@ class CutLoop:
         gap: float,
         *,
         in_child: bool,
-    ) -> Answer:
+    ) -> Solution:
         """Solve a program to a gap in percent of the baseline, until the loop is stopped."""
-        options = Options(seconds=seconds, gap=gap, nodes=nodes)
+        options = SolveOptions(seconds=seconds, gap=gap, nodes=nodes)
         return solve(
             model.program,
             options,
@@ -108,14 +108,14 @@ class CutLoop:
         open_percent = 100.0 * (pool.overhead - pool.bound)
         return min(_COARSEST_GAP, max(_FINEST_GAP, _GAP_SHARE * open_percent))
 
-    def _take_solution(self, model: CutProgram, answer: Answer) -> bool:
+    def _take(self, model: CutProgram, solution: Solution) -> bool:
         """Complete and judge a solution; return whether there is a next cut."""
-        complete(model, answer, self.schedule)
-        candidate = Candidate.of(self.schedule)
-        if candidate.fits:
-            self.pool.add(candidate)
-        if candidate.cost < _DEAREST * self.problem.baseline_cost:
-            self.pool.add_seed(candidate)
+        complete(model, solution, self.schedule)
+        found = PooledSchedule.of(self.schedule)
+        if found.fits:
+            self.pool.add(found)
+        if found.cost < _DEAREST * self.problem.baseline_cost:
+            self.pool.add_seed(found)
         peaks = self.schedule.peaks()
         budget = self.problem.budget_bytes
         over = sorted((t for t, peak in enumerate(peaks) if peak > budget), key=lambda t: -peaks[t])

@@ -1,7 +1,7 @@
 """Seeds for long chains: recursive checkpointing over segments of the forward pass.
 
 The forward pass is cut where few bytes cross; a table over (first segment, last segment, memory)
-decides what to store at each cut and what to keep of each segment (planning.md, section 10). Its
+decides what to store at each cut and what to keep of each segment (docs/search.md, "Chains"). Its
 view of memory is rough, so it is given more or less than the budget and the search repairs what it
 proposes. Ops stand for the values they make; ops and stages are the engine's.
 """
@@ -9,10 +9,11 @@ proposes. Ops stand for the values they make; ops and stages are the engine's.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
 from tightfit._core import _engine
-from tightfit.planners.anytime.keep import KeepOption
-from tightfit.planners.anytime.segments import _FORWARD, ChainSplitter, Segment
+from tightfit.planners.anytime.keep import KeepLists, KeepOption
+from tightfit.planners.anytime.segments import ChainSegment, ChainSplitter
 
 __all__ = ["SWEEP", "Split"]
 
@@ -23,21 +24,31 @@ SWEEP = tuple(
     (most, optimism) for optimism in (1.1, 1.0, 1.2, 1.4, 1.7) for most in (15, 30, 60, 8, 22, 45)
 )
 _STORE, _LEAF, _KEEP, _KEEP_CLOSED = -3, -1, 10_000, 20_000
+_FORWARD = -1  # the time of the first forward pass; else a backward stage
 
 
 class Split:
-    """The forward pass in segments; gives the schedule that the table chooses for a budget."""
+    """The forward pass in segments; gives the schedule that the table chooses for a budget.
 
-    def __init__(self, splitter: ChainSplitter, most: int) -> None:
+    Parameters
+    ----------
+    splitter : ChainSplitter
+        Where the forward pass may be cut.
+    keep_lists : KeepLists
+        What may be kept of a segment; shared by all splits of one splitter.
+    most : int
+        Segments.
+    """
+
+    def __init__(self, splitter: ChainSplitter, keep_lists: KeepLists, most: int) -> None:
         self.splitter = splitter
         self.bounds = splitter.cuts(most)
         self.segments = list(self._segments())
         self.options: list[tuple[list[KeepOption], list[KeepOption]]] = [
-            splitter.keep_lists.of(segment, self._leaving(k))
-            for k, segment in enumerate(self.segments)
+            keep_lists.of(segment, self._leaving(k)) for k, segment in enumerate(self.segments)
         ]
 
-    def _segments(self) -> Iterator[Segment]:
+    def _segments(self) -> Iterator[ChainSegment]:
         splitter, bounds = self.splitter, self.bounds
         count = len(bounds) - 1
         segment_of = [k for k in range(count) for _ in range(bounds[k], bounds[k + 1])]
@@ -48,20 +59,22 @@ class Split:
             furthest = max([furthest, *(segment_of[s] for s in sources)])
             stages[furthest].append(stage)
         following = splitter.forward
-        made: list[Segment] = []
+        made: list[ChainSegment] = []
         for k in range(count - 1, -1, -1):
             first = min(stages[k], default=following)
             last = max(stages[k], default=following - 1)
             following = last + 1
             start = bounds[k]
             entry = tuple(op for op in range(start) if splitter.last_forward[op] >= start)
-            segment = Segment(start, bounds[k + 1], first, last, entry)
             wanted = {*range(start, bounds[k + 1]), *entry}
-            for stage in range(first, last + 1):
-                for source in splitter.reads[stage]:
-                    if source in wanted:
-                        segment.needed[source] = stage
-            made.append(segment)
+            needed = {
+                source: stage
+                for stage in range(first, last + 1)
+                for source in splitter.reads[stage]
+                if source in wanted
+            }
+            needs = MappingProxyType(needed)
+            made.append(ChainSegment(start, bounds[k + 1], first, last, entry, needs))
         return reversed(made)
 
     def _leaving(self, k: int) -> tuple[int, ...]:
@@ -129,7 +142,7 @@ class Split:
             [(_rounded(option.size_bytes, unit), option.cost) for option in closed],
         )
 
-    def _forward_bytes(self, segment: Segment, leaving: set[int]) -> int:
+    def _forward_bytes(self, segment: ChainSegment, leaving: set[int]) -> int:
         """Peak of the values a forward pass over the segment makes."""
         splitter = self.splitter
         ends: dict[int, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tightfit._core import _engine
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.engine.problem import EngineProblem
+from tightfit.planners.engine.problem import CROSSING, EngineProblem
 from tightfit.planners.outcomes import finish, no_plan
 
 __all__ = ["solve_small"]
@@ -35,7 +35,7 @@ def solve_small(
     computes = [
         Compute(problem.graph_ops[op], alternative, variant)
         for op, alternative, variant in rows
-        if problem.graph_ops[op] >= 0
+        if problem.graph_ops[op] != CROSSING
     ]
     bound = problem.overhead(cost) - 1e-9
     return finish(

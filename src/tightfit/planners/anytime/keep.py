@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tightfit.planners.anytime.segments import ChainSplitter, Segment
+from tightfit.planners.anytime.segments import ChainSegment, ChainSplitter
 
 __all__ = ["KeepLists", "KeepOption"]
 
@@ -33,7 +31,7 @@ class KeepLists:
         self.known: dict[object, tuple[int, tuple[list[KeepOption], list[KeepOption]]]] = {}
 
     def of(
-        self, segment: Segment, leaving: tuple[int, ...]
+        self, segment: ChainSegment, leaving: tuple[int, ...]
     ) -> tuple[list[KeepOption], list[KeepOption]]:
         """Return options that may read the segment's entry again, and options that need not."""
         key = self._signature(segment, leaving)
@@ -45,7 +43,7 @@ class KeepLists:
         self.known[key] = segment.start, lists
         return lists
 
-    def _signature(self, segment: Segment, leaving: tuple[int, ...]) -> object:
+    def _signature(self, segment: ChainSegment, leaving: tuple[int, ...]) -> object:
         """Equal for segments that differ only in where they stand."""
         splitter, start = self.splitter, segment.start
         return (
@@ -62,7 +60,7 @@ class KeepLists:
             tuple(op - start for op in segment.entry),
         )
 
-    def _open(self, segment: Segment, leaving: tuple[int, ...]) -> list[KeepOption]:
+    def _open(self, segment: ChainSegment, leaving: tuple[int, ...]) -> list[KeepOption]:
         splitter = self.splitter
         entry = set(segment.entry)
         needed = [op for op in segment.needed if op >= segment.start]
@@ -74,7 +72,7 @@ class KeepLists:
         start = {op for op in needed if op not in leaving}
         return self._descend(start, again, segment, leaving)
 
-    def _closed(self, segment: Segment, leaving: tuple[int, ...]) -> list[KeepOption]:
+    def _closed(self, segment: ChainSegment, leaving: tuple[int, ...]) -> list[KeepOption]:
         splitter = self.splitter
         held = set(leaving)
 
@@ -89,7 +87,7 @@ class KeepLists:
         self,
         start: set[int],
         again: Callable[[set[int]], float],
-        segment: Segment,
+        segment: ChainSegment,
         leaving: tuple[int, ...],
     ) -> list[KeepOption]:
         """Stop keeping one op after the other, the one whose bytes cost least first."""

@@ -1,4 +1,7 @@
-"""Other orders of first computations: the same step with its backward ops arranged anew."""
+"""Other orders of first computations: the same step with its backward ops arranged anew.
+
+See docs/search.md, "Orders".
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,7 @@ from tightfit.graph.ir import Choice, Graph, Op, OpId
 from tightfit.graph.liveness import producers, readers
 from tightfit.plan.plan import Compute
 
-__all__ = ["ORDERS", "frees_early", "in_traced_order", "reorder"]
-
-ORDERS = ("traced", "frees early")
+__all__ = ["frees_early", "in_traced_order", "reorder"]
 
 
 def frees_early(graph: Graph) -> tuple[OpId, ...]:

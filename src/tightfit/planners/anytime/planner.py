@@ -15,16 +15,19 @@ from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import solve_small
 from tightfit.planners.anytime.order import frees_early, in_traced_order, reorder
-from tightfit.planners.anytime.pool import Candidate
-from tightfit.planners.anytime.search import FirstPlan, Run
+from tightfit.planners.anytime.pool import PooledSchedule
+from tightfit.planners.anytime.search import FirstPlan, Search
+from tightfit.planners.anytime.strategy import first_plan, pursue
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
-from tightfit.planners.engine.problem import build_problem, computes_of
+from tightfit.planners.engine.problem import computes_of
 from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 
-__all__ = ["Answer", "FirstPlan", "plan_anytime", "run_anytime"]
+__all__ = ["AnytimeResult", "FirstPlan", "plan_anytime", "run_anytime"]
 
+_TRACED = "traced"
 _MOST_OPS = 3000  # of graphs for which other orders are tried
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
 _SEEDS = 3  # schedules handed on
@@ -32,7 +35,7 @@ _FIRST_SHARE = 0.6  # of the time for the more promising order
 
 
 def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Plan with a proven bound, as good as the limits allow (planning.md).
+    """Plan with a proven bound, as good as the limits allow (docs/search.md).
 
     Returns
     -------
@@ -45,12 +48,12 @@ def plan_anytime(task: Task, limits: Limits, progress: Progress) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnytimeResult:
     """An outcome, when the first plan was there, and the schedules worth starting from again."""
 
     outcome: Outcome
     first: FirstPlan | None
-    schedules: tuple[Candidate, ...] = ()
+    schedules: tuple[PooledSchedule, ...] = ()
 
 
 def run_anytime(
@@ -59,15 +62,15 @@ def run_anytime(
     progress: Progress,
     *,
     alternatives: bool = True,
-    seeds: Sequence[Candidate] = (),
-) -> Answer:
+    seeds: Sequence[PooledSchedule] = (),
+) -> AnytimeResult:
     """As `plan_anytime`, with what else is known.
 
     Parameters
     ----------
     alternatives : bool
         False: first computations use the default alternatives.
-    seeds : sequence of Candidate
+    seeds : sequence of PooledSchedule
         Schedules of the same graph and traced order at another budget.
     """
     started = time.perf_counter()
@@ -81,27 +84,39 @@ def run_anytime(
         easy = solve_small(task, problem, limits, started)
     if easy is not None:
         first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
-        return Answer(easy, first)
-    search = _Search(task, limits, progress, started, alternatives=alternatives)
-    search.seeds = seeds
+        return AnytimeResult(easy, first)
+    orders = _Orders(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
-        search.run()
+        orders.run(seeds)
     progress.stop()
-    return Answer(search.outcome(), search.first, search.schedules())
+    return AnytimeResult(orders.outcome(), orders.first, orders.schedules())
 
 
 @dataclass(frozen=True)
 class _Order:
-    """An order of first computations, and the task in it."""
+    """An order of first computations by name, as ops of the graph, and the search in it."""
 
     name: str
     ops: tuple[OpId, ...]
-    task: Task
+    search: Search
+
+    @property
+    def bound(self) -> float:
+        """The proven bound in this order."""
+        return max(self.search.pool.bound, self.search.outline.trivial_bound)
+
+    def computes(self) -> list[Compute]:
+        """The best plan found, in the graph's own ids."""
+        problem, best = self.search.problem, self.search.pool.best
+        assert best is not None
+        schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+        best.load(schedule)
+        return in_traced_order(computes_of(problem, schedule), self.ops)
 
 
-class _Search:
-    """Runs over one or two orders, and what came of them."""
+class _Orders:
+    """The searches of one or two orders, and what came of them."""
 
     def __init__(
         self,
@@ -117,50 +132,49 @@ class _Search:
         self.progress = progress
         self.started = started
         self.alternatives = alternatives
-        self.runs: list[tuple[_Order, Run]] = []
+        self.tried: list[_Order] = []
         self.first: FirstPlan | None = None
-        self.seeds: Sequence[Candidate] = ()
 
-    def run(self) -> None:
+    def run(self, seeds: Sequence[PooledSchedule]) -> None:
         """A first plan in the traced order, then the search, of a better order first."""
-        traced = self.start(_Order("traced", tuple(range(len(self.task.graph.ops))), self.task))
-        traced.first_plan()
-        for seed in self.seeds:
+        traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task)
+        first_plan(traced)
+        for seed in seeds:
             traced.pool.add_seed(seed)
         traced.repair_seeds()
-        self.note_first(traced)
+        self._note_first(traced)
         waiting = [traced]
-        other = self.better_order(traced)
+        other = self._better_order(traced)
         if other is not None:
             waiting.insert(0 if other.pool.overhead < math.inf else 1, other)
-        for number, run in enumerate(waiting):
-            if number > 0 and waiting[0].pool.done and run.pool.best is None:
-                self.runs = [(order, kept) for order, kept in self.runs if kept is not run]
+        for number, search in enumerate(waiting):
+            if number > 0 and waiting[0].pool.done and search.pool.best is None:
+                self.tried = [order for order in self.tried if order.search is not search]
                 continue  # one order is solved and this one has not even a plan: not tried
-            run.pool.known = min(known.pool.overhead for known in waiting[: number + 1])
+            search.pool.learn(min(known.pool.overhead for known in waiting[: number + 1]))
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
             share = _FIRST_SHARE if number + 1 < len(waiting) else 1.0
-            run.restart_clock(max(0.05, share * seconds))
+            search.clock.restart(max(0.05, share * seconds))
             try:
-                run.search()
+                pursue(search)
             finally:
-                self.note_first(run)
+                self._note_first(search)
 
-    def start(self, order: _Order) -> Run:
-        """Begin the run of an order."""
-        problem = build_problem(order.task, alternatives=self.alternatives)
-        run = Run(order.task, problem, self.limits, self.progress, time.perf_counter())
-        self.runs.append((order, run))
-        return run
+    def _start(self, name: str, ops: tuple[OpId, ...], task: Task) -> Search:
+        """Begin the search in an order."""
+        problem = build_problem(task, alternatives=self.alternatives)
+        search = Search(task, problem, self.limits, self.progress, time.perf_counter())
+        self.tried.append(_Order(name, ops, search))
+        return search
 
-    def note_first(self, run: Run) -> None:
+    def _note_first(self, search: Search) -> None:
         """Remember when the first plan was there."""
-        if self.first is None and run.first is not None:
-            offset = run.started - self.started
-            self.first = FirstPlan(offset + run.first.seconds, run.first.overhead)
+        if self.first is None and search.first is not None:
+            offset = search.clock.started - self.started
+            self.first = FirstPlan(offset + search.first.seconds, search.first.overhead)
 
-    def better_order(self, traced: Run) -> Run | None:
-        """The run of the order that frees early, if its greedy plan is better than the traced one.
+    def _better_order(self, traced: Search) -> Search | None:
+        """The search in the order that frees early, if its greedy plan is the better one.
 
         Also if neither has a greedy plan: then it may be the only one that fits.
         """
@@ -171,25 +185,23 @@ class _Search:
         if ops == tuple(range(len(ops))):
             return None
         task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
-        run = self.start(_Order("frees early", ops, task))
-        run.first_plan()
-        here, there = traced.pool.overhead, run.pool.overhead
+        search = self._start("frees early", ops, task)
+        first_plan(search)
+        here, there = traced.pool.overhead, search.pool.overhead
         if there < here - _BETTER or here == there == math.inf:
-            return run
-        self.runs.pop()
+            return search
+        self.tried.pop()
         return None
 
     def outcome(self) -> Outcome:
         """Verify and price the best plan; the bound is the least over the orders."""
-        found = [(run.pool.overhead, k) for k, (_, run) in enumerate(self.runs)]
-        if not found:
+        if not self.tried:
             return no_plan(started=self.started, proven=False)
-        bounds = [(self.bound(run), run.pool.bound_source) for _, run in self.runs]
-        bound, source = min(bounds)
-        names = ", ".join(order.name for order, _ in self.runs)
-        note = f"orders tried: {names}" if len(self.runs) > 1 else ""
-        overhead, best = min(found)
-        if overhead == math.inf:
+        bound, source = min((o.bound, o.search.pool.bound_source) for o in self.tried)
+        names = ", ".join(order.name for order in self.tried)
+        note = f"orders tried: {names}" if len(self.tried) > 1 else ""
+        best = min(self.tried, key=lambda order: order.search.pool.overhead)
+        if best.search.pool.best is None:
             proven = bound == math.inf
             return no_plan(
                 started=self.started,
@@ -200,7 +212,7 @@ class _Search:
             )
         return finish(
             self.task,
-            self.computes(best),
+            best.computes(),
             bound=bound,
             bound_source=source,
             started=self.started,
@@ -208,21 +220,7 @@ class _Search:
             note=note,
         )
 
-    def schedules(self) -> tuple[Candidate, ...]:
+    def schedules(self) -> tuple[PooledSchedule, ...]:
         """The best schedules in the traced order."""
-        traced = [run for order, run in self.runs if order.name == "traced"]
-        return tuple(plan for run in traced for plan in run.pool.plans[:_SEEDS])
-
-    @staticmethod
-    def bound(run: Run) -> float:
-        """The proven bound of one order."""
-        return max(run.pool.bound, run.trivial)
-
-    def computes(self, number: int) -> list[Compute]:
-        """The best plan of a run in the graph's own ids."""
-        order, run = self.runs[number]
-        best = run.pool.best
-        assert best is not None
-        schedule = _engine.Schedule(run.problem.engine, run.problem.budget_bytes)
-        best.load(schedule)
-        return in_traced_order(computes_of(run.problem, schedule), order.ops)
+        traced = [order.search for order in self.tried if order.name == _TRACED]
+        return tuple(plan for search in traced for plan in search.pool.plans[:_SEEDS])

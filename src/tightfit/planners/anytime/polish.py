@@ -1,4 +1,7 @@
-"""One piece of search: repair a schedule, then anneal around it (planning.md, sections 3, 10)."""
+"""One piece of search: repair a schedule, then anneal around it.
+
+See docs/search.md, "Large-neighbourhood search".
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightfit._core import _engine
-from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.engine.problem import EngineProblem
 
 __all__ = ["COARSE", "LOCAL", "MIXED", "Job", "Rates", "polish"]
@@ -39,7 +42,7 @@ class Job:
 
     Parameters
     ----------
-    start : Candidate or None
+    start : PooledSchedule or None
         None: keep everything.
     iterations : int
         Negative: `seconds` limits the job instead.
@@ -48,7 +51,7 @@ class Job:
         as overflow to be relieved and not as a slower variant; the result may use any.
     """
 
-    start: Candidate | None
+    start: PooledSchedule | None
     hot: float
     settings: _engine.Settings
     seconds: float
@@ -58,7 +61,7 @@ class Job:
     fastest: bool = False
 
 
-def polish(problem: EngineProblem, schedule: _engine.Schedule, job: Job) -> Candidate | None:
+def polish(problem: EngineProblem, schedule: _engine.Schedule, job: Job) -> PooledSchedule | None:
     """Run a job on a schedule of its own; return what it ends with if that fits the budget."""
     schedule.set_fastest(job.fastest)
     if job.start is None:
@@ -74,7 +77,7 @@ def polish(problem: EngineProblem, schedule: _engine.Schedule, job: Job) -> Cand
     if job.fastest:
         schedule.set_fastest(False)
         search.descend(1e9 if job.iterations >= 0 else max(1.0, job.seconds))
-    return Candidate.of(schedule) if schedule.fits else None
+    return PooledSchedule.of(schedule) if schedule.fits else None
 
 
 class Rates:
@@ -93,7 +96,7 @@ class Rates:
             return random_.choice(self.settings)
         return self.settings[self.gains.index(max(self.gains))]
 
-    def learn(self, job: Job, found: Candidate | None, best: Candidate | None) -> None:
+    def learn(self, job: Job, found: PooledSchedule | None, best: PooledSchedule | None) -> None:
         """Take in what a job gained over the best schedule known when it began."""
         if job.settings not in self.settings or job.start is None or best is None:
             return

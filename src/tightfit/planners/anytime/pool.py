@@ -13,7 +13,7 @@ import numpy as np
 from tightfit._core import _engine
 from tightfit.planners.engine.problem import EngineProblem
 
-__all__ = ["Candidate", "Pool", "cross"]
+__all__ = ["Pool", "PooledSchedule", "cross"]
 
 Words: TypeAlias = Any  # array of uint64, shape (values, words of 64 stages)
 
@@ -22,22 +22,22 @@ _NEAR = 4  # entries in which plans that count as alike may differ
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PooledSchedule:
     """A schedule as data: residency words, choices, and what it costs in engine units."""
 
     words: Words
-    first_choices: list[int]
-    again_choices: list[int]
+    first_choices: tuple[int, ...]
+    again_choices: tuple[int, ...]
     cost: int
     fits: bool
 
     @staticmethod
-    def of(schedule: _engine.Schedule) -> Candidate:
+    def of(schedule: _engine.Schedule) -> PooledSchedule:
         """Copy the state of a schedule."""
-        return Candidate(
+        return PooledSchedule(
             schedule.words(),
-            schedule.first_choices(),
-            schedule.again_choices(),
+            tuple(schedule.first_choices()),
+            tuple(schedule.again_choices()),
             schedule.cost,
             schedule.fits,
         )
@@ -61,18 +61,18 @@ class Pool:
     def __init__(self, problem: EngineProblem, gap: float) -> None:
         self.problem = problem
         self.gap = gap
-        self.plans: list[Candidate] = []
+        self.plans: list[PooledSchedule] = []
         self.bound = -1.0
         self.bound_source = "trivial"
         self.known = math.inf  # the least overhead of plans found elsewhere, in another order
         self.infeasible = False
-        self.seeds: list[Candidate] = []  # schedules of programs that may exceed the budget
+        self.seeds: list[PooledSchedule] = []  # schedules of programs that may exceed the budget
         self._lock = threading.Lock()
         ops = problem.engine.op_count
         self._probes = [ops * k // 12 for k in (6, 7, 8, 9, 10)]
 
     @property
-    def best(self) -> Candidate | None:
+    def best(self) -> PooledSchedule | None:
         """The cheapest schedule that fits."""
         return self.plans[0] if self.plans else None
 
@@ -101,41 +101,45 @@ class Pool:
                 self.bound, self.bound_source = bound, source
                 self.infeasible = self.infeasible or bound == math.inf
 
-    def add_seed(self, candidate: Candidate) -> None:
+    def learn(self, overhead: float) -> None:
+        """Take in the overhead of a plan found elsewhere, in another order."""
+        self.known = min(self.known, overhead)
+
+    def add_seed(self, found: PooledSchedule) -> None:
         """Take in a schedule worth repairing."""
         with self._lock:
-            self.seeds.append(candidate)
+            self.seeds.append(found)
 
-    def take_seed(self) -> Candidate | None:
+    def take_seed(self) -> PooledSchedule | None:
         """Return the newest schedule worth repairing, once."""
         with self._lock:
             return self.seeds.pop() if self.seeds else None
 
-    def add(self, candidate: Candidate | None) -> bool:
+    def add(self, found: PooledSchedule | None) -> bool:
         """Take in a schedule; return whether it is the best so far."""
-        if candidate is None or not candidate.fits:
+        if found is None or not found.fits:
             return False
         with self._lock:
-            better = not self.plans or candidate.cost < self.plans[0].cost
-            if any(plan.cost == candidate.cost for plan in self.plans):
+            better = not self.plans or found.cost < self.plans[0].cost
+            if any(plan.cost == found.cost for plan in self.plans):
                 return False
             for k, plan in enumerate(self.plans):
-                if self._alike(plan, candidate):
-                    if candidate.cost < plan.cost:
-                        self.plans[k] = candidate
+                if self._alike(plan, found):
+                    if found.cost < plan.cost:
+                        self.plans[k] = found
                         self.plans.sort(key=lambda c: c.cost)
                     return better
-            self.plans.append(candidate)
+            self.plans.append(found)
             self.plans.sort(key=lambda c: c.cost)
             del self.plans[_SIZE:]
             return better
 
-    def pick(self, random_: random.Random, power: float) -> Candidate:
+    def pick(self, random_: random.Random, power: float) -> PooledSchedule:
         """Return a random schedule, better ones more often."""
         with self._lock:
             return self.plans[int(len(self.plans) * random_.random() ** power)]
 
-    def _alike(self, one: Candidate, other: Candidate) -> bool:
+    def _alike(self, one: PooledSchedule, other: PooledSchedule) -> bool:
         differing = 0
         for stage in self._probes:
             a = one.words[:, stage >> 6] ^ other.words[:, stage >> 6]
@@ -144,8 +148,8 @@ class Pool:
 
 
 def cross(
-    a: Candidate, b: Candidate, stages: int, random_: random.Random, *, linked: bool
-) -> Candidate:
+    a: PooledSchedule, b: PooledSchedule, stages: int, random_: random.Random, *, linked: bool
+) -> PooledSchedule:
     """Combine two schedules: b's residency on a run of stages or values, a's elsewhere.
 
     Choices of alternatives come with the stages, unless some are linked: then all are a's.
@@ -169,7 +173,7 @@ def cross(
     words[rows] = (words[rows] & ~mask) | (b.words[rows] & mask)
     if kind < 0.65 and not linked:
         first_choices[low_stage:high_stage] = b.first_choices[low_stage:high_stage]
-    return Candidate(words, first_choices, list(a.again_choices), 0, False)
+    return PooledSchedule(words, tuple(first_choices), a.again_choices, 0, False)
 
 
 def _stage_mask(low: int, high: int, width: int) -> Words:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
-from tightfit.planners.engine.problem import EngineProblem, Way
+from tightfit.planners.engine.problem import EngineAlternative, EngineProblem
 
 __all__ = ["Outline", "outline"]
+
+_ROUNDING = 1e-9  # of overheads: costs are whole units
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,25 @@ class Outline:
         """The number of values."""
         return len(self.rewritable)
 
-    def first_ways(self, op: int) -> list[tuple[int, Way]]:
+    def first_alternatives(self, op: int) -> list[tuple[int, EngineAlternative]]:
         """The ways of the first computation, with their numbers in the engine."""
-        return [(k, way) for k, way in enumerate(self.problem.ways[op]) if way.first]
+        return [(k, way) for k, way in enumerate(self.problem.alternatives[op]) if way.first]
 
     def has_choice(self, op: int) -> bool:
         """Whether the ways of the first computation differ in what they read."""
-        return len({frozenset(way.reads) for _, way in self.first_ways(op)}) > 1
+        return len({frozenset(way.reads) for _, way in self.first_alternatives(op)}) > 1
+
+    @cached_property
+    def has_choices(self) -> bool:
+        """Whether the ways of any first computation differ in what they read."""
+        return any(self.has_choice(op) for op in range(self.ops))
+
+    @cached_property
+    def trivial_bound(self) -> float:
+        """The overhead (a fraction) of what must run, once, each op by its cheapest way."""
+        costs = zip(self.first_cost, self.problem.required, strict=True)
+        least = sum(cost for cost, required in costs if required)
+        return self.problem.overhead(least) - _ROUNDING
 
     def kept(self, value: int, stage: int) -> bool:
         """Whether a value is resident at the start of a stage whatever happens."""
@@ -68,14 +83,14 @@ class Outline:
 
 def outline(problem: EngineProblem) -> Outline:
     """Return the outline of a problem."""
-    first = [[way for way in ways if way.first] for ways in problem.ways]
-    again = [[way for way in ways if way.again] for ways in problem.ways]
+    first = [[way for way in ways if way.first] for ways in problem.alternatives]
+    again = [[way for way in ways if way.again] for ways in problem.alternatives]
     last = list(problem.producers)
-    for op, ways in enumerate(problem.ways):
+    for op, ways in enumerate(problem.alternatives):
         for way in ways:
             for value in way.reads:
                 again_later = way.again and problem.producers[value] != op
-                last[value] = max(last[value], len(problem.ways) - 1 if again_later else op)
+                last[value] = max(last[value], len(problem.alternatives) - 1 if again_later else op)
     rewritten = {value for ways in again for way in ways for value in way.writes}
     return Outline(
         problem=problem,
@@ -96,6 +111,6 @@ def outline(problem: EngineProblem) -> Outline:
     )
 
 
-def _common_reads(ways: Iterable[Way]) -> tuple[int, ...]:
+def _common_reads(ways: Iterable[EngineAlternative]) -> tuple[int, ...]:
     sets = [set(way.reads) for way in ways]
     return tuple(sorted(set[int].intersection(*sets))) if sets else ()

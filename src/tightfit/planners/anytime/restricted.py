@@ -1,8 +1,9 @@
 """K-cut programs that recompute only what is near: seeds for large graphs, no bounds.
 
 In every window but the last an op may be computed again only if the window reads it directly, or
-if it lies not far before what the window reads (planning.md, section 10). The program shrinks to
-what a good plan of a deep network looks like anyway, and more cuts become affordable.
+if it lies not far before what the window reads (docs/search.md, "Restricted programs"). The
+program shrinks to what a good plan of a deep network looks like anyway, and more cuts become
+affordable.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tightfit.planners.anytime.bound import CutLoop
-from tightfit.planners.anytime.complete import complete
-from tightfit.planners.anytime.kcut import cut_program
-from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.anytime.kcut.complete import complete
+from tightfit.planners.anytime.kcut.program import cut_program
+from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.relaxation import Outline
 
 __all__ = ["RestrictedLoop", "near_ops", "worth_restricting"]
@@ -66,9 +67,9 @@ class RestrictedLoop(CutLoop):
             self.finished = True
             return
         complete(model, answer, self.schedule)
-        candidate = Candidate.of(self.schedule)
-        self.pool.add(candidate)
-        self.pool.add_seed(candidate)
+        found = PooledSchedule.of(self.schedule)
+        self.pool.add(found)
+        self.pool.add_seed(found)
         new = self._fullest_stages()
         self.finished = not new or len(self.cuts) >= _MOST_CUTS
         self.cuts = tuple(sorted({*self.cuts, *new}))

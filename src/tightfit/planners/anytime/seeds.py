@@ -1,26 +1,26 @@
-"""Schedules to start from: programs that leave room, other methods, recursive checkpointing."""
+"""Schedules to start from: programs that leave room, other methods, recursive checkpointing.
+
+See docs/search.md, "Plans of other methods" and "Chains".
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
+from tightfit.planners.anytime.bound import CutLoop
 from tightfit.planners.anytime.chain import SWEEP, Split
-from tightfit.planners.anytime.polish import COARSE
-from tightfit.planners.anytime.pool import Candidate
+from tightfit.planners.anytime.keep import KeepLists
+from tightfit.planners.anytime.pool import PooledSchedule
+from tightfit.planners.anytime.search import Search
 from tightfit.planners.anytime.segments import ChainSplitter
 from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
 from tightfit.progress import SILENT
-
-if TYPE_CHECKING:
-    from tightfit.planners.anytime.bound import CutLoop
-    from tightfit.planners.anytime.search import Run
 
 __all__ = ["NODES", "UNLIMITED_S", "seed_with_chains", "seed_with_margins", "seed_with_others"]
 
@@ -37,76 +37,77 @@ _MONET_SHARE = 0.2
 _CHAIN_BEHIND = 0.02  # how near, as a difference of overheads
 
 
-def seed_with_margins(run: Run, loop: CutLoop, nodes: int | None = None) -> None:
-    """With alternatives, programs that leave room repair better (planning.md, section 4)."""
-    for margin in _MARGINS if run.choices else ():
-        if not run.pool.done and run.left() > 1.0:
-            seconds = min(_MARGIN_S, 0.1 * run.left())
+def seed_with_margins(search: Search, loop: CutLoop, nodes: int | None = None) -> None:
+    """With alternatives, programs that leave room give seeds that need less repair."""
+    for margin in _MARGINS if search.outline.has_choices else ():
+        if not search.pool.done and search.left() > 1.0:
+            seconds = min(_MARGIN_S, 0.1 * search.left())
             loop.seed(margin, seconds if nodes is None else UNLIMITED_S, nodes)
-            run.repair_seeds()
+            search.repair_seeds()
 
 
-def seed_with_others(run: Run) -> None:
+def seed_with_others(search: Search) -> None:
     """Start also from the plans of MONeT's program, if it is small, and of cheap baselines."""
-    if run.choices or run.ops > _MOST_BORROWED_OPS:
+    if search.outline.has_choices or search.ops > _MOST_BORROWED_OPS:
         return
-    by_nodes = run.limits.iterations is not None
-    planners = BASELINES if run.ops > MOST_MONET_OPS else (plan_monet, *BASELINES)
+    by_nodes = search.clock.counts
+    planners = BASELINES if search.ops > MOST_MONET_OPS else (plan_monet, *BASELINES)
     for planner in planners:
-        if run.pool.done or not (by_nodes or run.left() > 0.2):
+        if search.pool.done or not (by_nodes or search.left() > 0.2):
             return
-        run.report()
-        seconds = UNLIMITED_S if by_nodes else _MONET_SHARE * run.left()
+        search.report()
+        seconds = UNLIMITED_S if by_nodes else _MONET_SHARE * search.left()
         limits = msgspec.structs.replace(
-            run.limits, seconds=seconds, iterations=NODES if by_nodes else None
+            search.limits, seconds=seconds, iterations=NODES if by_nodes else None
         )
         with contextlib.suppress(BadInput):  # a step that the method says it cannot take
-            _borrow(run, planner(run.task, limits, SILENT))
+            _borrow(search, planner(search.task, limits, SILENT))
 
 
-def _borrow(run: Run, outcome: Outcome) -> None:
+def _borrow(search: Search, outcome: Outcome) -> None:
     """Repair and polish the plan of another method."""
     if outcome.plan is None:
         return
     computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
-    schedule = run.schedules[0]
+    schedule = search.schedules[0]
     schedule.keep_everything()
-    schedule.load_ranges(borrowed_ranges(run.problem, run.task.graph, computes))
-    run.run([run.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
+    schedule.load_ranges(borrowed_ranges(search.problem, search.task.graph, computes))
+    search.repair(PooledSchedule.of(schedule))
 
 
-def seed_with_chains(run: Run) -> None:
+def seed_with_chains(search: Search) -> None:
     """On large graphs, schedules of recursive checkpointing, repaired; unless they are bad."""
-    forward = _forward_ops(run)
-    if run.ops < _LEAST_CHAIN_OPS or not 1 < forward < run.ops:
+    forward = _forward_ops(search)
+    if search.ops < _LEAST_CHAIN_OPS or not 1 < forward < search.ops:
         return
-    until = (1.0 - _CHAIN_SHARE) * run.left()
-    splitter = ChainSplitter(run.outline, forward)
+    until = (1.0 - _CHAIN_SHARE) * search.left()
+    splitter = ChainSplitter(search.outline, forward)
+    keep_lists = KeepLists(splitter)
     splits: dict[int, Split] = {}
     best = math.inf
     for tried, (most, optimism) in enumerate(SWEEP):
-        limited = run.limits.iterations is not None
-        if run.pool.done or (tried >= _CHAIN_TRIES if limited else run.left() < until):
+        limited = search.clock.counts
+        if search.pool.done or (tried >= _CHAIN_TRIES if limited else search.left() < until):
             return
-        if tried >= _CHAIN_TRIES and best > run.pool.overhead + _CHAIN_BEHIND:
+        if tried >= _CHAIN_TRIES and best > search.pool.overhead + _CHAIN_BEHIND:
             return
-        run.report()
+        search.report()
         if most not in splits:
-            splits[most] = Split(splitter, most)
-        ranges = splits[most].ranges(optimism * run.problem.budget_bytes)
+            splits[most] = Split(splitter, keep_lists, most)
+        ranges = splits[most].ranges(optimism * search.problem.budget_bytes)
         if ranges is None:
             continue
-        schedule = run.schedules[0]
+        schedule = search.schedules[0]
         schedule.keep_everything()
         schedule.load_ranges(ranges)
-        run.run([run.job(Candidate.of(schedule), 1e-4, COARSE, 0.0)])
-        best = min(best, run.last_overhead)
+        search.repair(PooledSchedule.of(schedule))
+        best = min(best, search.last_overhead)
 
 
-def _forward_ops(run: Run) -> int:
+def _forward_ops(search: Search) -> int:
     """How many of the engine's ops come before the first one of a backward segment."""
-    graph = run.task.graph
-    for position, op in enumerate(run.problem.graph_ops):
+    graph = search.task.graph
+    for position, op in enumerate(search.problem.graph_ops):
         if op >= 0 and graph.segments[graph.ops[op].segment].phase == "backward":
             return position
-    return run.ops
+    return search.ops

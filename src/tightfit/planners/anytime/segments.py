@@ -1,20 +1,15 @@
-"""A step cut into segments of a chain."""
+"""Where the forward pass of a step may be cut, and what a segment between two cuts is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from tightfit.planners.anytime.keep import KeepLists
 from tightfit.planners.anytime.relaxation import Outline
 
-__all__ = ["ChainSplitter", "Segment"]
-
+__all__ = ["ChainSegment", "ChainSplitter"]
 
 _WINDOW = 2  # a cut is a local minimum of the bytes crossing it within so many ops
-
-
-_FORWARD = -1  # the time of the first forward pass; else a backward stage
 
 
 class ChainSplitter:
@@ -34,7 +29,7 @@ class ChainSplitter:
         self.forward = forward
         self.writes = [
             tuple(v for v in dict.fromkeys(v for way in ways if way.first for v in way.writes))
-            for ways in problem.ways
+            for ways in problem.alternatives
         ]
         self.bytes = [sum(problem.sizes[v] for v in writes) for writes in self.writes]
         self.reads = [
@@ -50,7 +45,6 @@ class ChainSplitter:
                     self.last_forward[source] = max(self.last_forward[source], op)
         self.crossing = self._crossing_bytes()
         self.gradient_bytes = self._gradient_bytes()
-        self.keep_lists = KeepLists(self)
 
     def _crossing_bytes(self) -> list[int]:
         """Bytes of forward values that are made before each op and read by it or later ones."""
@@ -111,8 +105,8 @@ def _running(changes: list[int]) -> list[int]:
     return sums
 
 
-@dataclass
-class Segment:
+@dataclass(frozen=True)
+class ChainSegment:
     """A run of forward ops and the stretch of the backward pass that reads it.
 
     Parameters
@@ -123,7 +117,7 @@ class Segment:
         Its backward stages; empty if last < first.
     entry : tuple of int
         Ops before the segment whose values are still read in it or after it.
-    needed : dict of int to int
+    needed : mapping of int to int
         Ops of the segment, or of its entry, that its backward stages read, with the last of them.
     """
 
@@ -132,4 +126,4 @@ class Segment:
     first: int
     last: int
     entry: tuple[int, ...]
-    needed: dict[int, int] = field(default_factory=dict[int, int])
+    needed: Mapping[int, int]

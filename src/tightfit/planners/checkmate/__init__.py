@@ -1,6 +1,7 @@
 """Checkmate: optimal rematerialisation as a mixed-integer program (Jain et al., 2020).
 
-Equation numbers refer to arXiv:1910.02653v3. `variables` holds the columns, `constraints` one
-function per family, `objective` the cost, `program` puts them together, `rounding` is the
-approximation by two-phase rounding, `solve` the planners.
+From a `Task` to the optimum of its search space. `variables` holds the columns, `constraints` one
+function per family, `objective` the cost, `program` puts them together, `rounding` rounds the
+relaxation in two phases, `planner` holds the planners. Equation numbers refer to
+arXiv:1910.02653v3. Imports `stages` and `solvers`; the registry lends the default planner.
 """

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tightfit.graph.ir import ValueId
-from tightfit.planners.checkmate.variables import CAPACITY_UNITS, Variables
+from tightfit.planners.checkmate.variables import Variables
+from tightfit.planners.stages.scale import CAPACITY_UNITS
 
 __all__ = [
     "FAMILIES",

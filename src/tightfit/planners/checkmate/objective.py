@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tightfit.planners.checkmate.variables import COST_UNITS
+from tightfit.planners.stages.scale import COST_UNITS
 
 __all__ = ["objective_of", "overhead_of"]
 

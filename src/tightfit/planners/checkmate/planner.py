@@ -13,11 +13,12 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.checkmate.objective import objective_of, overhead_of
 from tightfit.planners.checkmate.program import CheckmateProgram, build_program
 from tightfit.planners.checkmate.rounding import ROUNDING_SHARE, rounded_schedules
-from tightfit.planners.checkmate.variables import COST_UNITS, frontier_stages, split_stages
-from tightfit.planners.outcomes import finish, judge, no_plan
+from tightfit.planners.checkmate.variables import frontier_stages, split_stages
+from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
 from tightfit.planners.registry import DEFAULT, plan_with
-from tightfit.planners.solvers import Answer, Options, solve, solve_by_rows
-from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer
+from tightfit.planners.solvers import Solution, SolveOptions, solve, solve_by_rows
+from tightfit.planners.stages.easy import easy_answer
+from tightfit.planners.stages.scale import COST_UNITS
 from tightfit.planners.stages.schedule import recompute, residency_of, without_waste
 from tightfit.planners.stages.staged import Stage, Staged, staged, without_choice
 from tightfit.progress import Progress
@@ -67,8 +68,8 @@ def plan_checkmate_plus(task: Task, limits: Limits, progress: Progress) -> Outco
         computes = [step for step in lent.plan.instructions if isinstance(step, Compute)]
         problem = staged(task, order=list(dict.fromkeys(step.op for step in computes)))
         start = recompute(problem, residency_of(problem, computes))
-    search = Search(task, problem, frontier_stages(problem), limits, progress, started)
-    search.bound, search.bound_source = lent.bound, f"borrowed from {DEFAULT}: {lent.bound_source}"
+    search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
+    search.borrow_bound(lent)
     return search.run(start)
 
 
@@ -86,7 +87,7 @@ def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> O
     easy = easy_answer(task, problem, limits, started)
     if easy is not None:
         return easy
-    search = Search(task, problem, frontier_stages(problem), limits, progress, started)
+    search = _Search(task, problem, frontier_stages(problem), limits, progress, started)
     capacity = int(ROUNDING_SHARE * problem.capacity_bytes)
     reserved = msgspec.structs.replace(problem, capacity_bytes=capacity)
     search.round(build_program(reserved, search.stages), _DRAWS)
@@ -101,11 +102,11 @@ def _plan_exact(
     easy = easy_answer(task, problem, limits, started)
     if easy is not None:
         return easy
-    search = Search(task, problem, stages, limits, progress, started)
+    search = _Search(task, problem, stages, limits, progress, started)
     return search.run(None)
 
 
-class Search:
+class _Search:
     """One exact solve: relaxation, rounding, branch and bound, repair of rounding errors.
 
     Parameters
@@ -141,10 +142,14 @@ class Search:
         """Seconds until the limit."""
         return self.limits.seconds - (time.perf_counter() - self.started)
 
+    def borrow_bound(self, lent: Outcome) -> None:
+        """Take over the default planner's bound."""
+        self.bound, self.bound_source = lent.bound, f"borrowed from {DEFAULT}: {lent.bound_source}"
+
     def consider(self, computes: list[Compute]) -> int:
         """Keep a schedule if it fits and is the cheapest so far; return its excess in bytes."""
         useful = without_waste(self.problem, computes)
-        result = judge(self.task, useful)
+        result = simulated(self.task, useful)
         excess = result.peak_bytes - self.task.budget_bytes
         if excess <= 0 and result.cost_s < self.best_cost_s:
             self.best, self.best_cost_s = useful, result.cost_s
@@ -158,41 +163,41 @@ class Search:
         model = build_program(self.problem, self.stages)
         if start is not None:
             self.consider(start)
-        answer = self.branch(model, share=_BRANCHING_SHARE if start is None else 1.0)
-        if answer.values is not None:
-            excess = self.consider(model.computes(answer.values))
+        solution = self.branch(model, share=_BRANCHING_SHARE if start is None else 1.0)
+        if solution.values is not None:
+            excess = self.consider(model.computes(solution.values))
             if excess > 0:
                 self.repair(excess)
-        infeasible = answer.status == "infeasible"
+        infeasible = solution.status == "infeasible"
         if self.best is None and not infeasible:
             infeasible = not self.relax(model, _DRAWS // 10)
         return self.outcome(infeasible=infeasible)
 
     def relax(self, model: CheckmateProgram, draws: int) -> bool:
         """Solve the relaxation for a bound and round it; False if it proves infeasibility."""
-        answer = self.solve_relaxation(model)
-        self.raise_bound(answer)
-        self.round_answer(model, answer, draws)
-        return answer.status != "infeasible"
+        solution = self.solve_relaxation(model)
+        self.raise_bound(solution)
+        self.round_relaxation(model, solution, draws)
+        return solution.status != "infeasible"
 
     def round(self, model: CheckmateProgram, draws: int) -> None:
         """Solve the relaxation of a tightened program, only to round it."""
-        self.round_answer(model, self.solve_relaxation(model), draws)
+        self.round_relaxation(model, self.solve_relaxation(model), draws)
 
-    def round_answer(self, model: CheckmateProgram, answer: Answer, draws: int) -> None:
+    def round_relaxation(self, model: CheckmateProgram, solution: Solution, draws: int) -> None:
         """Consider the roundings of a relaxation until time is up."""
-        if answer.values is None or any(stage.first is None for stage in self.stages):
+        if solution.values is None or any(stage.first is None for stage in self.stages):
             return
-        rows = model.residency(answer.values)
+        rows = model.residency(solution.values)
         for computes in rounded_schedules(self.problem, rows, draws=draws, seed=self.limits.seed):
             self.consider(computes)
             if self.seconds_left < 0:
                 break
 
-    def branch(self, model: CheckmateProgram, *, share: float = 1.0) -> Answer:
+    def branch(self, model: CheckmateProgram, *, share: float = 1.0) -> Solution:
         """Branch and bound in this share of the time left, from the best schedule so far."""
         start = None if self.best is None else model.start(self.best)
-        answer = solve_by_rows(
+        solution = solve_by_rows(
             model.program,
             self.options(share),
             model.settled,
@@ -201,27 +206,27 @@ class Search:
             progress=self.progress,
             describe=_describe,
         )
-        self.raise_bound(answer)
-        return answer
+        self.raise_bound(solution)
+        return solution
 
     def repair(self, excess_bytes: int) -> None:
         """Solve once more with the capacity lowered: a solution exceeded it by a rounding error."""
         capacity = self.problem.capacity_bytes - excess_bytes
         lowered = msgspec.structs.replace(self.problem, capacity_bytes=capacity)
         model = build_program(lowered, self.stages)
-        answer = solve_by_rows(
+        solution = solve_by_rows(
             model.program, self.options(), model.settled, solver=self.limits.solver
         )
-        if answer.values is not None:
-            self.consider(model.computes(answer.values))
+        if solution.values is not None:
+            self.consider(model.computes(solution.values))
 
-    def raise_bound(self, answer: Answer) -> None:
+    def raise_bound(self, solution: Solution) -> None:
         """Take over a better bound of a solver."""
-        found = overhead_of(answer.bound)
-        if answer.status != "infeasible" and found > self.bound:
+        found = overhead_of(solution.bound)
+        if solution.status != "infeasible" and found > self.bound:
             self.bound, self.bound_source = found, _SOURCE
 
-    def solve_relaxation(self, model: CheckmateProgram) -> Answer:
+    def solve_relaxation(self, model: CheckmateProgram) -> Solution:
         """Solve the relaxation in the time left."""
         return solve(
             model.program,
@@ -231,9 +236,9 @@ class Search:
             describe=_describe,
         )
 
-    def options(self, share: float = 1.0, *, relax: bool = False) -> Options:
+    def options(self, share: float = 1.0, *, relax: bool = False) -> SolveOptions:
         """What is left of the limits, for the solver."""
-        return Options(
+        return SolveOptions(
             seconds=share * self.seconds_left,
             gap=COST_UNITS * self.limits.gap,
             target=objective_of(self.bound + self.limits.gap),

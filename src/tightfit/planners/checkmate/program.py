@@ -12,13 +12,13 @@ from tightfit.plan.plan import Compute
 from tightfit.planners.checkmate.constraints import FAMILIES
 from tightfit.planners.checkmate.variables import Variables
 from tightfit.planners.solvers import (
-    Program,
+    LinearProgram,
     ProgramBuilder,
     settle_equations,
     within_reach,
 )
 from tightfit.planners.solvers.program import Floats
-from tightfit.planners.stages.easy import grains_of
+from tightfit.planners.stages.scale import grains_of
 from tightfit.planners.stages.schedule import stages_of
 from tightfit.planners.stages.staged import Stage, Staged
 
@@ -30,7 +30,7 @@ class CheckmateProgram:
     """The program with its columns by name."""
 
     variables: Variables
-    program: Program
+    program: LinearProgram
 
     def residency(self, values: Floats) -> Floats:
         """Return S, shape (stages + 1, values), of a solution, fractional or not."""
@@ -118,7 +118,7 @@ class CheckmateProgram:
 def build_program(problem: Staged, stages: Sequence[Stage]) -> CheckmateProgram:
     """Return Checkmate's program over these stages (problem 9 of the paper)."""
     builder = ProgramBuilder()
-    variables = Variables.of(problem, stages, builder)
+    variables = Variables(problem, stages, builder)
     for family in FAMILIES:
         family(variables)
     program = within_reach(builder.build(), map(variables.units, grains_of(problem)))

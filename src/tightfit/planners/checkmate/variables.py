@@ -8,21 +8,15 @@ next stage surely holds the value, all of zero-byte values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from tightfit.graph.ir import ValueId
 from tightfit.planners.solvers import ProgramBuilder
+from tightfit.planners.stages.scale import CAPACITY_UNITS, in_capacities, in_percent
 from tightfit.planners.stages.schedule import last_uses
-from tightfit.planners.stages.staged import Stage, Staged, Way
+from tightfit.planners.stages.staged import Implementation, Stage, Staged
 
 __all__ = ["Variables", "frontier_stages", "split_stages"]
-
-CAPACITY_UNITS = 1000.0
-"""The budget in the program's unit of memory; HiGHS needs coefficients of moderate size."""
-
-COST_UNITS = 100.0
-"""The cost of a step without recomputation in the program's unit: percent."""
 
 
 def frontier_stages(problem: Staged) -> tuple[Stage, ...]:
@@ -40,7 +34,6 @@ def split_stages(problem: Staged) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-@dataclass(frozen=True)
 class Variables:
     """The columns of the program over a list of stages.
 
@@ -50,6 +43,11 @@ class Variables:
         The planning problem.
     stages : sequence of Stage
         Rows of R and S.
+    builder : ProgramBuilder
+        Where the columns are added, and the constraints after them.
+
+    Attributes
+    ----------
     computed : dict of (stage, node) to column
         R: the node is computed in the stage.
     resident : dict of (stage, value) to column
@@ -62,28 +60,21 @@ class Variables:
         U: memory while the node is computed in the stage, in units of 1/1000 of the capacity.
     """
 
-    problem: Staged
-    stages: Sequence[Stage]
-    builder: ProgramBuilder
-    computed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    resident: dict[tuple[int, ValueId], int] = field(default_factory=dict[tuple[int, ValueId], int])
-    freed: dict[tuple[int, ValueId, int], int] = field(
-        default_factory=dict[tuple[int, ValueId, int], int]
-    )
-    used: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-
-    @staticmethod
-    def of(problem: Staged, stages: Sequence[Stage], builder: ProgramBuilder) -> Variables:
-        """Add all columns to the builder and return them."""
-        variables = Variables(problem=problem, stages=stages, builder=builder)
-        variables._add_computed()
-        variables._add_resident()
+    def __init__(self, problem: Staged, stages: Sequence[Stage], builder: ProgramBuilder) -> None:
+        self.problem = problem
+        self.stages = stages
+        self.builder = builder
+        self.computed: dict[tuple[int, int], int] = {}
+        self.resident: dict[tuple[int, ValueId], int] = {}
+        self.freed: dict[tuple[int, ValueId, int], int] = {}
+        self.used: dict[tuple[int, int], int] = {}
+        self._add_computed()
+        self._add_resident()
         for stage in range(len(stages)):
-            variables._add_freed(stage)
-            variables._add_used(stage)
-        return variables
+            self._add_freed(stage)
+            self._add_used(stage)
 
-    def way(self, stage: int, node: int) -> Way:
+    def way(self, stage: int, node: int) -> Implementation:
         """How a node is computed in a stage: its first way at the frontier, else again."""
         way = self.problem.nodes[node].way(self.stages[stage].first == node)
         assert way is not None
@@ -132,12 +123,11 @@ class Variables:
 
     def units(self, size_bytes: int) -> float:
         """Bytes in the program's unit."""
-        return size_bytes * CAPACITY_UNITS / self.problem.capacity_bytes
+        return in_capacities(self.problem, size_bytes)
 
     def cost(self, cost_s: float) -> float:
         """Seconds in the program's unit."""
-        base = self.problem.base_cost_s
-        return COST_UNITS * cost_s / base if base > 0 else 0.0
+        return in_percent(self.problem, cost_s)
 
     def _add_computed(self) -> None:
         last = last_uses(self.problem)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from tightfit._core import _engine
-from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Outcome
-from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.engine.problem import build_problem, computes_of
-from tightfit.planners.outcomes import finish, no_plan
+from tightfit.planners.engine.build import build_problem
+from tightfit.planners.engine.problem import computes_of
+from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 
@@ -22,7 +22,7 @@ _ATTEMPTS = 8  # randomised descents if the first one gets stuck
 
 
 def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
-    """Plan by greedy descent below the budget (planning.md, section 3).
+    """Plan by greedy descent below the budget (docs/search.md, "The first plan").
 
     Returns
     -------
@@ -59,8 +59,7 @@ def fits_without_recomputation(task: Task, limits: Limits, started: float) -> Ou
     It is optimal unless alternatives are faster than the defaults.
     """
     computes = keep_everything(task.graph)
-    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
-    if simulate(task.graph, plan).peak_bytes > task.budget_bytes:
+    if simulated(task, computes).peak_bytes > task.budget_bytes:
         return None
     return finish(task, computes, started=started, gap=limits.gap)
 
@@ -88,7 +87,7 @@ def descend(
     """Bring a schedule that keeps everything below its budget; return whether it fits.
 
     The first descent tries every resident value at each step; if it gets stuck, randomised ones
-    follow from the start, then a search that accepts less overflow.
+    follow, each from the start.
     """
     for attempt in range(_ATTEMPTS):
         search = _engine.Search(schedule, limits.seed + attempt, _engine.Settings())

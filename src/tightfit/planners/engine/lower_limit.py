@@ -1,8 +1,9 @@
 """A proven lower limit on the budget: what some op needs when it is computed from nothing.
 
 A plan exists only if every op can be computed starting from an empty memory; the backward set
-search of planning.md, section 9, finds the least bytes for that, any number of recomputations
-allowed. It holds for every order of first computations.
+search (docs/search.md, "The least budget") finds the least bytes for that, any number of
+recomputations allowed. What is kept to the end counts as the order at hand makes it; where nothing
+is, the limit holds for every order of first computations.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tightfit._core import _engine
 from tightfit.graph.ir import OpId
 from tightfit.planners.base import Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.engine.problem import EngineProblem
+from tightfit.planners.engine.problem import CROSSING, EngineProblem
 from tightfit.progress import SILENT, Progress
 
 __all__ = ["lower_limit"]
@@ -66,8 +67,8 @@ def lower_limit(
 def _by_working_set(problem: EngineProblem) -> list[int]:
     """Ops that must run, those that hold most while they run first."""
     needs: dict[int, int] = {}
-    for op, ways in enumerate(problem.ways):
-        if not problem.required[op] or problem.graph_ops[op] < 0:
+    for op, ways in enumerate(problem.alternatives):
+        if not problem.required[op] or problem.graph_ops[op] == CROSSING:
             continue
         needs[op] = min(
             way.workspace_bytes + sum(problem.sizes[v] for v in {*way.reads, *way.writes})

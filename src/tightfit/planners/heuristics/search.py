@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from tightfit.plan.assemble import assemble
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import finish, no_plan
+from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.progress import Progress
 from tightfit.units import format_bytes
 
@@ -36,15 +34,7 @@ def cheapest_that_fits(
     progress.start(title)
     try:
         for computes in proposals:
-            result = simulate(
-                task.graph,
-                assemble(
-                    task.graph,
-                    computes,
-                    budget_bytes=task.budget_bytes,
-                    gradients=task.gradients,
-                ),
-            )
+            result = simulated(task, computes)
             tried += 1
             least_bytes = min(least_bytes, result.peak_bytes)
             if result.peak_bytes <= task.budget_bytes and result.cost_s < best_cost_s:

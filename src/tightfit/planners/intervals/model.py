@@ -1,4 +1,4 @@
-"""The constraint model of retention intervals; runs in a child process (see `intervals`).
+"""The constraint model of retention intervals; runs in a child process (see `planner`).
 
 Events are numbered stage by stage: one for the entry of stage t, then one for each node up to t.
 An instance of a value is retained from the event that computes it to after its last reader.
@@ -20,7 +20,7 @@ from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute
 from tightfit.planners.intervals.planner import IntervalReport, IntervalTask
 from tightfit.planners.stages.schedule import last_uses
-from tightfit.planners.stages.staged import Staged, Way
+from tightfit.planners.stages.staged import Implementation, Staged
 
 __all__ = ["serve"]
 
@@ -45,7 +45,7 @@ class Instance:
     """One computation of a node that may happen: when, and whether it does."""
 
     node: int
-    way: Way
+    way: Implementation
     start: Any
     active: Any
 

@@ -2,7 +2,7 @@
 
 Every value is retained during at most two intervals, or more where two do not fit, on a grid of
 events, one event per (stage, node); memory is one cumulative constraint. The model is in
-`intervals_model`; OR-Tools runs in a child process, since it cannot share one with every version
+`model`; OR-Tools runs in a child process, since it cannot share one with every version
 of HiGHS.
 """
 
@@ -17,9 +17,9 @@ import msgspec
 from tightfit.errors import MissingExtra
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.outcomes import finish, judge, no_plan
+from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
 from tightfit.planners.solvers.child import run_in_child
-from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer
+from tightfit.planners.stages.easy import easy_answer
 from tightfit.planners.stages.schedule import without_waste
 from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress
@@ -119,7 +119,7 @@ class _Best:
             self.infeasible = report.status == "infeasible"
             if report.computes:
                 useful = without_waste(self.problem, report.computes)
-                result = judge(self.task, useful)
+                result = simulated(self.task, useful)
                 if result.peak_bytes <= self.task.budget_bytes and result.cost_s < self.cost_s:
                     self.computes, self.cost_s = useful, result.cost_s
         self.progress.update(self.reports, f"bound {self.bound:.4f}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tightfit.graph.ir import ValueId
-from tightfit.planners.monet.variables import CAPACITY_UNITS, Variables
+from tightfit.planners.monet.variables import Variables
+from tightfit.planners.stages.scale import CAPACITY_UNITS
 
 __all__ = [
     "FAMILIES",
@@ -69,22 +70,19 @@ def saved_memory(variables: Variables) -> None:
     """
     builder = variables.builder
     for stage in range(1, variables.backward + 1):
-        room = CAPACITY_UNITS - variables.gradients(stage)
-        held = builder.real(lower=0.0, upper=room)
-        terms: Terms = [(held, 1.0)]
+        terms: Terms = [(variables.add_held(stage, 0), 1.0)]
         for value in variables.forward_values:
             if (stage, value) in variables.stored:
                 terms.append((variables.stored[stage, value], -variables.size(value)))
         builder.row(terms, lower=0.0, upper=0.0, group=stage)
-        variables.held[stage, 0] = held
         for node in range(variables.forward):
             change, constant = _change(variables, stage, node)
             if change or constant:
-                following = builder.real(lower=0.0, upper=room)
-                row = [(following, 1.0), (held, -1.0), *change]
+                following = variables.add_held(stage, node + 1)
+                row = [(following, 1.0), (variables.held[stage, node], -1.0), *change]
                 builder.row(row, lower=constant, upper=constant, group=stage)
-                held = following
-            variables.held[stage, node + 1] = held
+            else:
+                variables.pass_held(stage, node + 1)
 
 
 def _change(variables: Variables, stage: int, node: int) -> tuple[Terms, float]:
@@ -135,7 +133,7 @@ def _product(variables: Variables, first: int, second: int) -> int:
     builder = variables.builder
     if (first, second) in variables.products:
         return variables.products[first, second]
-    product = variables.products[first, second] = builder.binary()
+    product = variables.add_product(first, second)
     builder.row([(product, 1.0), (first, -1.0), (second, -1.0)], lower=-1.0)
     builder.row([(product, 1.0), (first, -1.0)], upper=0.0)
     builder.row([(product, 1.0), (second, -1.0)], upper=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tightfit.planners.stages.staged import Staged, Way
+from tightfit.planners.stages.staged import Implementation, Staged
 
 __all__ = ["Implementations", "one_each"]
 
@@ -13,8 +13,8 @@ __all__ = ["Implementations", "one_each"]
 class Implementations:
     """For each node, the ways to compute it first and again (none: it may not be recomputed)."""
 
-    first: tuple[tuple[Way, ...], ...]
-    again: tuple[tuple[Way, ...], ...]
+    first: tuple[tuple[Implementation, ...], ...]
+    again: tuple[tuple[Implementation, ...], ...]
 
 
 def one_each(problem: Staged) -> Implementations:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tightfit.planners.monet.variables import COST_UNITS
+from tightfit.planners.stages.scale import COST_UNITS
 
 __all__ = ["overhead_of"]
 

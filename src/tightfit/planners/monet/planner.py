@@ -11,10 +11,11 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.monet.implementations import one_each
 from tightfit.planners.monet.objective import overhead_of
 from tightfit.planners.monet.program import MonetProgram, build_program
-from tightfit.planners.monet.variables import COST_UNITS, LocalBound
-from tightfit.planners.outcomes import finish, judge, no_plan
-from tightfit.planners.solvers import Answer, Options, solve_by_rows
-from tightfit.planners.stages.easy import NO_PLAN_HERE, easy_answer
+from tightfit.planners.monet.variables import LocalBound
+from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
+from tightfit.planners.solvers import Solution, SolveOptions, solve_by_rows
+from tightfit.planners.stages.easy import easy_answer
+from tightfit.planners.stages.scale import COST_UNITS
 from tightfit.planners.stages.schedule import without_waste
 from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress
@@ -43,10 +44,10 @@ def _plan(task: Task, limits: Limits, progress: Progress, local_bound: LocalBoun
     if easy is not None:
         return easy
     model = build_program(problem, one_each(problem), local_bound)
-    answer = _solve(model, limits, progress, started)
-    infeasible = answer.status == "infeasible"
-    bound = 0.0 if infeasible else overhead_of(answer.bound)
-    computes, excess = _fitting(task, problem, model, answer)
+    solution = _solve(model, limits, progress, started)
+    infeasible = solution.status == "infeasible"
+    bound = 0.0 if infeasible else overhead_of(solution.bound)
+    computes, excess = _fitting(task, problem, model, solution)
     if computes is None and excess > 0:
         capacity = problem.capacity_bytes - excess
         lowered = msgspec.structs.replace(problem, capacity_bytes=capacity)
@@ -66,8 +67,8 @@ def _plan(task: Task, limits: Limits, progress: Progress, local_bound: LocalBoun
     )
 
 
-def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: float) -> Answer:
-    options = Options(
+def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: float) -> Solution:
+    options = SolveOptions(
         seconds=limits.seconds - (time.perf_counter() - started),
         gap=COST_UNITS * limits.gap,
         nodes=limits.iterations,
@@ -84,13 +85,13 @@ def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: flo
 
 
 def _fitting(
-    task: Task, problem: Staged, model: MonetProgram, answer: Answer
+    task: Task, problem: Staged, model: MonetProgram, solution: Solution
 ) -> tuple[list[Compute] | None, int]:
     """The schedule of a solution if it fits, and else the bytes it exceeds the budget by."""
-    if answer.values is None:
+    if solution.values is None:
         return None, 0
-    computes = without_waste(problem, model.computes(answer.values))
-    excess = judge(task, computes).peak_bytes - task.budget_bytes
+    computes = without_waste(problem, model.computes(solution.values))
+    excess = simulated(task, computes).peak_bytes - task.budget_bytes
     return (computes if excess <= 0 else None), excess
 
 

@@ -12,14 +12,14 @@ from tightfit.planners.monet.constraints import FAMILIES
 from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.monet.variables import LocalBound, Variables
 from tightfit.planners.solvers import (
-    Program,
+    LinearProgram,
     ProgramBuilder,
     settle_equations,
     within_reach,
 )
 from tightfit.planners.solvers.program import Floats
-from tightfit.planners.stages.easy import grains_of
-from tightfit.planners.stages.staged import Staged, Way
+from tightfit.planners.stages.scale import grains_of
+from tightfit.planners.stages.staged import Implementation, Staged
 
 __all__ = ["MonetProgram", "build_program"]
 
@@ -29,7 +29,7 @@ class MonetProgram:
     """The program with its columns by name."""
 
     variables: Variables
-    program: Program
+    program: LinearProgram
 
     def computes(self, values: Floats) -> list[Compute]:
         """Return the computes of an integral solution in order (algorithms 1 and 2)."""
@@ -99,7 +99,7 @@ class MonetProgram:
         for number, way in enumerate(ways if len(ways) > 1 else ()):
             settled[self.variables.chosen[stage, node, number]] = float(way is chosen)
 
-    def _way(self, values: Floats, stage: int, node: int, *, again: bool) -> Way:
+    def _way(self, values: Floats, stage: int, node: int, *, again: bool) -> Implementation:
         implementations = self.variables.implementations
         ways = (implementations.again if again else implementations.first)[node]
         if len(ways) == 1:
@@ -115,7 +115,7 @@ def build_program(
 ) -> MonetProgram:
     """Return MONeT's program (objective 9 under constraints 4, 7 and 8)."""
     builder = ProgramBuilder()
-    variables = Variables.of(problem, implementations, builder, local_bound)
+    variables = Variables(problem, implementations, builder, local_bound)
     for family in FAMILIES:
         family(variables)
     program = within_reach(builder.build(), map(variables.units, grains_of(problem)))

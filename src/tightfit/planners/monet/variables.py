@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -11,22 +10,17 @@ from tightfit.errors import BadInput
 from tightfit.graph.ir import ValueId
 from tightfit.planners.monet.implementations import Implementations
 from tightfit.planners.solvers import ProgramBuilder
+from tightfit.planners.stages.scale import CAPACITY_UNITS, in_capacities, in_percent
 from tightfit.planners.stages.schedule import last_uses
-from tightfit.planners.stages.staged import Staged, Way
+from tightfit.planners.stages.staged import Implementation, Staged
 
-__all__ = ["CAPACITY_UNITS", "COST_UNITS", "LocalBound", "Variables"]
+__all__ = ["LocalBound", "Variables"]
 
-CAPACITY_UNITS = 1000.0
-"""The budget in the program's unit of memory; HiGHS needs coefficients of moderate size."""
-
-COST_UNITS = 100.0
-"""The cost of a step without recomputation in the program's unit: percent."""
 
 LocalBound = Literal["tight", "loose"]
 """Which bound on local memory (appendix B): of nodes that may still be recomputed, or of all."""
 
 
-@dataclass(frozen=True)
 class Variables:
     """The columns of the program and the sets its constraints speak of.
 
@@ -36,8 +30,18 @@ class Variables:
         A forward pass followed by a backward pass.
     implementations : Implementations
         The ways to compute each node.
+    builder : ProgramBuilder
+        Where the columns are added, and the constraints after them.
     local_bound : str
         Which bound on local memory to use.
+
+    Raises
+    ------
+    BadInput
+        If a forward node follows a backward one.
+
+    Attributes
+    ----------
     stored : dict of (stage, value) to column
         s: the forward value is stored when the stage begins.
     recomputed : dict of (stage, node) to column
@@ -54,45 +58,33 @@ class Variables:
         alpha: the product of two binaries (appendix C.4).
     """
 
-    problem: Staged
-    implementations: Implementations
-    builder: ProgramBuilder
-    local_bound: LocalBound = "tight"
-    stored: dict[tuple[int, ValueId], int] = field(default_factory=dict[tuple[int, ValueId], int])
-    recomputed: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    chosen: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
-    held: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    remaining: dict[tuple[int, ValueId], int] = field(
-        default_factory=dict[tuple[int, ValueId], int]
-    )
-    products: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         problem: Staged,
         implementations: Implementations,
         builder: ProgramBuilder,
         local_bound: LocalBound = "tight",
-    ) -> Variables:
-        """Add all columns to the builder and return them.
-
-        Raises
-        ------
-        BadInput
-            If a forward node follows a backward one.
-        """
-        variables = Variables(problem, implementations, builder, local_bound)
-        if any(node.is_forward for node in problem.nodes[variables.forward :]):
+    ) -> None:
+        self.problem = problem
+        self.implementations = implementations
+        self.builder = builder
+        self.local_bound: LocalBound = local_bound
+        self.stored: dict[tuple[int, ValueId], int] = {}
+        self.recomputed: dict[tuple[int, int], int] = {}
+        self.chosen: dict[tuple[int, int, int], int] = {}
+        self.held: dict[tuple[int, int], int] = {}
+        self.remaining: dict[tuple[int, ValueId], int] = {}
+        self.products: dict[tuple[int, int], int] = {}
+        if any(node.is_forward for node in problem.nodes[self.forward :]):
             raise BadInput(
                 "MONeT plans one forward pass followed by one backward pass; in this graph a "
                 "forward op follows a backward op: use the default planner or checkmate"
             )
-        variables._add_stored()
-        variables._add_recomputed()
-        variables._add_chosen()
-        variables._add_remaining()
-        variables._add_constant()
-        return variables
+        self._add_stored()
+        self._add_recomputed()
+        self._add_chosen()
+        self._add_remaining()
+        self._add_constant()
 
     @cached_property
     def forward(self) -> int:
@@ -144,19 +136,18 @@ class Variables:
 
     def units(self, size_bytes: int) -> float:
         """Bytes in the program's unit."""
-        return size_bytes * CAPACITY_UNITS / self.problem.capacity_bytes
+        return in_capacities(self.problem, size_bytes)
 
     def cost(self, cost_s: float) -> float:
         """Seconds in the program's unit."""
-        base = self.problem.base_cost_s
-        return COST_UNITS * cost_s / base if base > 0 else 0.0
+        return in_percent(self.problem, cost_s)
 
     def is_forced(self, stage: int, value: ValueId) -> bool:
         """Whether somebody keeps the value when the stage begins."""
         stored = self.problem.values[value]
         return stored.begins <= self.forward + stage - 1 < stored.forced_until
 
-    def inputs(self, way: Way) -> list[ValueId]:
+    def inputs(self, way: Implementation) -> list[ValueId]:
         """The forward values an implementation reads (N of a forward node, D of a backward one)."""
         made = self._forward_set
         return [value for value in way.reads if value in made]
@@ -238,6 +229,21 @@ class Variables:
                 frontier = self.node_of(stage)
                 if frontier <= useful and self.problem.may_recompute(node, frontier):
                     yield stage, node
+
+    def add_held(self, stage: int, node: int) -> int:
+        """Add the running sum of what is stored while a stage is about to reach a node."""
+        room = CAPACITY_UNITS - self.gradients(stage)
+        self.held[stage, node] = self.builder.real(lower=0.0, upper=room)
+        return self.held[stage, node]
+
+    def pass_held(self, stage: int, node: int) -> None:
+        """Take the running sum of the node before: nothing changes from there to this one."""
+        self.held[stage, node] = self.held[stage, node - 1]
+
+    def add_product(self, first: int, second: int) -> int:
+        """Add a column that constraints are to make the product of two binaries."""
+        self.products[first, second] = self.builder.binary()
+        return self.products[first, second]
 
     def _add_stored(self) -> None:
         last = last_uses(self.problem)

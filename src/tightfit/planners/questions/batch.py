@@ -1,7 +1,13 @@
-"""The largest batch whose step fits a budget at an acceptable overhead."""
+"""The largest batch whose step fits a budget at an acceptable overhead.
+
+A captured step is exact but takes seconds; from the steps of two batch sizes those of all others
+are estimated in no time. So the answer is looked for among estimates and proven by a plan of the
+captured step; where that fails, a smaller batch is looked for.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -12,14 +18,26 @@ from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.questions.rescale import rescaled
+from tightfit.planners.questions.rescale import extrapolated, rescaled
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
 
-__all__ = ["MOST_BATCH", "LargestBatch", "largest_batch", "largest_batch_without_plan", "no_batch"]
+__all__ = [
+    "LargestBatch",
+    "ProvenBatch",
+    "largest_batch",
+    "largest_batch_without_plan",
+    "proven_batch",
+]
 
-MOST_BATCH = 1 << 24
+GraphOf = Callable[[int], Graph]
+"""Gives the graph of a batch size."""
+
+_MOST_BATCH = 1 << 24
+_SAMPLES = (4, 8)  # batch sizes from which others are estimated
+_TRIAL_S = 2.0  # to plan each estimated batch size
+_STEP_DOWN = 0.98  # from a batch whose captured step does not fit
 
 
 class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +48,141 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     too_large: int | None
 
 
+class ProvenBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest batch whose captured step has a plan.
+
+    Parameters
+    ----------
+    batch : int
+        Examples per batch.
+    without_plan : int
+        The largest batch that fits with nothing recomputed, by estimate; 0 if none does.
+    graph, outcome
+        The step captured at `batch`, and its plan.
+    too_large : int or None
+        The smallest batch for which no plan was found; None if none was.
+    """
+
+    batch: int
+    without_plan: int
+    graph: Graph
+    outcome: Outcome
+    too_large: int | None
+
+
+def proven_batch(
+    captured: GraphOf,
+    budget_bytes: int,
+    *,
+    max_overhead: float = float("inf"),
+    gradients: Gradients = "fresh",
+    planner: str = DEFAULT,
+    limits: Limits | None = None,
+    progress: Progress = SILENT,
+) -> ProvenBatch:
+    """Find the largest batch by estimate, and prove it by a plan of the captured step.
+
+    Parameters
+    ----------
+    captured : callable
+        Captures the step at a batch size; called once for each size that is needed.
+    budget_bytes : int
+        Constants included.
+    max_overhead : float
+        The largest acceptable overhead, a fraction.
+    planner, limits
+        Of the plan at the answer.
+
+    Raises
+    ------
+    InfeasibleBudget
+        If not even a batch of 1 fits.
+    """
+    search = _Search(captured, budget_bytes, max_overhead, gradients, planner, limits or Limits())
+    return search.run(progress)
+
+
+class _Search:
+    """The search over estimated steps, and the proof by a captured one."""
+
+    def __init__(
+        self,
+        captured: GraphOf,
+        budget_bytes: int,
+        max_overhead: float,
+        gradients: Gradients,
+        planner: str,
+        limits: Limits,
+    ) -> None:
+        self.captured = functools.cache(captured)
+        self.estimated = _estimate(self.captured)
+        self.budget_bytes = budget_bytes
+        self.max_overhead = max_overhead
+        self.gradients: Gradients = gradients
+        self.planner = planner
+        self.limits = limits
+
+    def run(self, progress: Progress) -> ProvenBatch:
+        """Return the largest batch whose captured step has a plan."""
+        most, too_large = _MOST_BATCH, None
+        while True:
+            found = self._guess(most, progress)
+            graph = self.captured(found.batch)
+            outcome = self._planned(found, graph, progress)
+            if outcome is not None:
+                return ProvenBatch(
+                    batch=found.batch,
+                    without_plan=largest_batch_without_plan(
+                        self.estimated, self.budget_bytes, gradients=self.gradients
+                    ),
+                    graph=graph,
+                    outcome=outcome,
+                    too_large=too_large or found.too_large,
+                )
+            if found.batch == 1:
+                raise _no_batch(self.budget_bytes, self.max_overhead)
+            too_large = found.batch
+            most = max(1, min(found.batch - 1, int(_STEP_DOWN * found.batch)))
+
+    def _guess(self, most: int, progress: Progress) -> LargestBatch:
+        """Return the largest batch by estimate."""
+        return largest_batch(
+            self.estimated,
+            self.budget_bytes,
+            max_overhead=self.max_overhead,
+            gradients=self.gradients,
+            limits=msgspec.structs.replace(self.limits, seconds=min(_TRIAL_S, self.limits.seconds)),
+            progress=progress,
+            planner=self.planner,
+            most=most,
+        )
+
+    def _planned(self, found: LargestBatch, graph: Graph, progress: Progress) -> Outcome | None:
+        """Plan the captured step; where that fails, try the plan of the estimated one."""
+        task = Task(graph=graph, budget_bytes=self.budget_bytes, gradients=self.gradients)
+        outcome = plan_with(self.planner, task, self.limits, progress)
+        if outcome.plan is not None and outcome.overhead <= self.max_overhead:
+            return outcome
+        plan = found.outcome.plan
+        assert plan is not None
+        try:
+            outcome = rescaled(plan, self.estimated(found.batch), task)
+        except (InvalidPlan, PlanMismatch):
+            return None
+        return outcome if outcome.overhead <= self.max_overhead else None
+
+
+def _estimate(captured: GraphOf) -> GraphOf:
+    """What gives the step of a batch size in no time; the capture itself where steps differ."""
+    small, large = _SAMPLES
+    try:
+        return functools.cache(extrapolated(captured(small), captured(large), _SAMPLES))
+    except PlanMismatch:
+        return captured
+
+
 def largest_batch(
-    graph_of: Callable[[int], Graph],
+    graph_of: GraphOf,
     budget_bytes: int,
     *,
     max_overhead: float = float("inf"),
@@ -39,7 +190,7 @@ def largest_batch(
     limits: Limits | None = None,
     progress: Progress = SILENT,
     planner: str = DEFAULT,
-    most: int = MOST_BATCH,
+    most: int = _MOST_BATCH,
 ) -> LargestBatch:
     """Find the largest batch by doubling, then bisection; the answer is planned, not extrapolated.
 
@@ -83,11 +234,11 @@ def largest_batch(
     finally:
         progress.stop()
     if best is None:
-        raise no_batch(budget_bytes, max_overhead)
+        raise _no_batch(budget_bytes, max_overhead)
     return LargestBatch(batch=best[0], outcome=best[2], too_large=high)
 
 
-def no_batch(budget_bytes: int, max_overhead: float) -> InfeasibleBudget:
+def _no_batch(budget_bytes: int, max_overhead: float) -> InfeasibleBudget:
     """Return the error that says that no batch fits."""
     allowed = "" if math.isinf(max_overhead) else f" at an overhead of at most {max_overhead:.1%}"
     return InfeasibleBudget(
@@ -98,18 +249,19 @@ def no_batch(budget_bytes: int, max_overhead: float) -> InfeasibleBudget:
 
 
 def largest_batch_without_plan(
-    graph_of: Callable[[int], Graph], budget_bytes: int, *, gradients: Gradients = "fresh"
+    graph_of: GraphOf, budget_bytes: int, *, gradients: Gradients = "fresh"
 ) -> int:
     """Return the largest batch that fits a budget with nothing recomputed; 0 if none does."""
+
+    def fits(batch: int) -> bool:
+        return eager_peak_bytes(graph_of(batch), gradients=gradients) <= budget_bytes
+
     low, high = 0, 1
-    while (
-        high <= MOST_BATCH and eager_peak_bytes(graph_of(high), gradients=gradients) <= budget_bytes
-    ):
+    while high <= _MOST_BATCH and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        fits = eager_peak_bytes(graph_of(middle), gradients=gradients) <= budget_bytes
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 

@@ -1,4 +1,7 @@
-"""The curve of overhead against budget: from large to small budgets, each plan seeding the next."""
+"""The curve of overhead against budget: from large to small budgets, each plan seeding the next.
+
+See docs/search.md, "Many budgets".
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,9 @@ def pareto_curve(
             if points and points[-1].outcome.status == "infeasible":
                 outcome = msgspec.structs.replace(points[-1].outcome, seconds=0.0)
             else:
-                answer = run_anytime(task, limits, progress, seeds=seeds)
-                seeds = answer.schedules or seeds
-                outcome = answer.outcome
+                result = run_anytime(task, limits, progress, seeds=seeds)
+                seeds = result.schedules or seeds
+                outcome = result.outcome
             if outcome.bound >= bound:
                 bound, source = outcome.bound, outcome.bound_source
             points.append(

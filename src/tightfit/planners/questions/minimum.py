@@ -13,9 +13,10 @@ from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Gradients, Plan
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
-from tightfit.planners.engine.problem import EngineProblem, build_problem, computes_of
+from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
 from tightfit.planners.outcomes import finish
 from tightfit.progress import SILENT, Progress
@@ -34,7 +35,8 @@ class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     lower_bytes : int
-        Proven: no plan needs less, constants included, in any order of first computations.
+        Proven: no plan needs less, constants included (docs/search.md, "The least budget", says
+        for which orders of first computations).
     lower_op : int or None
         The op that needs that much, None if the constants do.
     settled : bool
@@ -64,7 +66,7 @@ def minimum_budget(
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> MinimumBudget:
-    """Find the smallest budget of a graph from both sides (planning.md, section 9).
+    """Find the smallest budget of a graph from both sides (docs/search.md, "The least budget").
 
     Parameters
     ----------

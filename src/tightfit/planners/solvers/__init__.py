@@ -1,16 +1,21 @@
-"""One small interface to mixed-integer linear programming solvers, in process or in a child."""
+"""One small interface to mixed-integer linear programming solvers.
 
-from tightfit.planners.solvers.program import Answer, Options, Program, ProgramBuilder
+From a `LinearProgram` and `SolveOptions` to a `Solution` with a bound: in this process or in a
+child that keeps its limits, whole or by groups of rows, lowered to what sums can reach. Imports
+nothing of planners.
+"""
+
+from tightfit.planners.solvers.program import LinearProgram, ProgramBuilder, Solution, SolveOptions
 from tightfit.planners.solvers.row_generation import settle_equations, solve_by_rows
 from tightfit.planners.solvers.solve import SOLVERS, solve
 from tightfit.planners.solvers.tightening import grains, within_reach
 
 __all__ = [
     "SOLVERS",
-    "Answer",
-    "Options",
-    "Program",
+    "LinearProgram",
     "ProgramBuilder",
+    "Solution",
+    "SolveOptions",
     "grains",
     "settle_equations",
     "solve",

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from tightfit.errors import MissingExtra
-from tightfit.planners.solvers.program import Answer, Floats, Options, Program
+from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions
 
 __all__ = ["solve_gurobi"]
 
 
 def solve_gurobi(
-    program: Program,
-    options: Options,
+    program: LinearProgram,
+    options: SolveOptions,
     start: Floats | None,
-    report: Callable[[Answer], None],
-) -> Answer:
+    report: Callable[[Solution], None],
+) -> Solution:
     """Solve a program in this process; `report` receives every better solution or bound.
 
     Raises
@@ -44,10 +44,10 @@ def solve_gurobi(
         if start is not None and not options.relax:
             x.Start = start
         model.optimize(_watcher(grb, x, report))
-        return _answer(grb, model, x, options, start is not None)
+        return _solution(grb, model, x, options, start is not None)
 
 
-def _parameters(options: Options) -> dict[str, Any]:
+def _parameters(options: SolveOptions) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "OutputFlag": 0,
         "TimeLimit": options.seconds,
@@ -63,7 +63,7 @@ def _parameters(options: Options) -> dict[str, Any]:
     return parameters
 
 
-def _add_rows(model: Any, columns: list[Any], program: Program) -> None:
+def _add_rows(model: Any, columns: list[Any], program: LinearProgram) -> None:
     starts = program.starts.tolist()
     indices = program.indices.tolist()
     coefficients = program.coefficients.tolist()
@@ -80,27 +80,27 @@ def _add_rows(model: Any, columns: list[Any], program: Program) -> None:
             model.addConstr(total <= upper)
 
 
-def _watcher(grb: Any, x: Any, report: Callable[[Answer], None]) -> Callable[[Any, int], None]:
+def _watcher(grb: Any, x: Any, report: Callable[[Solution], None]) -> Callable[[Any, int], None]:
     def watch(model: Any, where: int) -> None:
         if where == grb.GRB.Callback.MIPSOL:
             objective = model.cbGet(grb.GRB.Callback.MIPSOL_OBJ)
             bound = model.cbGet(grb.GRB.Callback.MIPSOL_OBJBND)
             values = np.asarray(model.cbGetSolution(x))
-            report(Answer("feasible", values, objective, bound))
+            report(Solution("feasible", values, objective, bound))
         elif where == grb.GRB.Callback.MIP:
             bound = model.cbGet(grb.GRB.Callback.MIP_OBJBND)
-            report(Answer("unknown", None, math.inf, bound))
+            report(Solution("unknown", None, math.inf, bound))
 
     return watch
 
 
-def _answer(grb: Any, model: Any, x: Any, options: Options, started: bool) -> Answer:
+def _solution(grb: Any, model: Any, x: Any, options: SolveOptions, started: bool) -> Solution:
     if model.Status in (grb.GRB.INFEASIBLE, grb.GRB.INF_OR_UNBD):
-        return Answer("infeasible", None, math.inf, math.inf, started)
+        return Solution("infeasible", None, math.inf, math.inf, started)
     solved = model.Status == grb.GRB.OPTIMAL
     if model.SolCount == 0:
         bound = -math.inf if options.relax else model.ObjBound
-        return Answer("unknown", None, math.inf, bound, started)
+        return Solution("unknown", None, math.inf, bound, started)
     objective = model.ObjVal
     bound = objective if options.relax else min(model.ObjBound, objective)
-    return Answer("optimal" if solved else "feasible", np.asarray(x.X), objective, bound, started)
+    return Solution("optimal" if solved else "feasible", np.asarray(x.X), objective, bound, started)

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.planners.solvers.program import Answer, Floats, Options, Program
+from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions
 
 __all__ = ["solve_highs"]
 
 
 def solve_highs(
-    program: Program,
-    options: Options,
+    program: LinearProgram,
+    options: SolveOptions,
     start: Floats | None,
-    report: Callable[[Answer], None],
-) -> Answer:
+    report: Callable[[Solution], None],
+) -> Solution:
     """Solve a program in this process; `report` receives every better solution or bound."""
     import highspy
 
@@ -28,16 +28,16 @@ def solve_highs(
     solver.passModel(_model(highspy, program, options.relax))
     started_from = False
     if start is not None and not options.relax:
-        solution: Any = highspy.HighsSolution()
-        solution.col_value = start.tolist()
-        started_from = solver.setSolution(solution) == highspy.HighsStatus.kOk
+        given: Any = highspy.HighsSolution()
+        given.col_value = start.tolist()
+        started_from = solver.setSolution(given) == highspy.HighsStatus.kOk
     if not options.relax:
         _watch(solver, report)
     solver.run()
-    return _answer(highspy, solver, program, options, started_from)
+    return _solution(highspy, solver, program, options, started_from)
 
 
-def _settings(options: Options) -> dict[str, Any]:
+def _settings(options: SolveOptions) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "output_flag": False,
         "threads": options.threads,
@@ -53,7 +53,7 @@ def _settings(options: Options) -> dict[str, Any]:
     return settings
 
 
-def _model(highspy: Any, program: Program, relax: bool) -> Any:
+def _model(highspy: Any, program: LinearProgram, relax: bool) -> Any:
     model = highspy.HighsLp()
     model.num_col_ = program.columns
     model.num_row_ = program.rows
@@ -72,10 +72,10 @@ def _model(highspy: Any, program: Program, relax: bool) -> Any:
     return model
 
 
-def _watch(solver: Any, report: Callable[[Answer], None]) -> None:
+def _watch(solver: Any, report: Callable[[Solution], None]) -> None:
     def improved(event: Any) -> None:
         report(
-            Answer(
+            Solution(
                 status="feasible",
                 values=np.array(event.data_out.mip_solution),
                 objective=event.data_out.objective_function_value,
@@ -85,31 +85,31 @@ def _watch(solver: Any, report: Callable[[Answer], None]) -> None:
 
     def logged(event: Any) -> None:
         bound = event.data_out.mip_dual_bound
-        report(Answer(status="unknown", values=None, objective=math.inf, bound=bound))
+        report(Solution(status="unknown", values=None, objective=math.inf, bound=bound))
 
     solver.cbMipImprovingSolution.subscribe(improved)
     solver.cbMipLogging.subscribe(logged)
 
 
-def _answer(
-    highspy: Any, solver: Any, program: Program, options: Options, started_from: bool
-) -> Answer:
+def _solution(
+    highspy: Any, solver: Any, program: LinearProgram, options: SolveOptions, started_from: bool
+) -> Solution:
     status = solver.getModelStatus()
     statuses = highspy.HighsModelStatus
     if status in (statuses.kInfeasible, statuses.kUnboundedOrInfeasible):
-        return Answer("infeasible", None, math.inf, math.inf, started_from)
+        return Solution("infeasible", None, math.inf, math.inf, started_from)
     info = solver.getInfo()
     solved = status == statuses.kOptimal
     if options.relax:
         if not solved:
-            return Answer("unknown", None, math.inf, -math.inf)
+            return Solution("unknown", None, math.inf, -math.inf)
         objective = info.objective_function_value
-        return Answer("optimal", np.array(solver.getSolution().col_value), objective, objective)
+        return Solution("optimal", np.array(solver.getSolution().col_value), objective, objective)
     feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     bound = info.mip_dual_bound if abs(info.mip_dual_bound) < 1e29 else -math.inf
     if not feasible:
-        return Answer("unknown", None, math.inf, bound, started_from)
+        return Solution("unknown", None, math.inf, bound, started_from)
     values = np.array(solver.getSolution().col_value)
     objective = float(program.costs @ values)
     bound = min(bound, objective)
-    return Answer("optimal" if solved else "feasible", values, objective, bound, started_from)
+    return Solution("optimal" if solved else "feasible", values, objective, bound, started_from)

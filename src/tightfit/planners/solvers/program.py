@@ -1,4 +1,4 @@
-"""A mixed-integer linear program as plain arrays, what to solve it with, and the answer."""
+"""A mixed-integer linear program as plain arrays, how to solve it, and what comes of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Answer", "Floats", "Options", "Program", "ProgramBuilder"]
+__all__ = ["Floats", "LinearProgram", "ProgramBuilder", "Solution", "SolveOptions"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Program:
+class LinearProgram:
     """Minimise ``costs @ x`` with ``row_lower <= A x <= row_upper``, ``lower <= x <= upper``.
 
     Parameters
@@ -73,7 +73,7 @@ class Program:
         is_one = (self.row_lower == self.row_upper) & (self.groups >= 0)
         return np.nonzero(is_one)[0].astype(np.int32)
 
-    def only(self, groups: Collection[int]) -> Program:
+    def only(self, groups: Collection[int]) -> LinearProgram:
         """Return the program with the rows of these groups and those that are always needed."""
         kept = np.isin(self.groups, [-1, *groups])
         lengths = np.diff(self.starts)
@@ -96,10 +96,10 @@ class Program:
         return buffer.getvalue()
 
     @staticmethod
-    def from_bytes(data: bytes) -> Program:
+    def from_bytes(data: bytes) -> LinearProgram:
         """Read what `to_bytes` wrote."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return Program(**dict[str, Any](arrays))
+            return LinearProgram(**dict[str, Any](arrays))
 
 
 class ProgramBuilder:
@@ -159,9 +159,9 @@ class ProgramBuilder:
         self._row_upper.append(upper)
         self._groups.append(group)
 
-    def build(self) -> Program:
+    def build(self) -> LinearProgram:
         """Return the program."""
-        return Program(
+        return LinearProgram(
             costs=np.array(self._costs),
             lower=np.array(self._lower),
             upper=np.array(self._upper),
@@ -175,7 +175,7 @@ class ProgramBuilder:
         )
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SolveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to solve a program.
 
     Parameters
@@ -206,7 +206,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Solution:
     """What a solver found.
 
     Parameters

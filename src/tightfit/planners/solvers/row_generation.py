@@ -16,7 +16,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from tightfit.planners.solvers.program import Answer, Floats, Options, Program
+from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions
 from tightfit.planners.solvers.solve import solve
 from tightfit.progress import SILENT, Progress
 
@@ -28,22 +28,22 @@ _COARSE = 10.0  # gaps to which programs are solved until one's solution violate
 
 
 def solve_by_rows(
-    program: Program,
-    options: Options,
+    program: LinearProgram,
+    options: SolveOptions,
     settle: Callable[[Floats], Floats],
     *,
     solver: str = "highs",
     start: Floats | None = None,
     progress: Progress = SILENT,
     describe: Callable[[float, float], str] | None = None,
-) -> Answer:
+) -> Solution:
     """Solve a mixed-integer program by adding groups of rows until none is violated.
 
     Parameters
     ----------
-    program : Program
+    program : LinearProgram
         The whole program, its rows in groups.
-    options : Options
+    options : SolveOptions
         Limits; branch-and-bound nodes count for each of the programs solved.
     settle : callable
         Returns a solution that is no worse, without what nobody needs, and with the columns that
@@ -53,17 +53,17 @@ def solve_by_rows(
 
     Returns
     -------
-    Answer
+    Solution
         Of the whole program: its bound is the best of the programs solved.
     """
     started = time.perf_counter()
     watched = set(violated_groups(program, settle(np.array(program.lower)))[:1])
     gap = _COARSE * options.gap
-    best = Answer("unknown", None, math.inf, -math.inf)
+    best = Solution("unknown", None, math.inf, -math.inf)
     while True:
         target = max(options.target, best.bound + gap)
         left = options.seconds - (time.perf_counter() - started)
-        answer = solve(
+        solution = solve(
             program.only(watched),
             msgspec.structs.replace(options, seconds=left, target=target, gap=gap),
             solver=solver,
@@ -71,31 +71,33 @@ def solve_by_rows(
             progress=progress,
             describe=describe,
         )
-        best = replace(best, bound=max(best.bound, answer.bound))
-        if answer.values is None:
-            return _ended(answer, best, options.gap)
-        values = settle(answer.values)
+        best = replace(best, bound=max(best.bound, solution.bound))
+        if solution.values is None:
+            return _ended(solution, best, options.gap)
+        values = settle(solution.values)
         violated = set(violated_groups(program, values)[:_ADDED]) - watched
-        ended = answer.status == "feasible" and answer.objective > target
+        ended = solution.status == "feasible" and solution.objective > target
         if not violated:
-            status = answer.status if gap <= options.gap else "feasible"
+            status = solution.status if gap <= options.gap else "feasible"
             objective = float(program.costs @ values)
-            best = _better(best, replace(answer, values=values, objective=objective, status=status))
+            best = _better(
+                best, replace(solution, values=values, objective=objective, status=status)
+            )
             if ended or gap <= options.gap or best.objective <= best.bound + options.gap:
-                return _ended(answer, best, options.gap)
+                return _ended(solution, best, options.gap)
             gap = options.gap
         elif ended:
-            return _ended(answer, best, options.gap)
+            return _ended(solution, best, options.gap)
         watched |= violated
 
 
-def _better(best: Answer, found: Answer) -> Answer:
+def _better(best: Solution, found: Solution) -> Solution:
     """Return the better of two solutions, with what the later one proves and the best bound."""
     kept = found if found.objective < best.objective else best
     return replace(kept, bound=best.bound, status=found.status)
 
 
-def _ended(last: Answer, best: Answer, gap: float) -> Answer:
+def _ended(last: Solution, best: Solution, gap: float) -> Solution:
     """Return the best solution of the whole program, with the bound and what both prove."""
     if best.values is None:
         return replace(best, status="infeasible" if last.status == "infeasible" else "unknown")
@@ -104,7 +106,7 @@ def _ended(last: Answer, best: Answer, gap: float) -> Answer:
     return replace(best, bound=bound, status=status)
 
 
-def violated_groups(program: Program, values: Floats) -> list[int]:
+def violated_groups(program: LinearProgram, values: Floats) -> list[int]:
     """Return the groups with violated rows, each the worst among its neighbours, worst first."""
     activities = program.activities(values)
     excess = np.maximum(program.row_lower - activities, activities - program.row_upper)
@@ -124,7 +126,7 @@ def violated_groups(program: Program, values: Floats) -> list[int]:
     return peaks
 
 
-def settle_equations(program: Program, values: Floats) -> None:
+def settle_equations(program: LinearProgram, values: Floats) -> None:
     """Set the columns that equations in groups define, in the order of the rows."""
     for row in program.definitions():
         terms = slice(program.starts[row], program.starts[row + 1])

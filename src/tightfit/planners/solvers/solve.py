@@ -14,12 +14,14 @@ from tightfit.errors import BadInput, MissingExtra
 from tightfit.planners.solvers.child import run_in_child
 from tightfit.planners.solvers.gurobi import solve_gurobi
 from tightfit.planners.solvers.highs import solve_highs
-from tightfit.planners.solvers.program import Answer, Floats, Options, Program
+from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions
 from tightfit.progress import SILENT, Progress
 
 __all__ = ["SOLVERS", "solve"]
 
-_Solver = Callable[[Program, Options, "Floats | None", Callable[[Answer], None]], Answer]
+_Solver = Callable[
+    [LinearProgram, SolveOptions, "Floats | None", Callable[[Solution], None]], Solution
+]
 
 SOLVERS: dict[str, _Solver] = {"highs": solve_highs, "gurobi": solve_gurobi}
 _MODULES = {"highs": "highspy", "gurobi": "gurobipy"}
@@ -29,7 +31,7 @@ _SMALL_COLUMNS = 1500
 class _Task(msgspec.Struct, frozen=True):
     solver: str
     program: bytes
-    options: Options
+    options: SolveOptions
     start: bytes | None
 
 
@@ -43,22 +45,22 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 def solve(
-    program: Program,
-    options: Options,
+    program: LinearProgram,
+    options: SolveOptions,
     *,
     solver: str = "highs",
     start: Floats | None = None,
     progress: Progress = SILENT,
     describe: Callable[[float, float], str] | None = None,
     in_child: bool = False,
-) -> Answer:
+) -> Solution:
     """Solve a mixed-integer linear program or its relaxation.
 
     Parameters
     ----------
-    program : Program
+    program : LinearProgram
         The program; scale it to objectives of about 100 and coefficients of at most about 1,000.
-    options : Options
+    options : SolveOptions
         Limits and seed.
     solver : str
         ``"highs"`` or ``"gurobi"``.
@@ -85,14 +87,14 @@ def solve(
             f"solver {solver!r} needs {_MODULES[solver]}: pip install tightfit[{solver}]"
         )
     if options.seconds <= 0:
-        return Answer("unknown", None, math.inf, -math.inf)
+        return Solution("unknown", None, math.inf, -math.inf)
     if program.columns <= _SMALL_COLUMNS and not in_child:
         return SOLVERS[solver](program, options, start, _ignore)
     return _solve_in_child(program, options, solver, start, progress, describe or _plain)
 
 
-def _ignore(answer: Answer) -> None:
-    del answer
+def _ignore(solution: Solution) -> None:
+    del solution
 
 
 def _plain(objective: float, bound: float) -> str:
@@ -106,34 +108,34 @@ class _Best:
         self.progress = progress
         self.describe = describe
         self.reports = 0
-        self.best = Answer("unknown", None, math.inf, -math.inf)
-        self.final: Answer | None = None
+        self.best = Solution("unknown", None, math.inf, -math.inf)
+        self.final: Solution | None = None
 
     def receive(self, data: bytes) -> None:
         """Take in one report; may raise KeyboardInterrupt."""
         self.reports += 1
         if data:
             message = msgspec.msgpack.decode(data, type=_Message)
-            answer = _read(message)
+            solution = _read(message)
             if message.final:
-                self.final = answer
-            bound = max(self.best.bound, min(answer.bound, answer.objective))
-            better = answer.objective < self.best.objective
-            values = answer.values if better else self.best.values
-            objective = min(answer.objective, self.best.objective)
+                self.final = solution
+            bound = max(self.best.bound, min(solution.bound, solution.objective))
+            better = solution.objective < self.best.objective
+            values = solution.values if better else self.best.values
+            objective = min(solution.objective, self.best.objective)
             status = "unknown" if values is None else "feasible"
-            self.best = Answer(status, values, objective, bound, answer.started_from)
+            self.best = Solution(status, values, objective, bound, solution.started_from)
         self.progress.update(self.reports, self.describe(self.best.objective, self.best.bound))
 
 
 def _solve_in_child(
-    program: Program,
-    options: Options,
+    program: LinearProgram,
+    options: SolveOptions,
     solver: str,
     start: Floats | None,
     progress: Progress,
     describe: Callable[[float, float], str],
-) -> Answer:
+) -> Solution:
     task = _Task(
         solver=solver,
         program=program.to_bytes(),
@@ -161,30 +163,30 @@ def serve(payload: bytes, report: Callable[[bytes], None]) -> None:
     task = msgspec.msgpack.decode(payload, type=_Task)
     start = None if task.start is None else np.frombuffer(task.start, dtype=np.float64)
 
-    def tell(answer: Answer) -> None:
-        report(_write(answer, final=False))
+    def tell(solution: Solution) -> None:
+        report(_write(solution, final=False))
 
-    program = Program.from_bytes(task.program)
-    answer = SOLVERS[task.solver](program, task.options, start, tell)
-    report(_write(answer, final=True))
+    program = LinearProgram.from_bytes(task.program)
+    solution = SOLVERS[task.solver](program, task.options, start, tell)
+    report(_write(solution, final=True))
 
 
-def _write(answer: Answer, *, final: bool) -> bytes:
+def _write(solution: Solution, *, final: bool) -> bytes:
     return msgspec.msgpack.encode(
         _Message(
-            status=answer.status,
-            objective=answer.objective,
-            bound=answer.bound,
-            started_from=answer.started_from,
+            status=solution.status,
+            objective=solution.objective,
+            bound=solution.bound,
+            started_from=solution.started_from,
             final=final,
-            values=None if answer.values is None else answer.values.tobytes(),
+            values=None if solution.values is None else solution.values.tobytes(),
         )
     )
 
 
-def _read(message: _Message) -> Answer:
+def _read(message: _Message) -> Solution:
     values = None if message.values is None else np.frombuffer(message.values, dtype=np.float64)
-    return Answer(
+    return Solution(
         message.status,
         values,
         message.objective,

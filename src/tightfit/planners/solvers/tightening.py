@@ -2,7 +2,8 @@
 
 The bytes of a step's tensors are mostly multiples of one number, the *grain*, but for some small
 ones. So are sums of them: a budget between two multiples is never filled, yet a relaxation fills
-it to the last byte, and branching has a long way to go before that is made good.
+it to the last byte, and branching has a long way to go before that is made good (docs/search.md,
+"What sums can reach").
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tightfit.planners.solvers.program import Floats, Program
+from tightfit.planners.solvers.program import Floats, LinearProgram
 
 __all__ = ["grains", "within_reach"]
 
@@ -44,12 +45,12 @@ def grains(sizes: Iterable[int], limit: int) -> list[int]:
     return list(found)[-_MOST:]
 
 
-def within_reach(program: Program, grains: Iterable[float]) -> Program:
+def within_reach(program: LinearProgram, grains: Iterable[float]) -> LinearProgram:
     """Return the program with lower bounds on sums of integers; its solutions stay the same.
 
     Parameters
     ----------
-    program : Program
+    program : LinearProgram
         No column is below 0. Real columns count where an equation in a group defines them (see
         `ProgramBuilder.row`).
     grains : iterable of float
@@ -78,7 +79,7 @@ class _Sums:
         return np.where(np.isfinite(lowered), lowered, upper)
 
 
-def _within_reach(program: Program, grain: float) -> Program:
+def _within_reach(program: LinearProgram, grain: float) -> LinearProgram:
     integers = _integers_by_row(program, grain)
     reals = _reals(program, integers)
     rows = _with_reals(program, integers, reals)
@@ -90,7 +91,7 @@ def _within_reach(program: Program, grain: float) -> Program:
     )
 
 
-def _integers_by_row(program: Program, grain: float) -> _Sums:
+def _integers_by_row(program: LinearProgram, grain: float) -> _Sums:
     """What the integer columns of each row add up to: the rests of their coefficients."""
     indices, coefficients = program.indices, program.coefficients
     is_fixed = program.lower[indices] == program.upper[indices]
@@ -104,7 +105,7 @@ def _integers_by_row(program: Program, grain: float) -> _Sums:
     )
 
 
-def _reals(program: Program, rows: _Sums) -> _Sums:
+def _reals(program: LinearProgram, rows: _Sums) -> _Sums:
     """What is known of real columns; nothing where no equation defines one."""
     known = _Sums(
         fixed=np.zeros(program.columns),
@@ -129,7 +130,7 @@ def _reals(program: Program, rows: _Sums) -> _Sums:
     return known
 
 
-def _with_reals(program: Program, rows: _Sums, reals: _Sums) -> _Sums:
+def _with_reals(program: LinearProgram, rows: _Sums, reals: _Sums) -> _Sums:
     """What each row adds up to, the real columns included."""
     entries = np.nonzero(_is_real(program)[program.indices])[0]
     columns, factors = program.indices[entries], program.coefficients[entries]
@@ -146,6 +147,6 @@ def _with_reals(program: Program, rows: _Sums, reals: _Sums) -> _Sums:
     )
 
 
-def _is_real(program: Program) -> npt.NDArray[np.bool_]:
+def _is_real(program: LinearProgram) -> npt.NDArray[np.bool_]:
     """Whether each column may take values between integers."""
     return (program.integer == 0) & (program.lower < program.upper)

@@ -1,4 +1,4 @@
-"""What the planners that solve a program share: cheap answers before, grains, a plan after."""
+"""Answers without a solver: everything fits, or a single op does not."""
 
 from __future__ import annotations
 
@@ -6,27 +6,17 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.outcomes import finish, judge, no_plan
-from tightfit.planners.solvers import grains
+from tightfit.planners.outcomes import finish, no_plan, simulated
 from tightfit.planners.stages.staged import Staged
 from tightfit.units import format_bytes
 
-__all__ = ["NO_PLAN_HERE", "easy_answer", "grains_of"]
-
-NO_PLAN_HERE = "proven: no plan in its own search space"
-"""Note of an outcome whose program is infeasible: no proof for plans outside that space."""
-
-
-def grains_of(problem: Staged) -> list[int]:
-    """Return what the bytes of values that may be made again are multiples of."""
-    sizes = [value.size_bytes for value in problem.values.values() if value.recoverable]
-    return grains(sizes, problem.capacity_bytes)
+__all__ = ["easy_answer"]
 
 
 def easy_answer(task: Task, problem: Staged, limits: Limits, started: float) -> Outcome | None:
-    """Answer without a solver where keeping everything fits or a single op does not."""
+    """Return the outcome where keeping everything fits or a single op does not; else None."""
     everything = keep_everything(task.graph)
-    if judge(task, everything).peak_bytes <= task.budget_bytes:
+    if simulated(task, everything).peak_bytes <= task.budget_bytes:
         return finish(
             task, everything, bound=0.0, bound_source="trivial", started=started, gap=limits.gap
         )

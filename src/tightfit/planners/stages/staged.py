@@ -24,7 +24,7 @@ How a `Graph` becomes nodes (decided here once, for all of the papers' planners)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -36,11 +36,11 @@ from tightfit.planners.base import Task
 
 __all__ = [
     "Crossing",
+    "Implementation",
     "Node",
     "Residency",
     "Stage",
     "Staged",
-    "Way",
     "bits",
     "staged",
     "without_choice",
@@ -50,7 +50,7 @@ Residency = list[int]
 """For each stage, a bit set of the value ids alive when it begins."""
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class Implementation(msgspec.Struct, frozen=True, kw_only=True):
     """One way to compute a node: values read and written, seconds, bytes of workspace."""
 
     compute: Compute
@@ -65,12 +65,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One op of the step: how it is computed first and, unless None, again."""
 
     name: str
-    first: Way
-    again: Way | None
+    first: Implementation
+    again: Implementation | None
     is_forward: bool
     program: int
 
-    def way(self, is_first: bool) -> Way | None:
+    def way(self, is_first: bool) -> Implementation | None:
         """The way that serves the first or a later computation."""
         return self.first if is_first else self.again
 
@@ -132,7 +132,7 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     nodes : tuple of Node
         In the order of their first computations.
-    values : dict of int to Stored
+    values : mapping of int to Stored
         Every value that is not resident the whole step.
     capacity_bytes : int
         The budget less constants and reserved random-number states.
@@ -141,7 +141,7 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     nodes: tuple[Node, ...]
-    values: dict[ValueId, Stored]
+    values: Mapping[ValueId, Stored]
     capacity_bytes: int
     crossings: tuple[Crossing, ...]
 
@@ -259,16 +259,16 @@ def _node(graph: Graph, compute: Compute, usable: set[ValueId]) -> Node:
     segment = graph.segments[op.segment]
     return Node(
         name=f"{op.module or 'op ' + str(op.id)}: {op.target}",
-        first=_way(graph, op, compute.alternative, compute.variant),
+        first=_implementation(graph, op, compute.alternative, compute.variant),
         again=_again(graph, op, usable),
         is_forward=segment.phase == "forward",
         program=segment.program,
     )
 
 
-def _way(graph: Graph, op: Op, alternative: int, variant: int) -> Way:
+def _implementation(graph: Graph, op: Op, alternative: int, variant: int) -> Implementation:
     chosen = op.alternatives[alternative]
-    return Way(
+    return Implementation(
         compute=Compute(op.id, alternative, variant),
         reads=tuple(sorted({v for v in chosen.reads if not graph.values[v].is_constant})),
         writes=chosen.writes,
@@ -278,11 +278,11 @@ def _way(graph: Graph, op: Op, alternative: int, variant: int) -> Way:
     )
 
 
-def _again(graph: Graph, op: Op, usable: set[ValueId]) -> Way | None:
+def _again(graph: Graph, op: Op, usable: set[ValueId]) -> Implementation | None:
     if op.pinned is not None:
         return None
     ways = [
-        _way(graph, op, number, variant)
+        _implementation(graph, op, number, variant)
         for number, alternative in enumerate(op.alternatives)
         if _serves_again(graph, op, alternative, usable)
         for variant in range(len(alternative.variants))
@@ -392,7 +392,7 @@ def without_choice(graph: Graph, problem: Staged) -> Graph:
     return msgspec.structs.replace(graph, ops=tuple(ops), choices=())
 
 
-def _alternative(graph: Graph, way: Way, use: Use) -> Alternative:
+def _alternative(graph: Graph, way: Implementation, use: Use) -> Alternative:
     chosen = graph.ops[way.compute.op].alternatives[way.compute.alternative]
     return msgspec.structs.replace(
         chosen, use=use, variants=(chosen.variants[way.compute.variant],)

@@ -17,10 +17,10 @@ import msgspec
 from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
+from tightfit.planners.registry import plan_with
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Kind
 from tightfit.session.parts.ledger import Holding, Ledger, holding_of
-from tightfit.session.stages import plan_task
 
 __all__ = ["PartPlans", "PartPlansMessage", "choose"]
 
@@ -206,7 +206,7 @@ def _planned(kind: Kind, saved_bytes: int, room_bytes: int, options: Options) ->
         graph=graph.with_outside(outside_bytes), budget_bytes=graph.constant_bytes + room_bytes
     )
     limits = msgspec.structs.replace(options.limits, seconds=seconds)
-    plan = plan_task(task, options.planner, limits, options.progress).plan
+    plan = plan_with(options.planner, task, limits, options.progress).plan
     return holding_of(graph, plan) if plan is not None else None
 
 

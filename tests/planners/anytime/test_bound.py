@@ -16,15 +16,15 @@ from support.optimum import optimal_overhead
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import assemble, simulate
-from tightfit.planners.anytime.kcut import cut_program
+from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.anytime.pool import Pool
 from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
-from tightfit.planners.engine.problem import build_problem
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.registry import plan_with
-from tightfit.planners.solvers import Options, solve
+from tightfit.planners.solvers import SolveOptions, solve
 from tightfit.progress import SILENT
 
 TOLERANCE = 1e-6
@@ -107,7 +107,7 @@ def test_a_target_survives_a_proof_of_infeasibility_by_another_thread() -> None:
 def bound_at(graph: Graph, budget: int, cuts: Sequence[int]) -> float:
     problem = build_problem(Task(graph=graph, budget_bytes=budget))
     model = cut_program(outline(problem), problem.budget_bytes, cuts)
-    answer = solve(model.program, Options(seconds=10))
+    answer = solve(model.program, SolveOptions(seconds=10))
     return math.inf if answer.status == "infeasible" else model.overhead(answer.bound)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tightfit.planners.solvers import Program, ProgramBuilder, grains, within_reach
+from tightfit.planners.solvers import LinearProgram, ProgramBuilder, grains, within_reach
 
 UNIT = 37.5  # of the program, per byte: nothing is integral in it
 
@@ -20,7 +20,7 @@ signed = st.builds(lambda size, sign: size * sign, sizes, st.sampled_from((1, 1,
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn) -> LinearProgram:
     """Binaries, some of them fixed; running sums of them; limits on both."""
     builder = ProgramBuilder()
     for _ in range(draw(st.integers(2, 6))):
@@ -46,7 +46,7 @@ def programs(draw: st.DrawFn) -> Program:
     return builder.build()
 
 
-def solutions(program: Program) -> set[tuple[float, ...]]:
+def solutions(program: LinearProgram) -> set[tuple[float, ...]]:
     """All choices of the binaries that the program allows."""
     found = set()
     binaries = np.nonzero(program.integer)[0]
@@ -69,7 +69,7 @@ def solutions(program: Program) -> set[tuple[float, ...]]:
 
 @settings(max_examples=300)
 @given(programs(), st.lists(st.sampled_from((2, 50, 97, 100)), min_size=1, max_size=2))
-def test_no_solution_is_lost_or_gained(program: Program, grains: list[int]):
+def test_no_solution_is_lost_or_gained(program: LinearProgram, grains: list[int]):
     lowered = within_reach(program, [grain * UNIT for grain in grains])
     assert (lowered.row_upper <= program.row_upper + 1e-9).all()
     assert (lowered.upper <= program.upper + 1e-9).all()

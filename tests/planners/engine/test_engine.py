@@ -14,7 +14,8 @@ from tightfit.graph import Graph
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.plan import Plan, assemble, keep_everything, simulate, verify
 from tightfit.planners.base import Task
-from tightfit.planners.engine.problem import EngineProblem, build_problem, computes_of
+from tightfit.planners.engine.build import build_problem
+from tightfit.planners.engine.problem import EngineProblem, computes_of
 
 LARGE = 1 << 40
 

@@ -12,11 +12,11 @@ from tightfit.planners.checkmate.program import build_program as build_checkmate
 from tightfit.planners.checkmate.variables import frontier_stages, split_stages
 from tightfit.planners.monet.implementations import one_each
 from tightfit.planners.monet.program import build_program as build_monet
-from tightfit.planners.solvers import Options, solve, solve_by_rows
+from tightfit.planners.solvers import SolveOptions, solve, solve_by_rows
 from tightfit.planners.solvers.row_generation import violated_groups
 from tightfit.planners.stages.staged import staged
 
-OPTIONS = Options(seconds=20)
+OPTIONS = SolveOptions(seconds=20)
 
 
 @settings(

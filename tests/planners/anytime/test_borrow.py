@@ -13,7 +13,7 @@ from tightfit.planners.anytime import seeds
 from tightfit.planners.anytime.borrow import BASELINES, borrowed_ranges
 from tightfit.planners.anytime.planner import plan_anytime
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.engine.problem import build_problem
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.monet.planner import plan_monet
 from tightfit.planners.questions import minimum
 from tightfit.progress import SILENT

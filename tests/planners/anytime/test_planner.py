@@ -15,14 +15,14 @@ from tightfit._core import _engine
 from tightfit.graph import Alternative, Choice, Graph, Op, Value, Variant, validate_graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import verify
-from tightfit.planners.anytime.complete import complete
-from tightfit.planners.anytime.kcut import cut_program
+from tightfit.planners.anytime.kcut.complete import complete
+from tightfit.planners.anytime.kcut.program import cut_program
 from tightfit.planners.anytime.planner import run_anytime
 from tightfit.planners.anytime.relaxation import outline
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.engine.problem import build_problem
+from tightfit.planners.engine.build import build_problem
 from tightfit.planners.registry import plan_with
-from tightfit.planners.solvers import Answer, Options, solve
+from tightfit.planners.solvers import Solution, SolveOptions, solve
 from tightfit.progress import SILENT
 
 STEPS = Limits(iterations=200, workers=1)
@@ -54,10 +54,10 @@ def graph_of(*ops: tuple[int, tuple[int, ...]], pinned: tuple[int, ...] = ()) ->
 CHAIN = graph_of((2, ()), (2, (0,)), (2, (1,)), (2, (2,)), (1, (3, 1)), (1, (4, 0)))
 
 
-def solved(graph: Graph, budget: int, cuts: tuple[int, ...]) -> tuple[float, Answer]:
+def solved(graph: Graph, budget: int, cuts: tuple[int, ...]) -> tuple[float, Solution]:
     problem = build_problem(Task(graph=graph, budget_bytes=budget))
     model = cut_program(outline(problem), problem.budget_bytes, cuts)
-    answer = solve(model.program, Options(seconds=10))
+    answer = solve(model.program, SolveOptions(seconds=10))
     return model.overhead(answer.bound), answer
 
 
@@ -96,7 +96,7 @@ def test_every_program_is_a_bound_and_every_completion_a_schedule(
     cuts = data.draw(st.sets(st.integers(1, len(graph.ops) - 1), min_size=1, max_size=3))
     problem = build_problem(Task(graph=graph, budget_bytes=budget))
     model = cut_program(outline(problem), problem.budget_bytes, sorted(cuts))
-    answer = solve(model.program, Options(seconds=10))
+    answer = solve(model.program, SolveOptions(seconds=10))
     optimum = optimal_overhead(graph, budget)
     bound = math.inf if answer.status == "infeasible" else model.overhead(answer.bound)
     assert bound <= optimum + 1e-6

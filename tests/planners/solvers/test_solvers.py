@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tightfit.errors import BadInput, MissingExtra
-from tightfit.planners.solvers import SOLVERS, Options, Program, ProgramBuilder, solve
+from tightfit.planners.solvers import SOLVERS, LinearProgram, ProgramBuilder, SolveOptions, solve
 from tightfit.planners.solvers.child import run_in_child
 
 MODULES = {"highs": "highspy", "gurobi": "gurobipy"}
@@ -24,7 +24,7 @@ def solver(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def knapsack(capacity: float = 7.0) -> Program:
+def knapsack(capacity: float = 7.0) -> LinearProgram:
     """Values 10, 7, 4 at weights 5, 4, 3: with a capacity of 7 the last two win by 1."""
     builder = ProgramBuilder()
     columns = [builder.binary(cost=-value) for value in (10.0, 7.0, 4.0)]
@@ -32,7 +32,7 @@ def knapsack(capacity: float = 7.0) -> Program:
     return builder.build()
 
 
-def hard(items: int = 60) -> Program:
+def hard(items: int = 60) -> LinearProgram:
     """A market-split program, which branch and bound cannot finish in seconds."""
     generator = np.random.default_rng(1)
     builder = ProgramBuilder()
@@ -48,31 +48,31 @@ def hard(items: int = 60) -> Program:
 
 
 def test_each_solver_finds_the_optimum(solver: str) -> None:
-    answer = solve(knapsack(), Options(seconds=10), solver=solver)
+    answer = solve(knapsack(), SolveOptions(seconds=10), solver=solver)
     assert (answer.status, answer.objective, answer.bound) == ("optimal", -11.0, -11.0)
     assert answer.values is not None and answer.values.tolist() == [0, 1, 1]
 
 
 def test_each_solver_relaxes_and_its_value_is_a_bound(solver: str) -> None:
-    answer = solve(knapsack(), Options(seconds=10, relax=True), solver=solver)
+    answer = solve(knapsack(), SolveOptions(seconds=10, relax=True), solver=solver)
     assert answer.status == "optimal"
     assert answer.bound == pytest.approx(-13.5)
 
 
 def test_each_solver_proves_infeasibility(solver: str) -> None:
-    answer = solve(knapsack(-1.0), Options(seconds=10), solver=solver)
+    answer = solve(knapsack(-1.0), SolveOptions(seconds=10), solver=solver)
     assert (answer.status, answer.bound, answer.values) == ("infeasible", math.inf, None)
 
 
 def test_each_solver_starts_from_a_given_solution(solver: str) -> None:
     start = np.array([1.0, 0.0, 0.0])
-    answer = solve(knapsack(), Options(seconds=10), solver=solver, start=start)
+    answer = solve(knapsack(), SolveOptions(seconds=10), solver=solver, start=start)
     assert answer.started_from
     assert answer.objective == -11.0
 
 
 def test_a_child_process_gives_the_same_answer(solver: str) -> None:
-    answer = solve(knapsack(), Options(seconds=10), solver=solver, in_child=True)
+    answer = solve(knapsack(), SolveOptions(seconds=10), solver=solver, in_child=True)
     assert (answer.status, answer.objective, answer.bound) == ("optimal", -11.0, -11.0)
 
 
@@ -97,7 +97,7 @@ class Counting:
 def test_an_interruption_returns_the_best_solution_and_bound() -> None:
     progress = Counting(patience=2.0)
     started = time.monotonic()
-    answer = solve(hard(), Options(seconds=60), progress=progress, in_child=True)
+    answer = solve(hard(), SolveOptions(seconds=60), progress=progress, in_child=True)
     assert time.monotonic() - started < 10
     assert answer.status == "feasible"
     assert 0 <= answer.bound <= answer.objective < math.inf
@@ -105,14 +105,14 @@ def test_an_interruption_returns_the_best_solution_and_bound() -> None:
 
 
 def test_a_time_limit_returns_the_best_solution_and_bound() -> None:
-    answer = solve(hard(), Options(seconds=1.0))
+    answer = solve(hard(), SolveOptions(seconds=1.0))
     assert answer.status == "feasible"
     assert answer.bound <= answer.objective
 
 
 def test_a_program_survives_the_way_to_another_process() -> None:
     program = knapsack()
-    copy = Program.from_bytes(program.to_bytes())
+    copy = LinearProgram.from_bytes(program.to_bytes())
     assert (copy.columns, copy.rows) == (3, 1)
     assert copy.coefficients.tolist() == program.coefficients.tolist()
 
@@ -120,7 +120,7 @@ def test_a_program_survives_the_way_to_another_process() -> None:
 def test_a_child_that_hangs_is_killed_and_what_it_reported_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     reports: list[bytes] = []
     started = time.monotonic()
     target = "support.hanging:hang"
@@ -136,7 +136,7 @@ def test_a_child_that_fails_says_why() -> None:
 
 def test_unknown_and_missing_solvers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match=r"no solver is called 'cplex' \(known: gurobi, highs\)"):
-        solve(knapsack(), Options(seconds=1), solver="cplex")
+        solve(knapsack(), SolveOptions(seconds=1), solver="cplex")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install tightfit\[gurobi\]"):
-        solve(knapsack(), Options(seconds=1), solver="gurobi")
+        solve(knapsack(), SolveOptions(seconds=1), solver="gurobi")

@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 from tightfit._core import _engine
-from tightfit.planners.anytime.kcut import CutProgram
-from tightfit.planners.anytime.relaxation import Outline
-from tightfit.planners.solvers import Answer
+from tightfit.planners.anytime.kcut.program import CutProgram
+from tightfit.planners.solvers import Solution
 
 __all__ = ["complete"]
 
 Range = tuple[int, int, int]  # value, first stage, last stage
 
 
-def complete(model: CutProgram, answer: Answer, schedule: _engine.Schedule) -> None:
-    """Load the schedule that realises a solution (planning.md, section 4).
+def complete(model: CutProgram, solution: Solution, schedule: _engine.Schedule) -> None:
+    """Load the schedule that realises a solution (docs/search.md, "The K-cut program").
 
     In each window values are computed just in time and kept to the window's end; over the next
     cut only what the solution has resident there survives. The engine frees what nobody reads.
     The schedule may exceed the budget between the cuts.
     """
     schedule.keep_everything()
-    chosen = model.chosen_ways(answer)
-    for choice in model.outline.problem.choices:
+    chosen = model.chosen_alternatives(solution)
+    for choice in model.variables.outline.problem.choices:
         fitting = max(choice, key=lambda branch: sum(chosen.get(op) == way for op, way in branch))
         chosen.update(dict(fitting))
     for op, way in chosen.items():
         schedule.select(op, way, -1, False)
     schedule.commit()
-    schedule.load_ranges(_Completion(model, answer).ranges())
+    schedule.load_ranges(_Completion(model, solution).ranges())
 
 
 class _Completion:
-    def __init__(self, model: CutProgram, answer: Answer) -> None:
+    def __init__(self, model: CutProgram, solution: Solution) -> None:
         self.model = model
-        self.outline: Outline = model.outline
-        self.chosen = model.chosen_ways(answer)
-        self.answer = answer
+        self.variables = model.variables
+        self.outline = model.variables.outline
+        self.chosen = model.chosen_alternatives(solution)
+        self.solution = solution
         self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
         self.closed: list[Range] = []
 
     def ranges(self) -> list[Range]:
         """Residency of every value as ranges of stages."""
-        bounds = [0, *self.model.cuts, self.outline.ops]
+        bounds = [0, *self.variables.cuts, self.outline.ops]
         for window in range(len(bounds) - 1):
             first, end = bounds[window], bounds[window + 1]
             at_end: set[int] = set()
-            if window < len(self.model.cuts):
-                at_end = self.model.residents(self.answer, window)
+            if window < len(self.variables.cuts):
+                at_end = self.model.residents(self.solution, window)
             for stage in range(first, end):
                 wanted = at_end if stage == end - 1 else set[int]()
                 self._run(stage, wanted)
@@ -75,20 +75,20 @@ class _Completion:
     def _runs(self, op: int) -> bool:
         if self.outline.problem.required[op]:
             return True
-        values = self.answer.values
+        values = self.solution.values
         assert values is not None
         return any(
-            (k, op) in self.model.computed and values[self.model.computed[k, op]] > 0.5
-            for k in range(len(self.model.cuts))
+            (k, op) in self.variables.computed and values[self.variables.computed[k, op]] > 0.5
+            for k in range(len(self.variables.cuts))
         )
 
     def _reads(self, op: int, stage: int) -> tuple[int, ...]:
         if op < stage:
             return self.outline.again_reads[op]
         if op in self.chosen:
-            return self.outline.problem.ways[op][self.chosen[op]].reads
+            return self.outline.problem.alternatives[op][self.chosen[op]].reads
         return self.outline.first_reads[op]
 
     def _writes(self, op: int, stage: int) -> set[int]:
-        ways = self.outline.problem.ways[op]
+        ways = self.outline.problem.alternatives[op]
         return {v for way in ways if (way.first if op == stage else way.again) for v in way.writes}

@@ -1,0 +1,168 @@
+"""The constraint families of the K-cut program, one function each: the rows of one cut.
+
+X, R, Y and D are `resident`, `computed`, `later` and `chosen`; numbers are those of docs/search.md,
+"The K-cut program".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tightfit.planners.anytime.kcut.variables import Variables
+
+__all__ = [
+    "FAMILIES",
+    "inputs_are_there",
+    "later_inputs_are_there",
+    "memory",
+    "one_alternative",
+    "residency_has_a_source",
+]
+
+Terms = list[tuple[int, float]]
+
+
+def memory(variables: Variables, k: int) -> None:
+    """sum_v m_v X[k,v] + what the cut's op makes and works with <= budget (1)."""
+    outline, cut = variables.outline, variables.cuts[k]
+    terms = [
+        (column, variables.units(outline.problem.sizes[value]))
+        for (at, value), column in variables.resident.items()
+        if at == k
+    ]
+    running = outline.running_bytes[cut] if outline.problem.required[cut] else 0
+    variables.builder.row(terms, upper=variables.units(variables.budget_bytes - running))
+
+
+def one_alternative(variables: Variables, k: int) -> None:
+    """sum_a D[j,a] = R[k,j] for first computations of the window (5); what op t_k reads (2)."""
+    outline, cut = variables.outline, variables.cuts[k]
+    first, end = variables.window(k)
+    for op in range(first, end):
+        if not outline.has_choice(op):
+            continue
+        terms = [(variables.chosen[op, n], 1.0) for n, _ in outline.first_alternatives(op)]
+        variables.builder.row([*terms, (variables.computed[k, op], -1.0)], lower=0.0, upper=0.0)
+    if outline.has_choice(cut) and outline.problem.required[cut]:
+        for value in _choice_reads(variables, cut):
+            terms = _reading(variables, cut, value)
+            variables.builder.row([*terms, (variables.resident[k, value], -1.0)], upper=0.0)
+
+
+def residency_has_a_source(variables: Variables, k: int) -> None:
+    """X[k,v] <= X[k-1,v] + R[k-1,i] for the op i that makes v (3)."""
+    if k == 0:
+        return
+    outline, previous = variables.outline, variables.cuts[k - 1]
+    for (at, value), column in variables.resident.items():
+        if at != k:
+            continue
+        producer = outline.problem.producers[value]
+        if producer >= previous and outline.problem.required[producer]:
+            continue
+        terms = [(column, 1.0)]
+        if (k - 1, value) in variables.resident:
+            terms.append((variables.resident[k - 1, value], -1.0))
+        made = (k - 1, producer) in variables.computed
+        if made and (producer >= previous or outline.rewritable[value]):
+            terms.append((variables.computed[k - 1, producer], -1.0))
+        variables.builder.row(terms, upper=0.0)
+
+
+def inputs_are_there(variables: Variables, k: int) -> None:
+    """R[k,j] <= X[k,v] + R[k,i] for every value v that j reads and the op i that makes it (4).
+
+    For values that not all alternatives read, the sum of D[j,a] over those that do for R[k,j].
+    """
+    outline = variables.outline
+    first, end = variables.window(k)
+    for op in range(end):
+        if (k, op) not in variables.computed:
+            continue
+        reads = outline.first_reads[op] if op >= first else outline.again_reads[op]
+        for value in reads:
+            _add_input(variables, k, value, [(variables.computed[k, op], 1.0)])
+        if op >= first and outline.has_choice(op):
+            for value in _choice_reads(variables, op):
+                _add_input(variables, k, value, _reading(variables, op, value))
+
+
+def _add_input(variables: Variables, k: int, value: int, readers: Terms) -> None:
+    """Who reads a value in a window finds it resident at the cut or computed in the window."""
+    outline, cut = variables.outline, variables.cuts[k]
+    producer = outline.problem.producers[value]
+    if producer >= cut and outline.problem.required[producer]:
+        return
+    terms = list(readers)
+    if (k, value) in variables.resident:
+        terms.append((variables.resident[k, value], -1.0))
+    if (k, producer) in variables.computed and (producer >= cut or outline.rewritable[value]):
+        terms.append((variables.computed[k, producer], -1.0))
+    variables.builder.row(terms, upper=0.0)
+
+
+def later_inputs_are_there(variables: Variables, k: int) -> None:
+    """Y[k,j] <= R[k,j] + Y[k+1,j] (6) and Y[k,j] <= X[k,v] + Y[k,i] (7): each cut alone.
+
+    They hold anyway; they tie the windows together and tighten the relaxation.
+    """
+    if k == len(variables.cuts) - 1:
+        return
+    outline, cut = variables.outline, variables.cuts[k]
+    following = variables.computed if k + 1 == len(variables.cuts) - 1 else variables.later
+    for op in range(outline.ops):
+        if (k, op) not in variables.later:
+            continue
+        column = variables.later[k, op]
+        if op < cut:
+            terms = [(column, 1.0)]
+            if (k, op) in variables.computed:
+                terms.append((variables.computed[k, op], -1.0))
+            if (k + 1, op) in following:
+                terms.append((following[k + 1, op], -1.0))
+            variables.builder.row(terms, upper=0.0)
+        reads = outline.first_reads[op] if op >= cut else outline.again_reads[op]
+        for value in reads:
+            _add_later_input(variables, k, value, [(column, 1.0)])
+        if op >= cut and outline.has_choice(op):
+            for value in _choice_reads(variables, op):
+                _add_later_input(variables, k, value, _reading(variables, op, value))
+
+
+def _add_later_input(variables: Variables, k: int, value: int, readers: Terms) -> None:
+    """Who reads a value after a cut finds it resident there or computed after it."""
+    producer = variables.outline.problem.producers[value]
+    if producer >= variables.cuts[k]:
+        return
+    terms = list(readers)
+    if (k, value) in variables.resident:
+        terms.append((variables.resident[k, value], -1.0))
+    if (k, producer) in variables.later and variables.outline.rewritable[value]:
+        terms.append((variables.later[k, producer], -1.0))
+    variables.builder.row(terms, upper=0.0)
+
+
+def _reading(variables: Variables, op: int, value: int) -> Terms:
+    """The columns of D of the alternatives that read a value."""
+    return [
+        (variables.chosen[op, number], 1.0)
+        for number, way in variables.outline.first_alternatives(op)
+        if value in way.reads
+    ]
+
+
+def _choice_reads(variables: Variables, op: int) -> list[int]:
+    """Values that some but not all alternatives of a first computation read."""
+    common = set(variables.outline.first_reads[op])
+    ways = variables.outline.first_alternatives(op)
+    return sorted({v for _, way in ways for v in way.reads} - common)
+
+
+FAMILIES: tuple[Callable[[Variables, int], None], ...] = (
+    memory,
+    one_alternative,
+    residency_has_a_source,
+    inputs_are_there,
+    later_inputs_are_there,
+)
+"""All constraint families; each adds the rows of one cut and its window."""

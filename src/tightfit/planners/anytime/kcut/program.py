@@ -1,0 +1,67 @@
+"""The K-cut program put together, and what its solutions say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tightfit.planners.anytime.kcut.constraints import FAMILIES
+from tightfit.planners.anytime.kcut.variables import COST_UNITS, Allowed, Variables
+from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.solvers import LinearProgram, Solution, grains, within_reach
+
+__all__ = ["CutProgram", "cut_program"]
+
+
+@dataclass(frozen=True)
+class CutProgram:
+    """The program with its columns by name."""
+
+    variables: Variables
+    program: LinearProgram
+
+    def overhead(self, objective: float) -> float:
+        """Turn an objective or a bound on it into an overhead (a fraction)."""
+        return (objective + self.variables.constant) / COST_UNITS - 1.0
+
+    def chosen_alternatives(self, solution: Solution) -> dict[int, int]:
+        """The alternatives of first computations in a solution."""
+        assert solution.values is not None
+        values = solution.values
+        return {op: way for (op, way), c in self.variables.chosen.items() if values[c] > 0.5}
+
+    def residents(self, solution: Solution, k: int) -> set[int]:
+        """The values alive at cut k in a solution."""
+        assert solution.values is not None
+        values = solution.values
+        resident = self.variables.resident
+        return {v for (cut, v), column in resident.items() if cut == k and values[column] > 0.5}
+
+
+def cut_program(
+    outline: Outline,
+    budget_bytes: int,
+    cuts: Sequence[int],
+    *,
+    allowed: Allowed | None = None,
+) -> CutProgram:
+    """Return the program with the given cuts.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        The engine's budget (constants subtracted).
+    cuts : sequence of int
+        Ops of the engine, ascending.
+    allowed : sequence of (collection of int or None), or None
+        Per window the ops that may be computed again in it (None: all); a restriction makes
+        the optimum no bound, but a good seed of large graphs.
+    """
+    variables = Variables(outline, budget_bytes, cuts, allowed)
+    for k in range(len(variables.cuts)):
+        for family in FAMILIES:
+            family(variables, k)
+    sizes = [s for value, s in enumerate(outline.problem.sizes) if outline.rewritable[value]]
+    found = [variables.units(grain) for grain in grains(sizes, budget_bytes)]
+    program = within_reach(variables.builder.build(), found)
+    return CutProgram(variables=variables, program=program)

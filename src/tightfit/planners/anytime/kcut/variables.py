@@ -1,0 +1,143 @@
+"""The variables of the K-cut program: what is alive at the cuts, what runs between them.
+
+Cut k is the first computation of op ``cuts[k]``; window k lasts from there to the next cut. An
+optional op may run late or not at all: a cut there looks at what is resident in its place only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tightfit.planners.anytime.relaxation import Outline
+from tightfit.planners.solvers import ProgramBuilder
+
+__all__ = ["BUDGET_UNITS", "COST_UNITS", "Allowed", "Variables"]
+
+BUDGET_UNITS = 1000.0
+"""The budget in the program's unit of memory."""
+
+COST_UNITS = 100.0
+"""The baseline in the program's unit of cost: percent."""
+
+Allowed = Sequence[Collection[int] | None]
+"""Per window the ops that may be computed again in it (None: all)."""
+
+
+class Variables:
+    """The columns of the program; all are binary, ops and values are the engine's.
+
+    Parameters
+    ----------
+    outline : Outline
+        The problem.
+    budget_bytes : int
+        The engine's budget (constants subtracted).
+    cuts : sequence of int
+        Ops of the engine, ascending.
+    allowed : Allowed or None
+        None: every op may be computed again in every window.
+
+    Attributes
+    ----------
+    resident : dict of (cut, value) to column
+        The value is alive while the cut's op runs.
+    computed : dict of (window, op) to column
+        The op runs in the window.
+    later : dict of (cut, op) to column
+        The op runs at the cut or at any time after it; in the last window that is `computed`.
+    chosen : dict of (op, alternative) to column
+        The op takes the alternative; only from the first cut on, where alternatives read
+        differently.
+    constant : float
+        What the required first computations before the first cut cost.
+    """
+
+    def __init__(
+        self,
+        outline: Outline,
+        budget_bytes: int,
+        cuts: Sequence[int],
+        allowed: Allowed | None = None,
+    ) -> None:
+        self.outline = outline
+        self.budget_bytes = budget_bytes
+        self.cuts = tuple(cuts)
+        self.builder = ProgramBuilder()
+        self.resident: dict[tuple[int, int], int] = {}
+        self.computed: dict[tuple[int, int], int] = {}
+        self.later: dict[tuple[int, int], int] = {}
+        self.chosen: dict[tuple[int, int], int] = {}
+        self._add_chosen()
+        for k in range(len(self.cuts)):
+            self._add_resident(k)
+            self._add_computed(k, None if allowed is None else allowed[k])
+        for k in range(len(self.cuts) - 1):
+            self._add_later(k)
+        self.constant = sum(
+            self.cost(outline.first_cost[op])
+            for op in range(self.cuts[0])
+            if outline.problem.required[op]
+        )
+
+    def units(self, size_bytes: int) -> float:
+        """Bytes in the program's unit."""
+        return BUDGET_UNITS * size_bytes / max(1, self.budget_bytes)
+
+    def cost(self, units: int) -> float:
+        """A cost of the engine in the program's unit."""
+        return COST_UNITS * units / max(1, self.outline.problem.baseline_cost)
+
+    def window(self, k: int) -> tuple[int, int]:
+        """First op of window k and the first op after it."""
+        return self.cuts[k], self.cuts[k + 1] if k + 1 < len(self.cuts) else self.outline.ops
+
+    def _add_chosen(self) -> None:
+        outline = self.outline
+        for op in range(self.cuts[0], outline.ops):
+            if not outline.has_choice(op):
+                continue
+            for number, way in outline.first_alternatives(op):
+                extra = way.cost - outline.first_cost[op]
+                self.chosen[op, number] = self.builder.binary(cost=self.cost(extra))
+
+    def _add_resident(self, k: int) -> None:
+        """For values that exist at the cut and may be read after it; 1 if they must be there."""
+        outline, cut = self.outline, self.cuts[k]
+        needed = set(outline.first_reads[cut]) if outline.problem.required[cut] else set[int]()
+        for value, producer in enumerate(outline.problem.producers):
+            if producer >= cut:
+                continue
+            useful = outline.last_reader[value] >= cut or outline.recomputable[producer]
+            if outline.kept(value, cut) or value in needed:
+                self.resident[k, value] = self.builder.binary(lower=1.0)
+            elif useful:
+                self.resident[k, value] = self.builder.binary()
+
+    def _add_computed(self, k: int, allowed: Collection[int] | None) -> None:
+        """1 for required first computations, free for possible recomputations."""
+        outline = self.outline
+        first, end = self.window(k)
+        programs = self._programs(first, end)
+        for op in range(end):
+            if op >= first:
+                cost = self.cost(outline.first_cost[op])
+                lower = 1.0 if outline.problem.required[op] else 0.0
+                self.computed[k, op] = self.builder.binary(lower=lower, cost=cost)
+            elif outline.recomputable[op] and outline.problem.programs[op] in programs:
+                cost = self.cost(outline.again_cost[op])
+                upper = 1.0 if allowed is None or op in allowed else 0.0
+                self.computed[k, op] = self.builder.binary(upper=upper, cost=cost)
+
+    def _programs(self, first: int, end: int) -> set[int]:
+        """The programs entered from op `first` to `end`, before which others may run again."""
+        problem = self.outline.problem
+        last = problem.segments[min(end, self.outline.ops - 1)]
+        return {problem.segment_programs[s] for s in range(problem.segments[first], last + 1)}
+
+    def _add_later(self, k: int) -> None:
+        outline = self.outline
+        for op in range(outline.ops):
+            if op < self.cuts[k] and not outline.recomputable[op]:
+                continue
+            required = op >= self.cuts[k] and outline.problem.required[op]
+            self.later[k, op] = self.builder.binary(lower=1.0 if required else 0.0)

@@ -1,0 +1,162 @@
+"""The order of work of one search.
+
+A greedy plan in milliseconds; programs with one cut and more while they are quick; the plan
+without alternatives; a short search; schedules of other methods; then search beside cutting
+planes until the gap is closed or time is up (docs/search.md, "The order of work").
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from tightfit.planners.anytime.bound import BoundWorker, CutLoop
+from tightfit.planners.anytime.pool import PooledSchedule
+from tightfit.planners.anytime.restricted import RestrictedLoop, worth_restricting
+from tightfit.planners.anytime.search import Search
+from tightfit.planners.anytime.seeds import (
+    NODES,
+    UNLIMITED_S,
+    seed_with_chains,
+    seed_with_margins,
+    seed_with_others,
+)
+from tightfit.planners.engine.build import build_problem
+from tightfit.planners.engine.greedy import descend
+from tightfit.planners.engine.lower_limit import lower_limit
+
+__all__ = ["first_plan", "pursue"]
+
+_FIRST_SOLVE_S = 1.0
+_SHORT_SEARCH_S = 1.0
+_CHEAP_CUTS_S = 2.0  # for programs before anything else, if each takes less than the first may
+_DESCENT_S = 2.0
+_DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
+_LIMIT_S = 1.0
+_RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
+_ROUNDS = 4  # programs after the first one under an iteration limit
+
+
+def pursue(search: Search) -> None:
+    """Fill the pool until the gap is closed or a limit is reached."""
+    search.report()
+    search.pool.raise_bound(search.outline.trivial_bound, "trivial")
+    if search.pool.best is None:
+        first_plan(search)
+    search.report()
+    _prove_infeasible(search)
+    loop = CutLoop(search.outline, search.pool, search.limits.solver)
+    if not search.clock.counts:
+        _cut_while_cheap(search, loop)
+    _plan_with_defaults(search)
+    if search.pool.done:
+        return
+    if search.clock.counts:
+        _pursue_by_iterations(search, loop)
+        return
+    _search_shortly(search)
+    seed_with_others(search)
+    seed_with_margins(search, loop)
+    if search.pool.done or search.left() < 0.1:
+        return
+    with BoundWorker(_cut_loops(search, loop)) as worker, ThreadPoolExecutor() as threads:
+        seed_with_chains(search)
+        while not search.pool.done and search.left() > 0.02:
+            search.report()
+            free = max(1, len(search.schedules) - int(worker.alive))
+            search.run([search.next_job() for _ in range(free)], threads)
+
+
+def _pursue_by_iterations(search: Search, loop: CutLoop) -> None:
+    """The same in an order that depends on the seed only: programs and search in turns."""
+    total = search.clock.iterations_left or 0
+    with ThreadPoolExecutor() as threads:
+        for number in range(_ROUNDS + 1):
+            if not (search.pool.done or loop.finished):
+                search.report()
+                loop.round(UNLIMITED_S, NODES)
+                search.repair_seeds()
+            if number == 0:
+                seed_with_others(search)
+                seed_with_margins(search, loop, NODES)
+                seed_with_chains(search)
+            rest = total * (_ROUNDS - number) // (_ROUNDS + 1)
+            while not search.pool.done and (search.clock.iterations_left or 0) > rest:
+                search.report()
+                search.run([search.next_job() for _ in search.schedules], threads)
+
+
+def first_plan(search: Search) -> None:
+    """Descend greedily, several times at random if the first descent gets stuck."""
+    schedule = search.schedules[0]
+    seconds = UNLIMITED_S if search.clock.counts else min(_DESCENT_S, search.limits.seconds)
+    limits = msgspec.structs.replace(search.limits, seconds=seconds)
+    if descend(schedule, limits, search.progress, time.perf_counter()):
+        search.add([PooledSchedule.of(schedule)])
+
+
+def _prove_infeasible(search: Search) -> None:
+    """Look for an op that cannot be computed within the budget, if no plan came at once."""
+    if search.pool.best is not None:
+        return
+    asked = search.task.budget_bytes
+    seconds = UNLIMITED_S if search.clock.counts else _LIMIT_S
+    limit, _, _ = lower_limit(search.task, search.problem, seconds=seconds, enough_bytes=asked)
+    if limit > asked:
+        search.pool.raise_bound(math.inf, "backward set search")
+
+
+def _cut_while_cheap(search: Search, loop: CutLoop) -> None:
+    """Solve programs with more and more cuts while each is quick: many gaps close so."""
+    until = time.perf_counter() + min(_CHEAP_CUTS_S, 0.15 * search.left())
+    seconds = min(_FIRST_SOLVE_S, max(0.05, 0.15 * search.left()))
+    while not (search.pool.done or loop.finished):
+        search.report()
+        begun = time.perf_counter()
+        loop.round(seconds)
+        search.repair_seeds()
+        if time.perf_counter() > min(until, begun + seconds):
+            return
+
+
+def _plan_with_defaults(search: Search) -> None:
+    """With alternatives, start from the plan without: more freedom is never worse.
+
+    Under an iteration limit this is the very plan that the same limit gives without.
+    """
+    if not search.outline.has_choices or search.pool.done:
+        return
+    problem = build_problem(search.task, alternatives=False)
+    share = 1.0 if search.clock.counts else _DEFAULTS_SHARE
+    limits = msgspec.structs.replace(search.limits, seconds=share * search.left())
+    plain = Search(search.task, problem, limits, search.progress, time.perf_counter())
+    plain.pool.learn(min(search.pool.known, search.pool.overhead))
+    try:
+        pursue(plain)
+    finally:
+        best = plain.pool.best
+        if best is not None:
+            schedule = search.schedules[0]
+            schedule.load(best.words, [0] * search.ops, [-1] * search.ops)
+            search.add([PooledSchedule.of(schedule)])
+
+
+def _search_shortly(search: Search) -> None:
+    """Search as long as other methods would take at least; often nothing else is needed."""
+    until = time.perf_counter() + min(_SHORT_SEARCH_S, 0.1 * search.left())
+    with ThreadPoolExecutor() as threads:
+        while not search.pool.done and time.perf_counter() < until:
+            search.report()
+            search.run([search.next_job() for _ in search.schedules], threads)
+
+
+def _cut_loops(search: Search, loop: CutLoop) -> list[tuple[CutLoop, float]]:
+    """The cut loop for the bound; before it, on large graphs, one that only gives seeds."""
+    loops = [(loop, search.clock.deadline)]
+    if worth_restricting(loop):
+        seeds = RestrictedLoop(search.outline, search.pool, search.limits.solver)
+        loops.insert(0, (seeds, time.perf_counter() + _RESTRICTED_SHARE * search.left()))
+    return loops
