@@ -101,7 +101,17 @@ TORCH_ROOMS = {
 }
 TORCH_PLACES = ("costs/measured/",)
 
-CHANGES_ONLY_ITS_OWN = set("api studies session cli plan graph reporting planners".split())
+CHANGES_ONLY_ITS_OWN = {
+    "api",
+    "cli",
+    "costs",
+    "graph",
+    "plan",
+    "planners",
+    "reporting",
+    "session",
+    "studies",
+}
 """Rooms in which nobody writes another object's attributes."""
 
 MOST_LINES = 500

@@ -37,13 +37,11 @@ DEBTS: dict[str, Any] = {
         "session/whole/steps.py": 3,
     },
     "torch privates": {
-        "allocator/profiler_meter.py": 1,
         "capture/decisions/reads.py": 1,
         "capture/lift.py": 1,
         "capture/nodes.py": 1,
         "capture/trace/strides.py": 2,
         "costs/measured/call.py": 1,
-        "execution/compiled/random_state.py": 3,
         "pricing/price.py": 1,
     },
     "privates": {
@@ -55,7 +53,6 @@ DEBTS: dict[str, Any] = {
         "capture/trace/strides.py": 2,
         "capture/trace/trace.py": 1,
         "costs/measured/call.py": 1,
-        "execution/compiled/random_state.py": 3,
         "pricing/price.py": 1,
         "studies/comparison.py": 6,
         "studies/subject.py": 2,
@@ -78,7 +75,6 @@ DEBTS: dict[str, Any] = {
         "capture/joint_graph.py": 7,
         "capture/probe.py": 1,
         "capture/traced_call.py": 2,
-        "execution/lower.py": 3,
         "planners/anytime/pool.py": 2,
         "planners/checkmate/variables.py": 4,
         "planners/engine/problem.py": 2,
@@ -88,8 +84,6 @@ DEBTS: dict[str, Any] = {
     },
     "classes": {
         "capture/decisions/recorder.py": 1,
-        "execution/lower.py": 1,
-        "plan/verify.py": 1,
         "planners/anytime/search.py": 1,
         "planners/engine/problem.py": 1,
         "session/parts/steps.py": 1,
