@@ -14,7 +14,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from support.training import Net
 
-__all__ = ["LIBRARIES", "Library"]
+__all__ = ["LIBRARIES", "WARNINGS", "Library"]
+
+WARNINGS = (
+    "ignore:.gradient_checkpointing. is deprecated:FutureWarning:transformers.training_args",
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning:transformers.modeling_utils",
+    "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning:lightning.pytorch",
+    "ignore:Precision bf16-mixed is not supported by the model:UserWarning:lightning.pytorch",
+    "ignore:hooks on module 'model.embed_tokens' are captured:UserWarning:tightfit.execution",
+)
+"""What libraries deprecate of themselves and of PyTorch, and what tightfit says of their hooks."""
 
 Fit = Callable[[nn.Module, "torch.optim.Optimizer | None"], nn.Module]
 
@@ -43,8 +52,9 @@ def library(name: str, covers: str, *packages: str):
 
 
 def images() -> DataLoader:
+    """Return images that take more than the scratch of a CPU's convolutions in bfloat16."""
     made = torch.Generator().manual_seed(1)
-    x, y = torch.randn(48, 3, 8, 8, generator=made), torch.randint(0, 4, (48,), generator=made)
+    x, y = torch.randn(48, 3, 16, 16, generator=made), torch.randint(0, 4, (48,), generator=made)
     return DataLoader(TensorDataset(x, y), batch_size=16)
 
 
