@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.real_models import untrained
 from support.training import Net
 
 __all__ = ["LIBRARIES", "WARNINGS", "Library"]
@@ -82,9 +83,8 @@ def padded(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
+    return untrained(
+        "LlamaForCausalLM",
         vocab_size=50,
         hidden_size=32,
         intermediate_size=64,
@@ -96,7 +96,6 @@ def llama() -> nn.Module:
         bos_token_id=1,
         eos_token_id=2,
     )
-    return LlamaForCausalLM(config)
 
 
 @library(
