@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALLED := $(VENV)/.installed
+# `make install test EXTRAS=dev,libraries` also runs the tests under other libraries.
+EXTRAS ?= dev
+INSTALLED := $(VENV)/.installed-$(EXTRAS)
 NATIVE := $(wildcard src/tightfit/_core/*.cpp src/tightfit/_core/*.hpp src/tightfit/allocator/*.c)
 # An editable install knows the packages by name: a module that became one needs a new install.
 PACKAGES := $(shell find src/tightfit -name __init__.py)
@@ -21,7 +23,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) $(PACKAGES)
 	$(call new_environment,$(VENV))
 	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
 test: install

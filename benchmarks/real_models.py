@@ -17,10 +17,28 @@ import torch.nn.functional as F
 
 from tightfit.zoo import Example
 
-__all__ = ["MODELS"]
+__all__ = ["MODELS", "untrained"]
 
 VOCABULARY = 2000
 TOKENS = 256
+DECODER = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "use_cache": False,
+}
+"""The sizes of Llama and its relatives."""
+
+
+def untrained(name: str, **sizes: Any) -> Any:
+    """Return a model of `transformers`, by the name of its class, with random weights."""
+    import transformers
+
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**sizes))
 
 
 def _language(model: Any, batch: int, tokens: int = TOKENS) -> Example:
@@ -42,69 +60,37 @@ def _images(model: Any, batch: int, size: int, labels: int = 10) -> Example:
 
 def gpt2(batch: int = 4) -> Example:
     """GPT-2, 6 layers, dropout 0.1."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=TOKENS, n_embd=256, n_layer=6, n_head=8, use_cache=False
+    model = untrained(
+        "GPT2LMHeadModel",
+        vocab_size=VOCABULARY,
+        n_positions=TOKENS,
+        n_embd=256,
+        n_layer=6,
+        n_head=8,
+        use_cache=False,
     )
-    return _language(GPT2LMHeadModel(config), batch)
+    return _language(model, batch)
 
 
 def llama(batch: int = 8) -> Example:
     """Llama: rotary embedding, grouped queries, RMSNorm, SwiGLU."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        use_cache=False,
-    )
-    return _language(LlamaForCausalLM(config), batch)
+    return _language(untrained("LlamaForCausalLM", **DECODER), batch)
 
 
 def mistral(batch: int = 8) -> Example:
     """Mistral: as Llama, with a sliding window shorter than the sequence."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        sliding_window=128,
-        use_cache=False,
-    )
-    return _language(MistralForCausalLM(config), batch)
+    return _language(untrained("MistralForCausalLM", **DECODER, sliding_window=128), batch)
 
 
 def qwen(batch: int = 8) -> Example:
     """Qwen 2: biased projections, tied embedding."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
-    return _language(Qwen2ForCausalLM(config), batch)
+    return _language(untrained("Qwen2ForCausalLM", **DECODER, tie_word_embeddings=True), batch)
 
 
 def bert(batch: int = 5) -> Example:
     """BERT with its masked-language-model head and a mask that pads."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(
+    model = untrained(
+        "BertForMaskedLM",
         vocab_size=VOCABULARY,
         hidden_size=256,
         num_hidden_layers=6,
@@ -112,7 +98,7 @@ def bert(batch: int = 5) -> Example:
         intermediate_size=1024,
         max_position_embeddings=TOKENS,
     )
-    example = _language(BertForMaskedLM(config), batch)
+    example = _language(model, batch)
     mask = torch.ones(batch, TOKENS, dtype=torch.long)
     mask[: batch // 2, TOKENS // 2 :] = 0
     return example._replace(args={**example.args, "attention_mask": mask})
@@ -120,9 +106,8 @@ def bert(batch: int = 5) -> Example:
 
 def t5(batch: int = 8) -> Example:
     """T5: encoder and decoder, relative positions, labels shifted by the model."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
+    model = untrained(
+        "T5ForConditionalGeneration",
         vocab_size=VOCABULARY,
         d_model=256,
         d_kv=32,
@@ -132,7 +117,7 @@ def t5(batch: int = 8) -> Example:
         decoder_start_token_id=0,
         use_cache=False,
     )
-    model = T5ForConditionalGeneration(config).train()
+    model.train()
     ids = torch.randint(0, VOCABULARY, (batch, 128))
     labels = torch.randint(0, VOCABULARY, (batch, 128))
     return Example(model, None, {"input_ids": ids, "labels": labels}, None)
@@ -140,9 +125,8 @@ def t5(batch: int = 8) -> Example:
 
 def vit(batch: int = 6) -> Example:
     """ViT, patches of 16."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
+    model = untrained(
+        "ViTForImageClassification",
         image_size=192,
         hidden_size=256,
         num_hidden_layers=8,
@@ -150,34 +134,38 @@ def vit(batch: int = 6) -> Example:
         intermediate_size=1024,
         num_labels=10,
     )
-    return _images(ViTForImageClassification(config), batch, 192)
+    return _images(model, batch, 192)
 
 
 def swin(batch: int = 3) -> Example:
     """Swin transformer, tiny widths, shifted windows, stochastic depth."""
-    from transformers import SwinConfig, SwinForImageClassification
-
-    config = SwinConfig(
-        image_size=224, embed_dim=48, depths=[2, 2, 4, 2], num_heads=[2, 4, 8, 16], num_labels=10
+    model = untrained(
+        "SwinForImageClassification",
+        image_size=224,
+        embed_dim=48,
+        depths=[2, 2, 4, 2],
+        num_heads=[2, 4, 8, 16],
+        num_labels=10,
     )
-    return _images(SwinForImageClassification(config), batch, 224)
+    return _images(model, batch, 224)
 
 
 def convnext(batch: int = 3) -> Example:
     """ConvNeXt with stochastic depth and layer scale."""
-    from transformers import ConvNextConfig, ConvNextForImageClassification
-
-    config = ConvNextConfig(
-        hidden_sizes=[48, 96, 192, 384], depths=[2, 2, 4, 2], num_labels=10, drop_path_rate=0.1
+    model = untrained(
+        "ConvNextForImageClassification",
+        hidden_sizes=[48, 96, 192, 384],
+        depths=[2, 2, 4, 2],
+        num_labels=10,
+        drop_path_rate=0.1,
     )
-    return _images(ConvNextForImageClassification(config), batch, 192)
+    return _images(model, batch, 192)
 
 
 def whisper(batch: int = 3) -> Example:
     """Whisper: convolutions over a spectrogram, encoder and decoder."""
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    config = WhisperConfig(
+    model = untrained(
+        "WhisperForConditionalGeneration",
         vocab_size=VOCABULARY,
         d_model=192,
         encoder_layers=3,
@@ -195,9 +183,9 @@ def whisper(batch: int = 3) -> Example:
         dropout=0.1,
         use_cache=False,
     )
-    model = WhisperForConditionalGeneration(config).train()
+    model.train()
     inputs = {
-        "input_features": torch.randn(batch, config.num_mel_bins, 800),
+        "input_features": torch.randn(batch, model.config.num_mel_bins, 800),
         "labels": torch.randint(4, VOCABULARY, (batch, 128)),
     }
     return Example(model, None, inputs, None)
@@ -205,10 +193,9 @@ def whisper(batch: int = 3) -> Example:
 
 def clip(batch: int = 6) -> Example:
     """CLIP: two towers and their contrastive loss."""
-    from transformers import CLIPConfig, CLIPModel
-
     shared = {"hidden_size": 192, "intermediate_size": 768, "num_attention_heads": 6}
-    config = CLIPConfig(
+    model = untrained(
+        "CLIPModel",
         text_config={
             **shared,
             "num_hidden_layers": 4,
@@ -218,7 +205,7 @@ def clip(batch: int = 6) -> Example:
         vision_config={**shared, "num_hidden_layers": 6, "image_size": 160, "patch_size": 16},
         projection_dim=128,
     )
-    model = CLIPModel(config).train()
+    model.train()
     ids = torch.randint(0, VOCABULARY - 1, (batch, 64))
     ids[:, -1] = VOCABULARY - 1
     inputs = {
@@ -231,9 +218,8 @@ def clip(batch: int = 6) -> Example:
 
 def mixtral(batch: int = 3) -> Example:
     """Mixtral: a mixture of 4 experts, 2 for each token."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
+    model = untrained(
+        "MixtralForCausalLM",
         vocab_size=VOCABULARY,
         hidden_size=192,
         intermediate_size=384,
@@ -246,14 +232,13 @@ def mixtral(batch: int = 3) -> Example:
         use_cache=False,
         output_router_logits=True,
     )
-    return _language(MixtralForCausalLM(config), batch)
+    return _language(model, batch)
 
 
 def m2m100(batch: int = 4) -> Example:
     """M2M-100: layers of encoder and decoder left out at random, so that no one graph holds."""
-    from transformers import M2M100Config, M2M100ForConditionalGeneration
-
-    config = M2M100Config(
+    model = untrained(
+        "M2M100ForConditionalGeneration",
         vocab_size=VOCABULARY,
         d_model=128,
         encoder_layers=3,
@@ -266,16 +251,15 @@ def m2m100(batch: int = 4) -> Example:
         decoder_start_token_id=2,
         use_cache=False,
     )
-    model = M2M100ForConditionalGeneration(config).train()
+    model.train()
     ids = torch.randint(4, VOCABULARY, (batch, 128))
     return Example(model, None, {"input_ids": ids, "labels": ids.clone()}, None)
 
 
 def wav2vec2_ctc(batch: int = 2) -> Example:
     """Wav2Vec 2 with its CTC loss, every layer run and nothing masked."""
-    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
-
-    config = Wav2Vec2Config(
+    model = untrained(
+        "Wav2Vec2ForCTC",
         vocab_size=40,
         hidden_size=128,
         num_hidden_layers=4,
@@ -290,7 +274,7 @@ def wav2vec2_ctc(batch: int = 2) -> Example:
         layerdrop=0.0,
         apply_spec_augment=False,
     )
-    model = Wav2Vec2ForCTC(config).train()
+    model.train()
     inputs = {"input_values": torch.randn(batch, 8000), "labels": torch.randint(1, 40, (batch, 20))}
     return Example(model, None, inputs, None)
 

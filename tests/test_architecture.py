@@ -103,13 +103,14 @@ TORCH_PLACES = ("costs/measured/",)
 
 CHANGES_ONLY_ITS_OWN = {
     "api",
-    "studies",
-    "session",
     "cli",
-    "plan",
+    "costs",
     "graph",
-    "reporting",
+    "plan",
     "planners",
+    "reporting",
+    "session",
+    "studies",
 }
 """Rooms in which nobody writes another object's attributes."""
 

@@ -13,8 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def proof(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
+def proof() -> Any:
     from benchmarks import gpu_proof
 
     return gpu_proof

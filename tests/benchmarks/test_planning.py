@@ -8,13 +8,6 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-
 
 def test_a_chain_is_planned_and_its_row_is_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.pictures import points_in
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
-def readme(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
+def readme() -> Any:
     from benchmarks import readme
 
     return readme

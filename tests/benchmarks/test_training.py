@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
 
-
-def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
+def test_rows(tmp_path: Path) -> None:
     from benchmarks.training import main
 
     threads = torch.get_num_threads()

@@ -12,6 +12,7 @@ import pytest
 
 from support.papers import chain
 from tightfit.cli import main
+from tightfit.cli.app import app
 from tightfit.graph.io import save_graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import compare
@@ -45,6 +46,13 @@ def test_rows_are_printed_and_written_as_csv_json_and_svg(
         assert [row["planner"] for row in csv.DictReader(file)] == [*PLANNERS, *PLANNERS]
     plot = xml.etree.ElementTree.parse(tmp_path / "out.svg").getroot()
     assert {text.text for text in plot.iter("{http://www.w3.org/2000/svg}text")} >= {"checkmate"}
+
+
+@pytest.mark.parametrize("more", [(), ("--costs", "unit")])
+def test_no_state_of_an_optimizer_is_assumed(more: tuple[str, ...]) -> None:
+    _, bound, _ = app.parse_args(["compare", "zoo:vit", "--budgets", "1", *more])
+    bound.apply_defaults()
+    assert bound.arguments["step_options"].optimizer == "none"
 
 
 def test_rows_in_a_folder_are_not_computed_again(

@@ -1,4 +1,4 @@
-"""Lifetimes of two layers, by hand; the peak on random graphs is in tests/property."""
+"""Lifetimes of two layers, by hand; the peak on random graphs is in tests/plan."""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import tightfit
-from support.libraries import LIBRARIES, Library
+from support.libraries import LIBRARIES, WARNINGS, Library
 from tightfit.execution.attach import attached
+
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 
 SHARE = 0.85
 """Of what steps hold above the constants when every activation is kept."""
@@ -35,22 +37,22 @@ def run(library: Library, folder: Path, budget: Any = None) -> tuple[list[Any], 
             fitted.append(tightfit.fit(model, budget, optimizer=optimizer, **options))
         return model
 
+    folder.mkdir()
     torch.manual_seed(0)
     found = [x.clone() if isinstance(x, torch.Tensor) else x for x in library.way(fit, folder)]
     return found, [step for model in fitted for step in attached(model).guard.steps]
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
-@pytest.mark.filterwarnings("ignore")  # of the libraries
 def test_same_bits_inside_the_budget(library: Library, tmp_path: Path) -> None:
     for package in library.packages:
         pytest.importorskip(package)
-    plain, _ = run(library, tmp_path)
-    _, steps = run(library, tmp_path, "1GiB")
+    plain, _ = run(library, tmp_path / "plain")
+    _, steps = run(library, tmp_path / "roomy", "1GiB")
     constant = max(s.constant_bytes for s in steps)
     kept = max(s.peak_bytes for s in steps) - constant
     # a whole step that exceeds it raises at the next call of the model
-    found, steps = run(library, tmp_path, constant + round(SHARE * kept))
+    found, steps = run(library, tmp_path / "tight", constant + round(SHARE * kept))
     assert steps
     for mine, reference in zip(found, plain, strict=True):
         if isinstance(reference, torch.Tensor):

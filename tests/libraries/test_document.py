@@ -10,6 +10,9 @@ import pytest
 
 import tightfit
 from support.documents import DOCS
+from support.libraries import WARNINGS
+
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 
 TEXT = (DOCS / "libraries.md").read_text("utf-8")
 EXAMPLES = re.findall(r"## ([^\n]+)\n(?:(?!##).)*?```python\n(.*?)```", TEXT, re.DOTALL)
@@ -17,7 +20,6 @@ PACKAGES = ("transformers", "lightning", "accelerate", "peft", "torch_geometric"
 
 
 @pytest.mark.parametrize("code", [code for _, code in EXAMPLES], ids=[n for n, _ in EXAMPLES])
-@pytest.mark.filterwarnings("ignore")  # of the libraries
 def test_example(code: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in PACKAGES:
         if re.search(rf"^(import|from) {package}\b", code, re.MULTILINE):

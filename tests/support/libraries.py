@@ -12,9 +12,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.real_models import untrained
 from support.training import Net
 
-__all__ = ["LIBRARIES", "Library"]
+__all__ = ["LIBRARIES", "WARNINGS", "Library"]
+
+WARNINGS = (
+    "ignore:.gradient_checkpointing. is deprecated:FutureWarning:transformers.training_args",
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning:transformers.modeling_utils",
+    "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning:lightning.pytorch",
+    "ignore:Precision bf16-mixed is not supported by the model:UserWarning:lightning.pytorch",
+    "ignore:hooks on module 'model.embed_tokens' are captured:UserWarning:tightfit.execution",
+)
+"""What libraries deprecate of themselves and of PyTorch, and what tightfit says of their hooks."""
 
 Fit = Callable[[nn.Module, "torch.optim.Optimizer | None"], nn.Module]
 
@@ -43,8 +53,9 @@ def library(name: str, covers: str, *packages: str):
 
 
 def images() -> DataLoader:
+    """Return images that take more than the scratch of a CPU's convolutions in bfloat16."""
     made = torch.Generator().manual_seed(1)
-    x, y = torch.randn(48, 3, 8, 8, generator=made), torch.randint(0, 4, (48,), generator=made)
+    x, y = torch.randn(48, 3, 16, 16, generator=made), torch.randint(0, 4, (48,), generator=made)
     return DataLoader(TensorDataset(x, y), batch_size=16)
 
 
@@ -72,9 +83,8 @@ def padded(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
+    return untrained(
+        "LlamaForCausalLM",
         vocab_size=50,
         hidden_size=32,
         intermediate_size=64,
@@ -86,7 +96,6 @@ def llama() -> nn.Module:
         bos_token_id=1,
         eos_token_id=2,
     )
-    return LlamaForCausalLM(config)
 
 
 @library(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -16,34 +18,52 @@ __all__ = ["end_rank", "run_ranks"]
 _TESTS = Path(__file__).parents[1]
 
 
-def run_ranks(script: ModuleType, *words: str, timeout: float = 200) -> list[str]:
-    """Run ``python -m SCRIPT RANK PORT WORDS...`` on two ranks; return what those failing said."""
+def run_ranks(script: ModuleType, *words: str, longest_s: float = 540) -> list[str]:
+    """Run ``python -m SCRIPT RANK PORT WORDS...`` on two ranks; return what those failing said.
+
+    A rank that has not ended after `longest_s` hangs: half a minute of work took six minutes on a
+    core with fourteen others. It is ended, and says where it stood.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(rank)) for rank in range(2)]
-        ranks = []
+        ranks: list[subprocess.Popen[bytes]] = []
         for rank, file in enumerate(files):
             command = [sys.executable, "-m", script.__name__, str(rank), str(port), *words]
             with file.open("w") as said:
-                ranks.append(subprocess.Popen(command, stderr=said, env=environment))
+                ranks.append(subprocess.Popen(command, stderr=said, env={**os.environ, **own}))
         try:
-            for rank in ranks:
-                rank.wait(timeout)
-        except subprocess.TimeoutExpired:
-            pass  # a rank that had to be ended has failed
+            hanging = _wait(ranks, time.monotonic() + longest_s)
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
         failed = [
-            file.read_text() for rank, file in zip(ranks, files, strict=True) if rank.returncode
+            f"ended after {longest_s:.0f} s\n" * (rank in hanging) + file.read_text()
+            for rank, file in zip(ranks, files, strict=True)
+            if rank.returncode
         ]
         print(*failed, sep="\n", file=sys.stderr)  # whole, should the test fail
         return failed
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> list[subprocess.Popen[bytes]]:
+    """Wait for ranks to end; return those that did not, after letting them say where they stand."""
+    hanging: list[subprocess.Popen[bytes]] = []
+    for rank in ranks:
+        try:
+            rank.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            hanging.append(rank)
+    for rank in hanging:
+        rank.send_signal(signal.SIGABRT)  # the fault handler writes the stacks of all threads
+    for rank in hanging:
+        rank.wait()
+    return hanging
 
 
 def end_rank() -> None:

@@ -22,11 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tightfit
 from support.processes import end_rank
-from tightfit.allocator import meter_for
+from tightfit.allocator import Meter, meter_for
 from tightfit.errors import BadInput, CaptureError
 from tightfit.execution.attach import attached
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.session import stages as pipeline
+from tightfit.units import rounded_up
 
 WIDTH, DEPTH, BATCH = 96, 6, 256
 
@@ -81,13 +82,35 @@ def batch(rank: int, step: int) -> torch.Tensor:
     return torch.randn(BATCH, WIDTH, generator=generator)
 
 
+def lasting_bytes(
+    model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[torch.Tensor]
+) -> int:
+    """Return what is held between steps: the wrapper's buckets and two notes of its own, too."""
+    momentum = [t for state in optimizer.state.values() for t in state.values()]
+    buckets = list(model.parameters())
+    notes = [torch.empty(len(buckets), dtype=torch.int32)] * 2
+    every = (*model.parameters(), *model.buffers(), *momentum, *losses, *buckets, *notes)
+    return sum(rounded_up(t.nbytes, 64) for t in every if isinstance(t, torch.Tensor))
+
+
+def wait_until_held(meter: Meter, most_bytes: int) -> None:
+    """Wait until gloo's threads have let go of what they have sent.
+
+    They wake whoever waits for a collective first, and let go when they run again: after the next
+    step, once in seven runs on one core.
+    """
+    deadline = time.monotonic() + 60
+    while (held := meter.live_bytes()) > most_bytes:
+        assert time.monotonic() < deadline, f"{held} bytes are held, not {most_bytes}"
+        time.sleep(0.001)
+
+
 def train(
     rank: int, prepare: Callable[[nn.Module], Any], accumulate: int, unused: bool, **keywords: Any
 ) -> tuple[list[torch.Tensor], nn.Module, int]:
     """Return losses and final state, the model, and the most that was held from step 3 on.
 
-    In step 2 the wrapper makes its buckets anew, and gloo's threads let go of the old ones, as of
-    all they have sent, in their own time: 224,256 bytes here, once in seven runs on one core.
+    In step 2 the wrapper makes its buckets anew.
     """
     gc.collect()
     meter = meter_for("cpu")
@@ -100,7 +123,7 @@ def train(
     losses = []
     for step in range(4):
         torch.manual_seed(100 * step + rank)
-        time.sleep(0.02)  # for those threads
+        wait_until_held(meter, begin + lasting_bytes(model, optimizer, losses))
         if step == 2:
             meter.reset_peak()
         for micro in range(accumulate):

@@ -1,9 +1,10 @@
-"""What PyTorch's allocators give out: meters, peaks, recorded lifetimes.
+"""What PyTorch's allocators give out: meters, peaks, recorded lifetimes, bytes of tensors.
 
-On the CPU everything rests on the allocator hook (`hook_available`, `hook_unavailable_reason`).
-Without it `meter_for("cpu")`, `CpuMeter` and `record` raise `HookUnavailable`; `measure_peak` and
-`ProfilerMeter` still work. On CUDA no hook is needed. Importing this package does not import
-torch.
+In: a device, a call or tensors. Out: bytes, as the device's allocator rounds them. May import
+torch_private. On the CPU everything rests on the allocator hook (`hook_available`,
+`hook_unavailable_reason`); without it `meter_for("cpu")`, `CpuMeter` and `record` raise
+`HookUnavailable`, while `measure_peak` and `ProfilerMeter` still work. On CUDA no hook is needed.
+Importing this package does not import torch.
 """
 
 from tightfit.allocator.hook import hook_available, hook_unavailable_reason

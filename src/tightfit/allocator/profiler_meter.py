@@ -71,17 +71,9 @@ class ProfilerMeter:
 
 def _cpu_memory_changes(profiler: Any) -> list[int]:
     """Return the rounded size of every CPU allocation (+) and free (-) in order of time."""
-    from torch._C._profiler import _EventType
+    from tightfit.torch_private.profiler import allocations
 
-    pending = list(profiler.profiler.kineto_results.experimental_event_tree())
-    changes: list[tuple[int, int]] = []
-    while pending:
-        event = pending.pop()
-        pending.extend(event.children)
-        if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
-            changes.append((event.start_time_ns, _rounded(event.extra_fields.alloc_size)))
-    changes.sort(key=lambda change: change[0])
-    return [size for _, size in changes]
+    return [_rounded(size) for device, size in allocations(profiler) if device == "cpu"]
 
 
 def _rounded(size_bytes: int) -> int:

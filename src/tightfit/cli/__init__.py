@@ -1,4 +1,8 @@
-"""The command line: one file per command; commands on files work without PyTorch."""
+"""The command line: one file per command, `options` and `output` for what they share.
+
+In: words. Out: text or one JSON object, and an exit code. May import api, studies, reporting,
+planners, plan, graph, costs, and capture for annotations; commands on files work without PyTorch.
+"""
 
 from __future__ import annotations
 

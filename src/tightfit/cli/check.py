@@ -11,7 +11,10 @@ from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
+    ActivationShare,
+    Json,
     ModelOptions,
+    PlannerName,
     SearchOptions,
     StepOptions,
     require_model,
@@ -32,13 +35,13 @@ def check(
     model: str,
     /,
     *,
-    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
-    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
-    budget_ratio: float | None = None,
-    planner: str = DEFAULT,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    budget_ratio: ActivationShare = None,
+    planner: PlannerName = DEFAULT,
+    json: Json = False,
 ) -> int:
     """Say what a model needs and what a budget costs: nothing runs, no memory is taken for it.
 
@@ -48,12 +51,6 @@ def check(
         zoo:NAME, package.module:factory or path/to/file.py:factory.
     budget
         The budget with a unit, such as 8GiB, constants included; or minimum.
-    budget_ratio
-        The budget as a share of the activation peak with nothing recomputed, such as 0.5.
-    planner
-        Which planner.
-    json
-        Print one JSON object.
     """
     limits = search_options.limits()
     require_model(model, "for a graph file use tightfit plan")

@@ -6,7 +6,6 @@ import csv
 import io
 import json as json_format
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,9 +16,10 @@ from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
     DEFAULT_SEARCH_OPTIONS,
+    Json,
     ModelOptions,
     SearchOptions,
-    StepOptions,
+    StepOptionsWithoutState,
     is_model,
 )
 from tightfit.cli.output import check_output, percent_or_dash, print_result
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_planners", "comparison_csv", "comparison_table"]
 
-_PLAIN_STEP = StepOptions(optimizer="none")
+_WITHOUT_STATE = StepOptionsWithoutState()
 
 
 def compare_planners(
@@ -47,16 +47,16 @@ def compare_planners(
     /,
     *,
     budgets: str,
-    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    step_options: Annotated[StepOptions, Parameter(name="*")] = _PLAIN_STEP,
-    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptionsWithoutState = _WITHOUT_STATE,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     planners: str = "all",
     workers: int = Limits().workers,
     solver: Literal["highs", "gurobi"] = "highs",
     results: Path | None = None,
     scheduler: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> int:
     """Run several planners at several budgets and print what each found and proved.
 
@@ -81,21 +81,13 @@ def compare_planners(
     output
         Write the rows to this file: .csv, .json, or .svg, .png or .pdf for a picture of overhead
         against memory.
-    json
-        Print one JSON object.
     """
     check_output(output, [".csv", ".json"])
     limits = search_options.limits(workers=workers, solver=solver)
     names, ways = _names(planners, target)
     with terminal_progress() as progress:
-        load = partial(
-            load_model if ways else load_step,
-            target,
-            options,
-            step_options,
-            progress=progress,
-        )
-        loaded = load()
+        load = load_model if ways else load_step
+        loaded = load(target, options, step_options, progress=progress)
     step = loaded if isinstance(loaded, Graph) else loaded.graph
     gradients = step_options.gradients
     asked = [budget_named(step, text, gradients) for text in budgets.split(",")]

@@ -16,6 +16,7 @@ from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
+    Json,
     ModelOptions,
     SearchOptions,
     StepOptions,
@@ -41,12 +42,12 @@ def curve(
     target: str,
     /,
     *,
-    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
-    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     budgets: str = _BUDGETS,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> int:
     """Plan at many budgets, each plan starting from that of a larger one.
 
@@ -61,18 +62,11 @@ def curve(
         Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
     output
         Write the curve to this file: .csv, or .svg, .png or .pdf for a picture.
-    json
-        Print one JSON object.
     """
     limits = search_options.limits()
     check_output(output, [".csv"])
     with terminal_progress() as progress:
-        step = load_step(
-            target,
-            options,
-            step_options,
-            progress=progress,
-        )
+        step = load_step(target, options, step_options, progress=progress)
     gradients = step_options.gradients
     asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
     with terminal_progress() as progress:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from tightfit.cli.console import terminal_progress
+from tightfit.cli.options import Json
 from tightfit.cli.output import FITS, print_result
 from tightfit.units import format_bytes
 
@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
-def demo(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """Train ResNet-50 and GPT-2 at several budgets, with and without tightfit (minutes).
-
-    Parameters
-    ----------
-    json
-        Print one JSON object.
-    """
+def demo(*, json: Json = False) -> int:
+    """Train ResNet-50 and GPT-2 at several budgets, with and without tightfit (minutes)."""
     from tightfit.studies.demonstration import demonstrate
 
     with terminal_progress() as progress:

@@ -11,7 +11,9 @@ from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
+    Json,
     ModelOptions,
+    PlannerName,
     SearchOptions,
     StepOptions,
     require_model,
@@ -31,13 +33,13 @@ def max_batch(
     /,
     *,
     budget: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
-    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     max_overhead: Annotated[float, Parameter(allow_leading_hyphen=True)] = float("inf"),
     reserve: str | None = None,
-    planner: str = DEFAULT,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    planner: PlannerName = DEFAULT,
+    json: Json = False,
 ) -> int:
     """Find the largest batch within a budget: nothing runs, no memory is taken for it.
 
@@ -51,10 +53,6 @@ def max_batch(
         The largest acceptable extra compute, such as 0.2 for 20 %.
     reserve
         How much of the budget to leave unused, such as 200MiB; by default 2 % of it.
-    planner
-        Which planner.
-    json
-        Print one JSON object.
     """
     limits = search_options.limits()
     require_model(model, "a graph file has one batch size only")

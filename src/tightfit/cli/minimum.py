@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
     DEFAULT_STEP_OPTIONS,
+    Json,
     ModelOptions,
     StepOptions,
     chosen_limits,
@@ -28,10 +25,10 @@ def minimum(
     target: str,
     /,
     *,
-    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
     time_limit: float = Limits().seconds,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> int:
     """Find the least budget: the proven lower limit, and the smallest with a plan found.
 
@@ -42,17 +39,10 @@ def minimum(
         path/to/file.py:factory.
     time_limit
         Seconds to search at most.
-    json
-        Print one JSON object.
     """
     limits = chosen_limits(time_limit)
     with terminal_progress() as progress:
-        step = load_step(
-            target,
-            options,
-            step_options,
-            progress=progress,
-        )
+        step = load_step(target, options, step_options, progress=progress)
         found = minimum_budget(step, step_options.gradients, limits, progress)
     result = simulate(step, found.plan)
     closed = found.lower_bytes >= found.found_bytes

@@ -1,9 +1,11 @@
-"""Options that every command that plans shares: what a step is, and how long to search."""
+"""Options that several commands share: what a step is, how long to search, how to answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
+
+from cyclopts import Parameter
 
 from tightfit.errors import BadInput
 from tightfit.planners.base import Limits
@@ -12,87 +14,31 @@ __all__ = [
     "DEFAULT_MODEL_OPTIONS",
     "DEFAULT_SEARCH_OPTIONS",
     "DEFAULT_STEP_OPTIONS",
+    "ActivationShare",
+    "Json",
     "ModelOptions",
-    "OptimizerName",
+    "PlannerName",
     "SearchOptions",
     "StepOptions",
+    "StepOptionsWithoutState",
     "chosen_limits",
     "is_model",
     "require_model",
 ]
 
-OptimizerName = Literal["none", "sgd", "momentum", "adamw"]
+OptimizerName: TypeAlias = Literal["none", "sgd", "momentum", "adamw"]
+
+Json: TypeAlias = Annotated[bool, Parameter(negative="", help="Print one JSON object.")]
+PlannerName: TypeAlias = Annotated[str, Parameter(help="Which planner.")]
+ActivationShare: TypeAlias = Annotated[
+    float | None,
+    Parameter(
+        help="The budget as a share of the activation peak with nothing recomputed, such as 0.5."
+    ),
+]
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """What belongs to a step besides its model.
-
-    Parameters
-    ----------
-    optimizer
-        Whose state is assumed for a model: adamw keeps two copies of the parameters.
-    gradients
-        Whether gradients of parameters are made anew or added to existing ones.
-    costs
-        Modelled costs: unit, flops, p100, v100, a100, h100 (rooflines; sizes are rounded as the
-        GPU's allocator does) or cpu (this machine's roofline); for a model also measured: each
-        distinct operator is timed once, by itself. By default those of a graph file, for a model
-        cpu.
-    """
-
-    optimizer: OptimizerName = "adamw"
-    gradients: Literal["fresh", "accumulated"] = "fresh"
-    costs: str | None = None
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """How long a search for plans may take.
-
-    Parameters
-    ----------
-    time_limit
-        Seconds to plan at most, for each plan.
-    iterations
-        Search iterations at most; with it the result depends on the seed only.
-    seed
-        Seed of every random choice.
-    """
-
-    time_limit: float = Limits().seconds
-    iterations: int | None = None
-    seed: int = 0
-
-    def limits(self, **others: Any) -> Limits:
-        """Return the limits of the search; parameters and errors are those of `chosen_limits`."""
-        return chosen_limits(self.time_limit, iterations=self.iterations, seed=self.seed, **others)
-
-
-def chosen_limits(time_limit: float, **others: Any) -> Limits:
-    """Return the limits of a search.
-
-    Parameters
-    ----------
-    time_limit : float
-        Seconds to plan at most.
-    **others
-        Further fields of `Limits`.
-
-    Raises
-    ------
-    BadInput
-        If the time limit is not positive.
-    """
-    if not time_limit > 0:
-        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
-    return Limits(seconds=time_limit, **others)
-
-
-DEFAULT_STEP_OPTIONS = StepOptions()
-DEFAULT_SEARCH_OPTIONS = SearchOptions()
-
-
+@Parameter(name="*")
 @dataclass(frozen=True)
 class ModelOptions:
     """What a model is made with.
@@ -133,7 +79,84 @@ class ModelOptions:
         return [name for name, value in vars(self).items() if value is not None]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class StepOptions:
+    """What belongs to a step besides its model.
+
+    Parameters
+    ----------
+    optimizer
+        Whose state is assumed for a model: adamw keeps two copies of the parameters.
+    gradients
+        Whether gradients of parameters are made anew or added to existing ones.
+    costs
+        Modelled costs: unit, flops, p100, v100, a100, h100 (rooflines; sizes are rounded as the
+        GPU's allocator does) or cpu (this machine's roofline); for a model also measured: each
+        distinct operator is timed once, by itself. By default those of a graph file, for a model
+        cpu.
+    """
+
+    optimizer: OptimizerName = "adamw"
+    gradients: Literal["fresh", "accumulated"] = "fresh"
+    costs: str | None = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class StepOptionsWithoutState(StepOptions):
+    """A step in which no optimizer's state is assumed unless one is named."""
+
+    optimizer: OptimizerName = "none"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SearchOptions:
+    """How long a search for plans may take.
+
+    Parameters
+    ----------
+    time_limit
+        Seconds to plan at most, for each plan.
+    iterations
+        Search iterations at most; with it the result depends on the seed only.
+    seed
+        Seed of every random choice.
+    """
+
+    time_limit: float = Limits().seconds
+    iterations: int | None = None
+    seed: int = 0
+
+    def limits(self, **others: Any) -> Limits:
+        """Return the limits of the search; parameters and errors are those of `chosen_limits`."""
+        return chosen_limits(self.time_limit, iterations=self.iterations, seed=self.seed, **others)
+
+
 DEFAULT_MODEL_OPTIONS = ModelOptions()
+DEFAULT_STEP_OPTIONS = StepOptions()
+DEFAULT_SEARCH_OPTIONS = SearchOptions()
+
+
+def chosen_limits(time_limit: float, **others: Any) -> Limits:
+    """Return the limits of a search.
+
+    Parameters
+    ----------
+    time_limit : float
+        Seconds to plan at most.
+    **others
+        Further fields of `Limits`.
+
+    Raises
+    ------
+    BadInput
+        If the time limit is not positive.
+    """
+    if not time_limit > 0:
+        raise BadInput(f"--time-limit must be a positive number of seconds, got {time_limit}")
+    return Limits(seconds=time_limit, **others)
 
 
 def is_model(target: str) -> bool:

@@ -12,7 +12,10 @@ from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
     DEFAULT_SEARCH_OPTIONS,
     DEFAULT_STEP_OPTIONS,
+    ActivationShare,
+    Json,
     ModelOptions,
+    PlannerName,
     SearchOptions,
     StepOptions,
 )
@@ -35,15 +38,15 @@ def plan(
     target: str,
     /,
     *,
-    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
-    step_options: Annotated[StepOptions, Parameter(name="*")] = DEFAULT_STEP_OPTIONS,
-    search_options: Annotated[SearchOptions, Parameter(name="*")] = DEFAULT_SEARCH_OPTIONS,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
-    budget_ratio: float | None = None,
-    planner: str = DEFAULT,
+    budget_ratio: ActivationShare = None,
+    planner: PlannerName = DEFAULT,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     graph_output: Path | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> int:
     """Find the plan with the least extra compute that stays within a budget.
 
@@ -54,25 +57,14 @@ def plan(
         path/to/file.py:factory.
     budget
         The budget with a unit, such as 8GiB; constants count.
-    budget_ratio
-        The budget as a share of the activation peak with nothing recomputed, such as 0.5.
-    planner
-        Which planner.
     output
         Write the plan to this file (.json or .json.gz).
     graph_output
         Write the graph to this file: what show and verify need beside the plan.
-    json
-        Print one JSON object.
     """
     limits = search_options.limits()
     with terminal_progress() as progress:
-        step = load_step(
-            target,
-            options,
-            step_options,
-            progress=progress,
-        )
+        step = load_step(target, options, step_options, progress=progress)
     if graph_output is not None:
         save_graph(step, graph_output)
     task = Task(

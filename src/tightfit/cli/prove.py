@@ -8,7 +8,13 @@ import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
-from tightfit.cli.options import DEFAULT_MODEL_OPTIONS, ModelOptions, chosen_limits
+from tightfit.cli.options import (
+    DEFAULT_MODEL_OPTIONS,
+    Json,
+    ModelOptions,
+    PlannerName,
+    chosen_limits,
+)
 from tightfit.cli.output import print_result
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
@@ -22,17 +28,17 @@ def prove(
     model: str,
     /,
     *,
-    options: Annotated[ModelOptions, Parameter(name="*")] = DEFAULT_MODEL_OPTIONS,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
     budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     budget_ratio: float | None = None,
     steps: int = 3,
     rounds: int = 5,
     threads: int | None = None,
-    planner: str = DEFAULT,
+    planner: PlannerName = DEFAULT,
     time_limit: float = 10.0,
     costs: str = "measured",
     seed: int = 0,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> int:
     """Train with plain PyTorch and with tightfit from the same seed; compare bits, peaks, times.
 
@@ -53,16 +59,12 @@ def prove(
         Rounds of interleaved timing; 0 for none.
     threads
         Threads of PyTorch.
-    planner
-        Which planner.
     time_limit
         Seconds to plan at most.
     costs
         measured, or modelled costs such as cpu, unit, flops.
     seed
         Of the model, its data and every step.
-    json
-        Print one JSON object.
     """
     limits = chosen_limits(time_limit, seed=seed)
     from tightfit.api.prove import prove as prove_model

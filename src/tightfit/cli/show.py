@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
 
+from tightfit.cli.options import Json
 from tightfit.cli.output import print_result
 from tightfit.cli.target import load_target
 from tightfit.errors import BadInput
@@ -29,7 +28,7 @@ def show(
     /,
     *,
     costs: str | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> int:
     """Say what a graph needs, or what a plan holds, saves and costs.
 
@@ -41,8 +40,6 @@ def show(
         The graph file of a plan: verifies the plan and tells who holds the memory.
     costs
         Modelled costs instead of those in the file, such as unit, flops, v100, a100.
-    json
-        Print one JSON object.
     """
     started = time.perf_counter()
     content = read_limited(file)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from tightfit.cli.options import Json
 from tightfit.cli.output import print_result
 from tightfit.cli.target import load_target
 from tightfit.plan.io import load_plan
@@ -24,7 +22,7 @@ def verify(
     /,
     *,
     costs: str | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> int:
     """Check every instruction of a plan and its peak against its graph and budget.
 
@@ -36,8 +34,6 @@ def verify(
         The graph file the plan was made for.
     costs
         Modelled costs instead of those in the file, such as unit, flops, v100, a100.
-    json
-        Print one JSON object.
     """
     started = time.perf_counter()
     step = load_target(graph, costs)

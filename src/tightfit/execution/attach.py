@@ -1,9 +1,10 @@
 """Fit a module in place: its `forward` is replaced, everything else stays as it is.
 
 `state_dict`, the type, `isinstance`, hooks of the module itself, `torch.save` and `pickle` (of
-the plain model) keep working; no public attribute is added. The session lies in the module, so
-both live and die together; a deep copy of the module is fitted anew on its first call. Other tools
-may wrap the replaced forward (by `functools.wraps`, as autocast does): it is found beneath theirs.
+the plain model) keep working; no public attribute is added. What runs instead lies in the module,
+so both live and die together; a deep copy of the module is fitted anew on its first call. Other
+tools may wrap the replaced forward (by `functools.wraps`, as autocast does): it is found beneath
+theirs.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ import gc
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from torch import nn
 
 from tightfit.errors import BadInput
-from tightfit.torch_private import tools as tools
+from tightfit.torch_private import tools
 
-__all__ = ["attach", "attach_part", "attached", "detach", "original_forward", "refuse_unfittable"]
+__all__ = [
+    "Attached",
+    "attach",
+    "attach_part",
+    "attached",
+    "detach",
+    "original_forward",
+    "refuse_unfittable",
+]
 
 _FITTED: WeakSet[nn.Module] = WeakSet()
 _PLANNED: WeakSet[Any] = WeakSet()
@@ -28,18 +37,34 @@ _PLANNED: WeakSet[Any] = WeakSet()
 _KEY = "__tightfit"
 
 
-class _Attachment:
-    """What is attached to one module: a session, or how a copy of the module gets its own."""
+class Attached(Protocol):
+    """What runs in place of a module's forward."""
 
-    def __init__(self, session: Any, refit: Callable[[nn.Module], Any]) -> None:
-        self.session = session
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """Run one forward."""
+        ...
+
+    def is_of(self, module: nn.Module, /) -> bool:
+        """Whether this was made for the module (and not for one it was copied from)."""
+        ...
+
+    def leave(self) -> None:
+        """Clean up: the module is fitted no longer, or anew."""
+        ...
+
+
+class _Attachment:
+    """What lies in a fitted module, from which a copy of the module gets its own."""
+
+    def __init__(self, made: Attached | None, refit: Callable[[nn.Module], Attached]) -> None:
+        self.made = made
         self.refit = refit
 
-    def session_of(self, module: nn.Module) -> Any:
-        """Return the session of the module it lies in; a copy gets its own now."""
-        if self.session is None or not self.session.is_of(module):
+    def of(self, module: nn.Module) -> Attached:
+        """Return what is attached to the module it lies in; a copy gets its own now."""
+        if self.made is None or not self.made.is_of(module):
             return self.refit(module)
-        return self.session
+        return self.made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
         return _Attachment(None, self.refit)
@@ -61,12 +86,12 @@ def _planned_function(module: nn.Module) -> Any:
     return None
 
 
-def attached(module: nn.Module) -> Any:
-    """Return the session attached to a module, or None."""
+def attached(module: nn.Module) -> Attached | None:
+    """Return what is attached to a module, or None."""
     attachment = module.__dict__.get(_KEY)
     if attachment is None or _planned_function(module) is None:
         return None
-    return attachment.session_of(module)
+    return attachment.of(module)
 
 
 def original_forward(module: nn.Module) -> Callable[..., Any]:
@@ -77,17 +102,17 @@ def original_forward(module: nn.Module) -> Callable[..., Any]:
     return types.MethodType(type(module).forward, module)
 
 
-def attach(module: nn.Module, session: Any, refit: Callable[[nn.Module], Any]) -> None:
-    """Replace the forward of a module by a session's.
+def attach(module: nn.Module, made: Attached, refit: Callable[[nn.Module], Attached]) -> None:
+    """Let something run in place of the forward of a module.
 
     Parameters
     ----------
     module : nn.Module
-        Fitted in place; a session attached before is replaced.
-    session : callable
+        Fitted in place; what was attached before is replaced.
+    made : Attached
         Called with (args, kwargs) instead of the module's forward.
     refit : callable
-        Attaches a new session to a deep copy of the module and returns it.
+        Attaches something new to a deep copy of the module and returns it.
 
     Raises
     ------
@@ -95,17 +120,17 @@ def attach(module: nn.Module, session: Any, refit: Callable[[nn.Module], Any]) -
         If the module cannot be fitted; see `refuse_unfittable`.
     """
     refuse_unfittable(module)
-    _put(module, _Attachment(session, refit))
+    _put(module, _Attachment(made, refit))
 
 
-def attach_part(module: nn.Module, part: Any) -> None:
+def attach_part(module: nn.Module, part: Attached) -> None:
     """Replace the forward of a module inside a model that is fitted part by part.
 
     Parameters
     ----------
     module : nn.Module
         Inside the model; its ancestors may be fitted.
-    part : callable
+    part : Attached
         Called with (args, kwargs) instead of the module's forward.
 
     Raises
@@ -115,7 +140,7 @@ def attach_part(module: nn.Module, part: Any) -> None:
     """
     _refuse_foreign(module)
 
-    def refit(copy: nn.Module) -> Any:
+    def refit(copy: nn.Module) -> Attached:
         raise BadInput(
             f"a copy of a {type(copy).__name__} was made out of a model that is fitted part by "
             "part: tightfit.unfit the model before copying it, then fit the copy"
@@ -164,7 +189,7 @@ def _planned_forward(replaced: Any) -> Any:
         if attachment is None:  # unfitted while another tool wraps this function
             return replaced(self, *args, **kwargs)
         with tools.without_dynamo():
-            return attachment.session_of(self)(args, kwargs)
+            return attachment.of(self)(args, kwargs)
 
     forward.__signature__ = inspect.signature(replaced)  # type: ignore[attr-defined]
     forward.__doc__ = replaced.__doc__

@@ -1,30 +1,32 @@
 """From a plan to two Python programs: a forward function and a backward generator.
 
 The programs are flat code generated from the plan's instructions, one line each: a compute is a
-call, a free is ``name = None``, a hand-over is a ``yield``. Views are made where they are read and
-dropped with the value they view. Nothing else holds a tensor, so memory follows the plan.
+call, a free is ``name = None``, a hand-over is a ``yield``. Nothing but the names in the code
+holds a tensor, so memory follows the plan.
 """
 
 from __future__ import annotations
 
 import linecache
-import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
-from torch import fx
 
-from tightfit.capture.captured import Call, Captured
-from tightfit.capture.nodes import base_of, is_getitem, is_random, is_view
+from tightfit.capture.captured import Captured
+from tightfit.capture.nodes import base_of, is_random
 from tightfit.errors import InvalidPlan
+from tightfit.execution.writing import Function, Writer
 from tightfit.graph.ir import OpId, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
 
 __all__ = ["Program", "lower", "write_back"]
 
-aten = torch.ops.aten
+Forward: TypeAlias = Callable[[list[Any]], tuple[list[Any], list[Any]]]
+Backward: TypeAlias = Callable[[list[Any], list[Any]], Iterator[list[torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class Program:
         A generator function of (saved, tangents), both emptied; yields lists of gradients.
     groups : tuple of tuple of int
         For each yielded list, the placeholder positions the gradients belong to.
-    late_reads : dict of int to int
-        For placeholders the backward still reads after their gradient was handed over: the last
-        group before which they are read.
+    late_reads : tuple of (int, int)
+        Placeholders that the backward still reads after their gradient was handed over, each with
+        the last group before which it is read.
     source : str
         The generated code.
     names : mapping of str to object
@@ -49,10 +51,10 @@ class Program:
         runs the code with others in their place.
     """
 
-    forward: Callable[[list[Any]], tuple[list[Any], list[Any]]]
-    backward: Callable[[list[Any], list[Any]], Iterator[list[torch.Tensor]]]
+    forward: Forward
+    backward: Backward
     groups: tuple[tuple[int, ...], ...]
-    late_reads: dict[int, int]
+    late_reads: tuple[tuple[int, int], ...]
     source: str
     names: Mapping[str, Any]
 
@@ -95,44 +97,19 @@ def _check_random_order(captured: Captured, plan: Plan) -> None:
                 last = step.op
 
 
-class _Code:
-    """The lines of one function, with the names it takes from outside."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.views: dict[fx.Node, str] = {}
-        self.views_on: dict[ValueId, list[fx.Node]] = {}
-        self.constants_used: dict[int, int] = {}
-
-    def emit(self, line: str) -> None:
-        self.lines.append("    " + line)
-
-
 class _Lowering:
+    """Writes the lines of each instruction of a plan."""
+
     def __init__(
         self, captured: Captured, plan: Plan, clock: Callable[[OpId, int], None] | None
     ) -> None:
         self.captured = captured
-        self.graph = captured.graph
         self.plan = plan
         self.clock = clock
-        self.forward = _Code()
-        self.backward = _Code()
-        self.code = self.forward
-        self.names: dict[str, Any] = {"clock": clock, "write_back": write_back}
-        self.known: dict[int, str] = {}
-        self.home: dict[ValueId, _Code] = {}  # where the live instance of a value was made
-        self.imported: set[ValueId] = set()
-        self.saved: list[str] = []
-        self.saved_names: set[str] = set()
-        self.states: dict[OpId, _Code] = {}
-        self.counts: dict[OpId, int] = {}
-        self.total = {op: n for op, n in _compute_counts(plan).items() if n > 1}
-        joint = captured.joint
-        self.placeholders = joint.placeholders
-        self.position = {n: i for i, n in enumerate(self.placeholders)}
-        self.gradient_of = {captured.value_of[base_of(n)]: (n, i) for n, i in joint.gradients}
-        self.groups: list[tuple[int, ...]] = []
+        self.writer = Writer(captured, {"clock": clock, "write_back": write_back})
+        self.draws = _RepeatedDraws(captured, plan, self.writer)
+        gradients = captured.joint.gradients
+        self.gradient_of = {captured.value_of[base_of(n)]: (n, i) for n, i in gradients}
         self.returns = ""
 
     def run(self) -> Program:
@@ -141,231 +118,145 @@ class _Lowering:
                 case Compute():
                     self._compute(step)
                 case Free(value):
-                    self._drop(value)
+                    self.writer.release(value)
                 case HandOver(values):
                     self._hand_over(values)
                 case Enter(segment):
                     if segment > 0:
                         self._cross()
-        if self.code is self.forward:
+        if self.writer.function is self.writer.forward:
             self._cross()
         return self._assemble()
 
-    # -- instructions -------------------------------------------------------------------------
-
     def _compute(self, step: Compute) -> None:
-        op = self.graph.ops[step.op]
         call = self.captured.calls[step.op][step.alternative]
-        alternative = op.alternatives[step.alternative]
-        self.counts[op.id] = self.counts.get(op.id, 0) + 1
-        again = self.counts[op.id] > 1
-        random = op.id in self.total and is_random(self.captured.nodes[op.id])
-        expression = self._call(call)
-        if random:
-            self._before_random(op.id, again)
-        names, stale = self._output_names(call, alternative.overwrites)
+        overwritten = self.captured.graph.ops[step.op].alternatives[step.alternative].overwrites
+        function = self.writer.function
+        expression = self.writer.call(call)
+        afterwards = self.draws.before(step.op)
+        stale = self.writer.forget(overwritten) if overwritten is not None else []
+        names = [self._output_name(value) for value in call.outputs]
         target = ", ".join(names) + ("," if call.is_tuple and len(names) == 1 else "")
-        self.code.emit(f"{target or '_'} = {expression}")
+        function.emit(f"{target or '_'} = {expression}")
         if "_" in names or not names:
-            self.code.emit("_ = None")
+            function.emit("_ = None")
         if stale:
-            self.code.emit(" = ".join(stale) + " = None")
-        if random and again:
-            self.code.emit(f"{self._generator_access(op.id)[1]}(other_state)")
-            self.code.emit("other_state = None")
-            if self.counts[op.id] == self.total[op.id]:
-                self.code.emit(f"s{op.id} = None")
+            function.emit_release(stale)
+        for line in afterwards:
+            function.emit(line)
         if self.clock is not None:
-            self.code.emit(f"clock({op.id}, {step.alternative})")
+            function.emit(f"clock({step.op}, {step.alternative})")
 
-    def _output_names(self, call: Call, overwritten: ValueId | None) -> tuple[list[str], list[str]]:
-        stale = self._forget(overwritten) if overwritten is not None else []
-        names = []
-        for value in call.outputs:
-            if value is None or value in self.home:
-                names.append("_")
-            else:
-                self.home[value] = self.code
-                names.append(f"v{value}")
-        return names, stale
-
-    def _before_random(self, op: OpId, again: bool) -> None:
-        get, set_ = self._generator_access(op)
-        if not again:
-            self.code.emit(f"s{op} = {get}()")
-            self.states[op] = self.code
-            return
-        if self.states[op] is not self.code:
-            self._save(f"s{op}", f"s{op}")
-            self.states[op] = self.code
-        self.code.emit(f"other_state = {get}()")
-        self.code.emit(f"{set_}(s{op})")
-
-    def _generator_access(self, op: OpId) -> tuple[str, str]:
-        """Return the names of what reads and sets the generator an op draws from."""
-        node = self.captured.nodes[op]
-        own = node.kwargs.get("generator")
-        if own is not None:
-            name = self._literal(own)
-            return f"{name}.get_state", f"{name}.set_state"
-        value = node.meta["val"]
-        device = (value[0] if isinstance(value, tuple | list) else value).device
-        self.names["get_state"], self.names["set_state"] = _generator_access(device)
-        return "get_state", "set_state"
-
-    def _drop(self, value: ValueId) -> None:
-        names = self._forget(value)
-        if names:
-            self.code.emit(" = ".join(names) + " = None")
-
-    def _forget(self, value: ValueId) -> list[str]:
-        """Forget the live instance of a value; return the local names that hold it."""
-        names = [self.code.views.pop(n) for n in self.code.views_on.pop(value, ())]
-        home = self.home.pop(value, None)
-        if home is self.code or value in self.imported:
-            names.append(f"v{value}")
-        self.imported.discard(value)
-        return names
+    def _output_name(self, value: ValueId | None) -> str:
+        """Return the name of an output; a value that is alive already is not held twice."""
+        if value is None or self.writer.is_alive(value):
+            return "_"
+        return self.writer.make(value)
 
     def _hand_over(self, values: Sequence[ValueId]) -> None:
         pairs = [self.gradient_of[v] for v in values]
-        expressions = [self._reference(node) for node, _ in pairs]
-        self.code.emit(f"gradients = [{', '.join(expressions)}]")
-        names = [name for value in values for name in self._forget(value)]
-        self.code.emit(" = ".join(names) + " = None")
-        self.code.emit("yield gradients")
-        self.code.emit("gradients = None")
+        function = self.writer.function
+        gradients = [self.writer.reference(node) for node, _ in pairs]
+        function.emit_hand_over(gradients, [n for v in values for n in self.writer.forget(v)])
         if self.clock is not None:
-            self.code.emit("clock(-1, 0)")
-        self.groups.append(tuple(position for _, position in pairs))
+            function.emit("clock(-1, 0)")
+        function.groups.append(tuple(position for _, position in pairs))
 
     def _cross(self) -> None:
         """End the forward function: update buffers, fix outputs, go on in the backward one."""
         joint = self.captured.joint
         for node, position in joint.write_backs:
-            source = self._reference(node)
-            self.forward.constants_used[position] = 0
-            self.code.emit(f"write_back(p{position}, {source})")
-            self._drop(self.captured.value_of[base_of(node)])
-        outputs = [
-            self._reference(n) if isinstance(n, fx.Node) else self._literal(n)
-            for n in joint.raw_outputs
-        ]
-        self.returns = f"[{', '.join(outputs)}]"
-        self.code = self.backward
-        for node, source in zip(self.placeholders, joint.sources, strict=True):
-            if source.kind == "tangent":
-                self.home[self.captured.value_of[node]] = self.backward
-
-    # -- expressions --------------------------------------------------------------------------
-
-    def _call(self, call: Call) -> str:
-        arguments = [self._literal(a) for a in call.args]
-        arguments += [f"{k}={self._literal(v)}" for k, v in call.kwargs.items()]
-        return f"{self._constant(call.function)}({', '.join(arguments)})"
-
-    def _literal(self, value: Any) -> str:
-        if isinstance(value, fx.Node):
-            return self._reference(value)
-        if isinstance(value, list | fx.immutable_collections.immutable_list):
-            return "[" + ", ".join(self._literal(v) for v in value) + "]"
-        if isinstance(value, tuple):
-            return "(" + "".join(self._literal(v) + ", " for v in value) + ")"
-        if value is None or isinstance(value, bool | int | str):
-            return repr(value)
-        if isinstance(value, float) and math.isfinite(value):
-            return repr(value)
-        return self._constant(value)
-
-    def _constant(self, value: Any) -> str:
-        key = id(value)
-        if key not in self.known:
-            self.known[key] = f"c{len(self.known)}"
-            self.names[self.known[key]] = value
-        return self.known[key]
-
-    def _reference(self, node: fx.Node) -> str:
-        if node.op == "get_attr":
-            return self._constant(getattr(self.captured.joint.module, str(node.target)))
-        if is_view(node):
-            return self._view(node)
-        if node in self.position:
-            position = self.position[node]
-            if self.captured.joint.sources[position].kind != "tangent":
-                self.code.constants_used[position] = len(self.groups)
-                return f"p{position}"
-        return self._value(self.captured.value_of[node])
-
-    def _value(self, value: ValueId) -> str:
-        home = self.home.get(value)
-        if home is None:
-            name = self.graph.values[value].name
-            raise InvalidPlan(f"the plan reads value {value} ({name}) while it is not alive")
-        if home is not self.code and value not in self.imported:
-            keeps = self.graph.values[value].fate == "returned"
-            self._save(f"v{value}", f"v{value}.detach()" if keeps else f"v{value}")
-            self.imported.add(value)
-        return f"v{value}"
-
-    def _save(self, name: str, expression: str) -> None:
-        if name not in self.saved_names:
-            self.saved_names.add(name)
-            self.saved.append(expression)
-
-    def _view(self, node: fx.Node) -> str:
-        if node in self.code.views:
-            return self.code.views[node]
-        if is_getitem(node):
-            expression = f"{self._reference(node.args[0])}[{node.args[1]}]"  # type: ignore
-        else:
-            # values may have other strides than the trace saw: reshape as eager does
-            viewed = node.target in (aten.view.default, aten._unsafe_view.default)
-            target = aten.reshape.default if viewed else node.target
-            call = Call(target, node.args, dict(node.kwargs), (), False)  # type: ignore
-            expression = self._call(call)
-        name = f"w{len(self.code.lines)}"
-        self.code.emit(f"{name} = {expression}")
-        self.code.views[node] = name
-        base = base_of(node)
-        if base in self.captured.value_of:
-            self.code.views_on.setdefault(self.captured.value_of[base], []).append(node)
-        return name
-
-    # -- assembly -----------------------------------------------------------------------------
+            source = self.writer.reference(node)
+            self.writer.function.emit(f"write_back(p{position}, {source})")
+            self.writer.release(self.captured.value_of[base_of(node)])
+        self.returns = f"[{', '.join(self.writer.literal(n) for n in joint.raw_outputs)}]"
+        self.writer.go_on_in_backward()
 
     def _assemble(self) -> Program:
-        joint = self.captured.joint
-        inputs = [f"p{i}" for i, s in enumerate(joint.sources) if s.kind != "tangent"]
-        constants = [f"p{i}" for i in self.backward.constants_used]
-        saved_values = [e.removesuffix(".detach()") for e in self.saved]
-        tangents = [
-            f"v{self.captured.value_of[n]}"
-            for n, s in zip(self.placeholders, joint.sources, strict=True)
-            if s.kind == "tangent"
-        ]
-        lines = ["def forward(inputs):", *_unpack(inputs, "inputs"), *self.forward.lines]
-        lines += [f"    return {self.returns}, [{', '.join([*constants, *self.saved])}]", ""]
-        lines += ["def backward(saved, tangents):"]
-        lines += [*_unpack([*constants, *saved_values], "saved"), *_unpack(tangents, "tangents")]
-        lines += [*self.backward.lines, "    return", "    yield", ""]
-        source = "\n".join(lines)
-        filename = f"<tightfit {self.graph.name} {self.plan.graph} {id(self.plan)}>"
+        source = self._source()
+        filename = f"<tightfit {self.captured.graph.name} {self.plan.graph} {id(self.plan)}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        functions = dict(self.names)
+        names = self.writer.names
+        functions = dict(names)
         exec(compile(source, filename, "exec"), functions)
         return Program(
             functions["forward"],
             functions["backward"],
-            tuple(self.groups),
-            self._late_reads(),
+            tuple(self.writer.backward.groups),
+            _late_reads(self.writer.backward),
             source,
-            self.names,
+            MappingProxyType(names),
         )
 
-    def _late_reads(self) -> dict[int, int]:
-        handed = {i: number for number, group in enumerate(self.groups) for i in group}
-        reads = self.backward.constants_used
-        return {i: last for i, last in reads.items() if i in handed and last > handed[i]}
+    def _source(self) -> str:
+        joint, writer = self.captured.joint, self.writer
+        inputs = [f"p{i}" for i, s in enumerate(joint.sources) if s.kind != "tangent"]
+        constants = [f"p{i}" for i in writer.backward.last_reads]
+        tangents = [
+            f"v{self.captured.value_of[n]}"
+            for n, s in zip(joint.placeholders, joint.sources, strict=True)
+            if s.kind == "tangent"
+        ]
+        kept = ", ".join([*constants, *writer.saved.values()])
+        lines = [
+            "def forward(inputs):",
+            *_unpack(inputs, "inputs"),
+            *writer.forward.lines,
+            f"    return {self.returns}, [{kept}]",
+            "",
+            "def backward(saved, tangents):",
+            *_unpack([*constants, *writer.saved], "saved"),
+            *_unpack(tangents, "tangents"),
+            *writer.backward.lines,
+            "    return",
+            "    yield",
+            "",
+        ]
+        return "\n".join(lines)
+
+
+class _RepeatedDraws:
+    """Lets ops that draw random numbers draw the same ones when they are computed again."""
+
+    def __init__(self, captured: Captured, plan: Plan, writer: Writer) -> None:
+        counts = Counter(step.op for step in plan.instructions if isinstance(step, Compute))
+        nodes = captured.nodes
+        self._left = {op: n for op, n in counts.items() if n > 1 and is_random(nodes[op])}
+        self._nodes = nodes
+        self._writer = writer
+        self._state_in: dict[OpId, Function] = {}  # which function holds an op's state
+
+    def before(self, op: OpId) -> list[str]:
+        """Keep the state that an op draws from, or go back to it; return the lines for after it."""
+        if op not in self._left:
+            return []
+        self._left[op] -= 1
+        function = self._writer.function
+        get, set_ = self._access(op)
+        holder = self._state_in.get(op)
+        self._state_in[op] = function
+        if holder is None:
+            function.emit(f"s{op} = {get}()")
+            return []
+        if holder is not function:
+            self._writer.keep_for_backward(f"s{op}", f"s{op}")
+        function.emit(f"other_state = {get}()")
+        function.emit(f"{set_}(s{op})")
+        after = [f"{set_}(other_state)", "other_state = None"]
+        return after if self._left[op] else [*after, f"s{op} = None"]
+
+    def _access(self, op: OpId) -> tuple[str, str]:
+        """Return the names of what reads and sets the generator an op draws from."""
+        node = self._nodes[op]
+        own = node.kwargs.get("generator")
+        if own is not None:
+            name = self._writer.literal(own)
+            return f"{name}.get_state", f"{name}.set_state"
+        value = node.meta["val"]
+        device = (value[0] if isinstance(value, tuple | list) else value).device
+        get_state, set_state = _generator_access(device)
+        self._writer.take(get_state=get_state, set_state=set_state)
+        return "get_state", "set_state"
 
 
 def _unpack(names: Sequence[str], source: str) -> list[str]:
@@ -373,12 +264,10 @@ def _unpack(names: Sequence[str], source: str) -> list[str]:
     return [*lines, f"    {source}.clear()"]
 
 
-def _compute_counts(plan: Plan) -> dict[OpId, int]:
-    counts: dict[OpId, int] = {}
-    for step in plan.instructions:
-        if isinstance(step, Compute):
-            counts[step.op] = counts.get(step.op, 0) + 1
-    return counts
+def _late_reads(backward: Function) -> tuple[tuple[int, int], ...]:
+    handed = {i: number for number, group in enumerate(backward.groups) for i in group}
+    reads = backward.last_reads.items()
+    return tuple((i, last) for i, last in reads if i in handed and last > handed[i])
 
 
 def write_back(buffer: torch.Tensor, value: torch.Tensor) -> None:

@@ -69,11 +69,11 @@ class Runner:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
         groups = self.program.groups or ((),)
         token = torch.empty(0, device=self.device, requires_grad=True)
-        run.inputs = [
+        detached = [
             x.detach() if isinstance(x, torch.Tensor) and not self._is_written(i, x) else x
             for i, x in enumerate(inputs)
         ]
-        run.runner = self
+        run.begin(self, detached)
         for position in self.summed:
             run.watch_sum(position, inputs[position])
         raw: Any = ()
@@ -82,11 +82,19 @@ class Runner:
             raw = _Node.apply(run, index, token, *owners)
             token = raw
         raw = raw if isinstance(raw, tuple) else (raw,)
-        by_position = dict(zip(self.plain, raw, strict=True)) | run.aliases
-        run.aliases = {}
+        by_position = dict(zip(self.plain, raw, strict=True)) | run.take_aliases()
         return [
             self._output(info, inputs, by_position, i) for i, info in enumerate(self.joint.outputs)
         ]
+
+    def announce_sum(self, position: int) -> None:
+        """Say it, once, if code outside the plan adds to a gradient that is a sum itself."""
+        self.summed.discard(position)
+        announce(
+            f"the gradient of {self.joint.sources[position].name} of {self.captured.graph.name} is "
+            "a sum, and code outside the plan adds to it: in another order than plain PyTorch, so "
+            "that last bits may differ. Put that code into the plan, too (tightfit.step)"
+        )
 
     def _is_written(self, position: int, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a buffer that is written itself, as it may take another shape."""
@@ -138,7 +146,18 @@ class Run:
         self.on_start = on_start
         self.on_finish = on_finish
         self.without_gradient: tuple[int, ...] = ()
+        self.unplanned: tuple[int, ...] = ()
         self.sums: dict[int, int] = {}
+
+    def begin(self, runner: Runner, inputs: list[Any]) -> None:
+        """Take what the forward program runs on."""
+        self.runner = runner
+        self.inputs = inputs
+
+    def take_aliases(self) -> dict[int, Any]:
+        """Return the outputs that are made anew outside the program, and let go of them."""
+        aliases, self.aliases = self.aliases, {}
+        return aliases
 
     def watch_sum(self, position: int, owner: torch.Tensor) -> None:
         """Say it if a gradient that is a sum is added to one that came from outside the plan.
@@ -155,13 +174,7 @@ class Run:
             runner = run.runner if run is not None else None
             if own is None or own == gradient.data_ptr() or runner is None:
                 return
-            runner.summed.discard(position)
-            announce(
-                f"the gradient of {runner.joint.sources[position].name} of "
-                f"{runner.captured.graph.name} is a sum, and code outside the plan adds to it: in "
-                "another order than plain PyTorch, so that last bits may differ. Put that code "
-                "into the plan, too (tightfit.step)"
-            )
+            runner.announce_sum(position)
 
         handle = owner.register_hook(arrived)
         weakref.finalize(self, handle.remove).atexit = False
@@ -189,7 +202,7 @@ class Run:
         """Run the forward program; keep what backward needs."""
         runner = self.runner
         assert runner is not None
-        late = {i: self.inputs[i] for i in runner.program.late_reads}
+        late = {i: self.inputs[i] for i, _ in runner.program.late_reads}
         inputs, self.inputs = self.inputs, []
         with private.without_autocast():
             raw, self.saved = runner.program.forward(inputs)
@@ -245,7 +258,7 @@ class Run:
         late = [i for i, g in by_position.items() if g is not None and i not in differentiable]
         if late:
             self.state = "refused"
-            self.unplanned = late
+            self.unplanned = tuple(late)
             self.on_start(self)
             raise PlanMismatch(
                 f"output {late[0]} received a gradient, though it received none in the first "
@@ -277,7 +290,7 @@ class Run:
         An optimizer that steps inside backward may do so; what it changed must not be read again.
         """
         assert self.runner is not None
-        for position, last in self.runner.program.late_reads.items():
+        for position, last in self.runner.program.late_reads:
             reference, version = self.watched.get(position, (None, 0))
             tensor = reference() if reference is not None else None
             if index <= last and tensor is not None and tensor._version != version:

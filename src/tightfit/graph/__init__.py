@@ -1,4 +1,8 @@
-"""The graph of a training step: values, liveness, fingerprint, files. Never imports torch."""
+"""The graph of a training step: its values, ops and segments, and what follows from them alone.
+
+In: records, or a graph file. Out: a valid, frozen `Graph`; liveness, the fingerprint that plans
+carry, and names for people. May import the foundation only, never torch.
+"""
 
 from tightfit.graph.ir import (
     Alternative,

@@ -1,4 +1,9 @@
-"""Plans: what they are, what they cost, whether they are valid. Never imports torch."""
+"""Plans: what they are, what they cost, whether they are valid.
+
+In: a `Graph` and the computes a planner has chosen, or a plan file. Out: a frozen `Plan`; what it
+does byte by byte (`simulate`), whether it keeps every rule and its budget (`verify`, which shares
+no code with the rest), and why (`explain`). May import graph, never torch.
+"""
 
 from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Instruction, Outcome, Plan

@@ -82,7 +82,7 @@ def _over_budget(plan: Plan, graph: Graph, walk: _Walk) -> str:
         replay.run(walk.peak_index)
         where = replay.describe(walk.peak_index)
     by_module: dict[str, int] = defaultdict(int)
-    for value in replay.alive:
+    for value in replay.memory.alive:
         by_module[holder_module(graph, replay.producer, value)] += graph.values[value].size_bytes
     largest = sorted(by_module.items(), key=lambda item: (-item[1], item[0]))[:_HOLDERS_SHOWN]
     holders = ", ".join(f"{module} {format_bytes(size)}" for module, size in largest)
@@ -94,6 +94,67 @@ def _over_budget(plan: Plan, graph: Graph, walk: _Walk) -> str:
     )
 
 
+class _Memory:
+    """What is alive, since when the rest is not, and how many bytes are taken."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.values = graph.values
+        self.alive: set[ValueId] = set()
+        self.gone: dict[ValueId, int] = {}  # value -> instruction that ended its last instance
+        self.handed_over: dict[ValueId, int] = {}
+        self.bytes = graph.constant_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """Account bytes that are no value's; negative: they are given back."""
+        self.bytes += size_bytes
+
+    def add(self, value: ValueId) -> None:
+        """Account a new instance; one that is alive already keeps its bytes."""
+        if value not in self.alive:
+            self.alive.add(value)
+            self.bytes += self.values[value].size_bytes
+
+    def drop(self, value: ValueId, index: int) -> None:
+        """Account the end of an instance."""
+        self.alive.remove(value)
+        self.gone[value] = index
+        self.bytes -= self.values[value].size_bytes
+
+    def hand_over(self, value: ValueId, index: int) -> None:
+        """Note that a gradient belongs to its owner from now on."""
+        self.handed_over[value] = index
+
+    def may_be_read(self, value: ValueId) -> bool:
+        """Whether an op may read a value now."""
+        if self.values[value].is_constant:
+            return True
+        return value in self.alive and value not in self.handed_over
+
+    def why_dead(self, value: ValueId) -> str:
+        """Say why a value cannot be used now."""
+        if value in self.handed_over:
+            return f"handed over at instruction {self.handed_over[value]}"
+        if value in self.gone:
+            return f"gone since instruction {self.gone[value]}"
+        return "not computed yet"
+
+
+class _Borders:
+    """What happens to values where segments begin and end."""
+
+    def __init__(self, graph: Graph, producer: dict[ValueId, OpId]) -> None:
+        self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
+        self.written_back: dict[SegmentId, list[ValueId]] = defaultdict(list)
+        self.replaced: dict[ValueId, list[SegmentId]] = defaultdict(list)
+        for value in graph.values:
+            if value.role == "tangent" and value.segment is not None:
+                self.tangents[value.segment].append(value.id)
+            if value.fate == "written_back" and value.replaces is not None:
+                segment = graph.ops[producer[value.id]].segment
+                self.written_back[segment].append(value.id)
+                self.replaced[value.replaces].append(segment)
+
+
 class _Walk:
     """One pass over the instructions: what is alive, what has happened, how many bytes."""
 
@@ -102,24 +163,12 @@ class _Walk:
         self.graph = graph
         self.index = 0  # the instruction at hand
         self.segment: SegmentId = -1
-        self.alive: set[ValueId] = set()
-        self.gone: dict[ValueId, int] = {}  # value -> instruction that ended its last instance
-        self.handed_over: dict[ValueId, int] = {}
+        self.memory = _Memory(graph)
         self.first: dict[OpId, int] = {}  # op -> alternative of its first computation
-        self.bytes = graph.constant_bytes
         self.peak_bytes = graph.constant_bytes
         self.peak_index = -1
         self.producer = producers(graph)
-        self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
-        self.written_back: dict[SegmentId, list[ValueId]] = defaultdict(list)
-        self.replaced: dict[ValueId, list[SegmentId]] = defaultdict(list)
-        for value in graph.values:
-            if value.role == "tangent" and value.segment is not None:
-                self.tangents[value.segment].append(value.id)
-            if value.fate == "written_back" and value.replaces is not None:
-                segment = graph.ops[self.producer[value.id]].segment
-                self.written_back[segment].append(value.id)
-                self.replaced[value.replaces].append(segment)
+        self.borders = _Borders(graph, self.producer)
         self.last_compute: dict[OpId, int] = {
             step.op: index
             for index, step in enumerate(plan.instructions)
@@ -157,12 +206,12 @@ class _Walk:
                 raise InvalidPlan(f"the plan never computes {name_op(op)}, which is required")
         self.end_segment("the end of the plan")
         for value in self.graph.values:
-            if value.fate == "handed_over" and value.id not in self.handed_over:
+            if value.fate == "handed_over" and value.id not in self.memory.handed_over:
                 raise InvalidPlan(f"the plan never hands over the gradient {self.value(value.id)}")
-            if value.fate == "returned" and not self.is_alive(value.id):
+            if value.fate == "returned" and not self.memory.may_be_read(value.id):
                 raise InvalidPlan(
                     f"{self.value(value.id)} is returned to the caller but is not alive at the "
-                    f"end of the plan ({self.why_dead(value.id)})"
+                    f"end of the plan ({self.memory.why_dead(value.id)})"
                 )
         for number, choice in enumerate(self.graph.choices):
             self.check_choice(number, choice)
@@ -179,8 +228,8 @@ class _Walk:
         if not 0 <= step.variant < len(alternative.variants):
             self.refuse(f"the alternative has {len(alternative.variants)} variants")
         for value in alternative.reads:
-            if not self.is_alive(value):
-                self.refuse(f"it reads {self.value(value)}, {self.why_dead(value)}")
+            if not self.memory.may_be_read(value):
+                self.refuse(f"it reads {self.value(value)}, {self.memory.why_dead(value)}")
         again = op.id in self.first
         if again:
             self.check_again(op, alternative)
@@ -188,10 +237,10 @@ class _Walk:
             self.check_first(op, alternative)
             self.first[op.id] = step.alternative
             if self.last_compute[op.id] > self.index:
-                self.bytes += op.random_state_bytes
+                self.memory.take(op.random_state_bytes)
         during = self.write(alternative, alternative.variants[step.variant].workspace_bytes)
         if again and self.last_compute[op.id] == self.index:
-            self.bytes -= op.random_state_bytes
+            self.memory.take(-op.random_state_bytes)
         return during
 
     def check_first(self, op: Op, alternative: Alternative) -> None:
@@ -220,7 +269,7 @@ class _Walk:
             if self.graph.values[value].fate == "handed_over":
                 self.refuse(f"it computes the gradient {self.value(value)} twice")
         for value in alternative.reads:
-            for end in self.replaced.get(value, ()):
+            for end in self.borders.replaced.get(value, ()):
                 if op.segment <= end < self.segment:
                     self.refuse(
                         f"it reads {self.value(value)}, whose content was replaced when segment "
@@ -229,26 +278,24 @@ class _Walk:
 
     def write(self, alternative: Alternative, workspace_bytes: int) -> int:
         """Account what a computation makes; return the bytes at its worst instant."""
-        values = self.graph.values
         made = alternative.writes
-        target = alternative.overwrites
-        if target is not None:
-            self.check_overwrite(alternative, target)
-            self.alive.remove(target)
-            self.gone[target] = self.index
-            self.alive.add(made[0])
+        if alternative.overwrites is not None:
+            self.check_overwrite(alternative, alternative.overwrites)
+            self.memory.drop(alternative.overwrites, self.index)
+            self.memory.add(made[0])
             made = made[1:]
-        second_instances = sum(values[v].size_bytes for v in made if v in self.alive)
-        self.bytes += sum(values[v].size_bytes for v in made if v not in self.alive)
-        self.alive.update(made)
-        return self.bytes + second_instances + workspace_bytes
+        second = (v for v in made if v in self.memory.alive)
+        second_bytes = sum(self.graph.values[v].size_bytes for v in second)
+        for value in made:
+            self.memory.add(value)
+        return self.memory.bytes + second_bytes + workspace_bytes
 
     def check_overwrite(self, alternative: Alternative, target: ValueId) -> None:
         """Check that an in-place computation takes over a value that may go."""
+        made, alive = alternative.writes[0], self.memory.alive
         values = self.graph.values
-        made = alternative.writes[0]
-        if target not in self.alive:
-            self.refuse(f"it overwrites {self.value(target)}, {self.why_dead(target)}")
+        if target not in alive:
+            self.refuse(f"it overwrites {self.value(target)}, {self.memory.why_dead(target)}")
         if values[target].fate != "none":
             self.refuse(
                 f"it overwrites {self.value(target)}, which is {values[target].fate}",
@@ -258,7 +305,7 @@ class _Walk:
                 f"it overwrites {self.value(target)} of {values[target].size_bytes} bytes by "
                 f"{self.value(made)} of {values[made].size_bytes}",
             )
-        if made in self.alive:
+        if made in alive:
             self.refuse(
                 f"it writes {self.value(made)} in place while an earlier instance is alive",
             )
@@ -271,31 +318,33 @@ class _Walk:
             self.refuse(f"a {value.role} is resident the whole step")
         if value.fate != "none":
             self.refuse(f"a value that is {value.fate} is never freed by the plan")
-        if step.value not in self.alive:
-            self.refuse(f"it is not alive: {self.why_dead(step.value)}")
-        before = self.bytes
-        self.drop(step.value)
+        if step.value not in self.memory.alive:
+            self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
+        before = self.memory.bytes
+        self.memory.drop(step.value, self.index)
         return before
 
     def hand_over(self, step: HandOver) -> int:
         """Check that gradients are finished and leave once; return the bytes before."""
         if not step.values:
             self.refuse("it hands over nothing")
-        before = self.bytes
+        memory = self.memory
+        before = memory.bytes
         for value in step.values:
             self.check_value(value)
             fate = self.graph.values[value].fate
             if fate != "handed_over":
                 self.refuse(f"{self.value(value)} has the fate {fate!r}")
-            if value in self.handed_over:
+            if value in memory.handed_over:
                 self.refuse(
-                    f"{self.value(value)} was handed over at instruction {self.handed_over[value]}",
+                    f"{self.value(value)} was handed over at instruction "
+                    f"{memory.handed_over[value]}",
                 )
-            if value not in self.alive:
-                self.refuse(f"{self.value(value)} is {self.why_dead(value)}")
-            self.handed_over[value] = self.index
+            if value not in memory.alive:
+                self.refuse(f"{self.value(value)} is {memory.why_dead(value)}")
+            memory.hand_over(value, self.index)
             if self.plan.gradients == "accumulated":
-                self.drop(value)
+                memory.drop(value, self.index)
         return before
 
     def enter(self, step: Enter) -> int:
@@ -306,23 +355,23 @@ class _Walk:
                 f"{self.segment} of 0 to {len(self.graph.segments) - 1} (-1: none)",
             )
         self.end_segment(f"instruction {self.index}")
-        for value in [v for v in self.alive if self.graph.values[v].fate == "written_back"]:
-            self.drop(value)
+        memory = self.memory
+        for value in [v for v in memory.alive if self.graph.values[v].fate == "written_back"]:
+            memory.drop(value, self.index)
         self.segment = step.segment
-        crossing = self.bytes + self.graph.segments[step.segment].outside_bytes
-        for value in self.tangents.get(step.segment, ()):
-            self.alive.add(value)
-            self.bytes += self.graph.values[value].size_bytes
-        return max(crossing, self.bytes)
+        crossing = memory.bytes + self.graph.segments[step.segment].outside_bytes
+        for value in self.borders.tangents.get(step.segment, ()):
+            memory.add(value)
+        return max(crossing, memory.bytes)
 
     def end_segment(self, where: str) -> None:
         """Check that what the present segment must write back is there."""
-        for value in self.written_back.get(self.segment, ()):
-            if value not in self.alive:
+        for value in self.borders.written_back.get(self.segment, ()):
+            if value not in self.memory.alive:
                 raise InvalidPlan(
                     f"{where}: segment {self.segment} ends, but {self.value(value)}, the new "
                     f"content of value {self.graph.values[value].replaces}, is "
-                    f"{self.why_dead(value)}"
+                    f"{self.memory.why_dead(value)}"
                 )
 
     def check_choice(self, number: int, choice: Choice) -> None:
@@ -342,26 +391,6 @@ class _Walk:
                 f"choice {number}: the plan takes {len(taken)} of its {len(choice.branches)} "
                 f"branches and must take exactly one as a whole; it uses {used}"
             )
-
-    def drop(self, value: ValueId) -> None:
-        """Account the end of an instance."""
-        self.alive.remove(value)
-        self.gone[value] = self.index
-        self.bytes -= self.graph.values[value].size_bytes
-
-    def is_alive(self, value: ValueId) -> bool:
-        """Whether an op may read the value now."""
-        if self.graph.values[value].is_constant:
-            return True
-        return value in self.alive and value not in self.handed_over
-
-    def why_dead(self, value: ValueId) -> str:
-        """Say why a value cannot be used now."""
-        if value in self.handed_over:
-            return f"handed over at instruction {self.handed_over[value]}"
-        if value in self.gone:
-            return f"gone since instruction {self.gone[value]}"
-        return "not computed yet"
 
     def check_value(self, value: ValueId) -> None:
         """Refuse an unknown value."""

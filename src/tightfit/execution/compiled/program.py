@@ -115,18 +115,18 @@ def _ends(traced: TracedProgram, pieces: int) -> list[int]:
 
 def _late_reads(
     program: Program, ends: Sequence[int], groups: Sequence[Sequence[int]]
-) -> dict[int, int]:
+) -> tuple[tuple[int, int], ...]:
     """Return the last piece before which a placeholder is read after its gradient is handed over.
 
     The last group before which the program reads it lies in some piece, which reads it as a whole.
     """
     handed = {position: number for number, group in enumerate(groups) for position in group}
-    late = {}
-    for position, last in program.late_reads.items():
+    late: list[tuple[int, int]] = []
+    for position, last in program.late_reads:
         piece = next(n for n, end in enumerate(ends) if last < end or n + 1 == len(ends))
         if piece > handed[position]:
-            late[position] = piece
-    return late
+            late.append((position, piece))
+    return tuple(late)
 
 
 class _Forward:

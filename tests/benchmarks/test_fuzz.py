@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,8 +25,7 @@ def fuzzing() -> Iterator[None]:
 
 @pytest.mark.usefixtures("fuzzing")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_random_model_at_random_budgets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+def test_a_random_model_at_random_budgets(seed: int) -> None:
     from benchmarks.fuzz import cases
 
     for record in cases(seed):
