@@ -28,6 +28,7 @@ from tightfit.capture.nodes import (
 from tightfit.capture.opaque.tracing import block_call, pin_of
 from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segment, Value, ValueId
 from tightfit.graph.validate import validate_graph
+from tightfit.torch_private import core as private
 
 __all__ = ["lift"]
 
@@ -251,7 +252,7 @@ def _is_tuple(node: fx.Node) -> bool:
 def _target_name(node: fx.Node) -> str:
     question = question_of(node)
     target: Any = node.target if question is None else question.function
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, private.OpOverload):
         return f"{'asked.' if question else ''}{target.name().replace('::', '.')}"
     return getattr(target, "__name__", str(target)).lstrip("_")
 

@@ -123,7 +123,7 @@ def is_random(node: fx.Node) -> bool:
 
 def draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an operator of PyTorch draws random numbers with these arguments."""
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, private.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False

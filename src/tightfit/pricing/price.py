@@ -320,7 +320,7 @@ def _with_record(op: Op, alternative: Alternative, record: Footprint) -> Alterna
 
 
 def _name(function: Any) -> str:
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, private.OpOverload):
         return function.name()
     if isinstance(function, BlockForward | BlockBackward):
         return f"opaque module {function.block.name}"

@@ -154,6 +154,6 @@ def is_drawn(tape: Sequence[Step | Read], slots: set[int]) -> bool:
 
 def is_repeatable(function: Any) -> bool:
     """Whether running an operator again gives the same values."""
-    if not isinstance(function, torch._ops.OpOverload):
+    if not isinstance(function, private.OpOverload):
         return False
     return torch.Tag.nondeterministic_seeded not in function.tags

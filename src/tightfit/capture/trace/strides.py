@@ -33,7 +33,7 @@ _CALL = "tightfit_call"
 def note_calls(graph: fx.Graph) -> None:
     """Note on each operator how it was called in the trace, before anything is rewritten."""
     for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, private.OpOverload):
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
             node.meta[_CALL] = _key(node.target, args, kwargs)
 
@@ -99,7 +99,7 @@ def _users(node: fx.Node, index: int) -> list[fx.Node]:
     return [user for pick in picks if pick.args[1] == index for user in pick.users]
 
 
-def _key(function: torch._ops.OpOverload, args: Any, kwargs: Any) -> str:
+def _key(function: private.OpOverload, args: Any, kwargs: Any) -> str:
     leaves = private.pytree.tree_leaves((list(args), dict(kwargs)))
     return call_key(function.name(), leaves)
 

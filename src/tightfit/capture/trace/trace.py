@@ -149,7 +149,7 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
     module: fx.GraphModule = joint.graph_module
     _refuse_communication(module, kept["trail"])
     note_calls(module.graph)
-    metadata = joint._aot_state.fw_metadata
+    metadata = private.forward_metadata(joint)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     output_node = next(iter(reversed(module.graph.nodes)))
     flat = list(private.pytree.arg_tree_leaves(*output_node.args))

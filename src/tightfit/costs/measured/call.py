@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import msgspec
 import torch
-from torch.utils import _pytree as pytree
+
+from tightfit.torch_private import core as private
 
 __all__ = [
     "Measurement",
@@ -177,14 +178,14 @@ def _describe(
 ) -> dict[str, Any]:
     storages = [
         leaf.untyped_storage().data_ptr() if leaf.numel() else None
-        for leaf in pytree.tree_leaves((arguments, keywords))
+        for leaf in private.pytree.tree_leaves((arguments, keywords))
         if isinstance(leaf, torch.Tensor)
     ]
     flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
     sizes, strides, aliases = [], [], []
     for output in flat:
         is_tensor = isinstance(output, torch.Tensor)
-        holds = is_tensor and output.numel() > 0 and not output._is_zerotensor()
+        holds = is_tensor and output.numel() > 0 and not private.is_zero_tensor(output)
         pointer = output.untyped_storage().data_ptr() if holds else None
         sizes.append(output.untyped_storage().nbytes() if holds else 0)
         strides.append(tuple(output.stride()) if is_tensor else None)
@@ -286,7 +287,9 @@ def call_key(
     Tensors (real or fake) enter by shape, strides, dtype and, where they are part of a storage,
     its size; everything else by its text; how arguments are nested counts too.
     """
-    leaves, structure = pytree.tree_flatten((list(arguments), dict(keyword_arguments or {})))
+    leaves, structure = private.pytree.tree_flatten(
+        (list(arguments), dict(keyword_arguments or {}))
+    )
     texts = [_text(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
     return "\n".join([name, str(structure), *texts])
 
