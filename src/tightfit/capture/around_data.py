@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tightfit.capture.captured import Captured
+from tightfit.capture.origins import module_names
 from tightfit.capture.probe import probe, warm_up
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.side_effects.outside import OutsideTensors, forget_traced_results
@@ -144,7 +145,7 @@ def _goes_around(call: TracedCall, error: CaptureError, in_parts: bool) -> bool:
         return True
     if in_parts and (not inner or _share_of_parameters(call.modules, inner) > _LARGE_SHARE):
         return False
-    module = _labelled(call.modules).get(inner)
+    module = module_names(call.modules).get(inner)
     held = list(module.modules())[1:] if module is not None else list(call.modules.values())
     return not any(map(may_be_planned, held))
 
@@ -177,22 +178,14 @@ def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall
 def _share_of_parameters(modules: dict[str, nn.Module], name: str) -> float:
     """Return the share of all parameters that lie in one module."""
     total = sum(p.numel() for m in modules.values() for p in m.parameters())
-    own = sum(p.numel() for p in _labelled(modules)[name].parameters())
+    own = sum(p.numel() for p in module_names(modules)[name].parameters())
     return own / max(1, total)
-
-
-def _labelled(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    return {
-        name if len(modules) == 1 else f"{prefix}.{name}".rstrip("."): module
-        for prefix, top in modules.items()
-        for name, module in top.named_modules()
-    }
 
 
 def _of_the_same_class(modules: dict[str, nn.Module], name: str) -> frozenset[str]:
     """Return the names of the modules that run the same code as the one named."""
-    labels = _labelled(modules)
-    return frozenset(n for n, m in labels.items() if n and type(m) is type(labels[name]))
+    named = module_names(modules)
+    return frozenset(n for n, m in named.items() if n and type(m) is type(named[name]))
 
 
 def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:

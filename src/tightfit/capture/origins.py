@@ -1,8 +1,9 @@
-"""Which module runs when: names for operators and for errors."""
+"""Where operators come from: which module ran, and which region of autocast was open."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,23 @@ from torch.nn.modules.module import (
 
 from tightfit.torch_private import core as private
 
-__all__ = ["CastRegions", "ModuleTrail"]
+__all__ = ["CastRegions", "ModuleTrail", "module_names"]
+
+
+def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules of a step and all inside them, by the names that messages use.
+
+    Parameters
+    ----------
+    modules : mapping of str to nn.Module
+        The outermost ones. Names begin with that of the outermost only where there are several.
+    """
+    alone = len(modules) == 1
+    return {
+        name if alone else f"{prefix}.{name}".rstrip("."): module
+        for prefix, top in modules.items()
+        for name, module in top.named_modules()
+    }
 
 
 class ModuleTrail:
@@ -25,13 +42,10 @@ class ModuleTrail:
     which carries the same number) finds its module.
     """
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._names: dict[nn.Module, str] = {}
-        alone = len(modules) == 1
-        for prefix, root in modules.items():
-            for name, module in root.named_modules():
-                parts = (name,) if alone else (prefix, name)
-                self._names.setdefault(module, ".".join(p for p in parts if p))
+        for name, module in module_names(modules).items():
+            self._names.setdefault(module, name)
         self._stack: list[str] = []
         self._starts: list[int] = []
         self._running: list[str] = []

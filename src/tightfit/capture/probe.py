@@ -15,6 +15,7 @@ from tightfit.capture.calls.structure import unflatten
 from tightfit.capture.decisions.answers import Answer, answer_of, is_asking
 from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.operators.numbers import NumbersAskedFor
+from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs.measured.call import fixed_generators
@@ -199,22 +200,17 @@ class _Listener(private.TorchDispatchMode):
         self.answers: list[Answer] = []
         self.examples: dict[str, list[list[Any]]] = {}
         self._opaque = opaque_modules(call.modules, call.opaque)
-        self._own: dict[str, Any] = {}
+        self._forwards = SwappedForwards()
         self._depth = 0
 
     def __enter__(self) -> Any:
         for name, module in self._opaque.items():
-            self._own[name] = module.__dict__.get("forward")
-            module.__dict__["forward"] = self._stand_in(name, module.forward)
+            self._forwards.swap(module, self._stand_in(name, module.forward))
         return super().__enter__()
 
     def __exit__(self, *details: Any) -> None:
         super().__exit__(*details)
-        for name, module in self._opaque.items():
-            if self._own[name] is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = self._own[name]
+        self._forwards.put_back()
 
     def _stand_in(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

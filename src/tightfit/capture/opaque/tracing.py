@@ -21,6 +21,7 @@ from tightfit.capture.opaque.call import Block
 from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.opaque.ops import BlockBackward, BlockForward
 from tightfit.capture.opaque.record import TENSOR, Operand
+from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -88,7 +89,7 @@ class OpaqueCalls:
             name: [n for n, p in m.named_parameters() if p.requires_grad]
             for name, m in self.modules.items()
         }
-        self._own: dict[str, Any] = {}
+        self._forwards = SwappedForwards()
         self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
         self._called: list[str] = []
         self._caches_casts = torch.is_autocast_cache_enabled()  # off while a step is traced
@@ -96,16 +97,11 @@ class OpaqueCalls:
 
     def __enter__(self) -> OpaqueCalls:
         for name, module in self.modules.items():
-            self._own[name] = module.__dict__.get("forward")
-            module.__dict__["forward"] = self._stand_in(name, module, module.forward)
+            self._forwards.swap(module, self._stand_in(name, module, module.forward))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for name, module in self.modules.items():
-            if self._own[name] is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = self._own[name]
+        self._forwards.put_back()
         self._examples.clear()
         self._real_calls = {}
         self.look_up = _unknown  # nothing of the call that was traced is kept
