@@ -179,7 +179,7 @@ def _refuse_sparse(joint: JointGraph) -> None:
     for node in joint.module.graph.nodes:
         for value in private.pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-                where = joint.trail.module_at(node.meta.get("seq_nr"))
+                where = joint.origins.module_at(node.meta.get("seq_nr"))
                 raise CaptureError(
                     f"module {where!r} makes a sparse tensor ({node.target}), such as the gradient "
                     "of Embedding(sparse=True): its size depends on the data and cannot be "

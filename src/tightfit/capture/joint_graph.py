@@ -11,7 +11,7 @@ from tightfit.capture.calls.structure import Structure
 from tightfit.capture.decisions.answers import Answer, Question
 from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.opaque.tracing import OpaqueCalls
-from tightfit.capture.origins import CastRegions, ModuleTrail
+from tightfit.capture.origins import Origins
 
 __all__ = ["JointGraph", "OutputInfo", "Source"]
 
@@ -79,8 +79,8 @@ class JointGraph:
         Gradient and the placeholder position of what it is the gradient of.
     structure : Structure
         The call's output without its tensors.
-    trail : ModuleTrail
-        Which module was running at which autograd sequence number.
+    origins : Origins
+        Where its operators come from: modules, and regions of autocast.
     decisions : Decisions
         The values the step read in Python: the trace holds as long as they are the same.
     questions : tuple of Question
@@ -91,8 +91,6 @@ class JointGraph:
         What holds tensors that belong to no module of the call, if it uses any.
     opaque : OpaqueCalls
         Keeps the modules that run as one op.
-    regions : CastRegions
-        Where autocast kept the casts of weights.
     """
 
     module: fx.GraphModule
@@ -103,10 +101,9 @@ class JointGraph:
     outputs: list[OutputInfo]
     gradients: list[tuple[fx.Node, int]]
     structure: Structure
-    trail: ModuleTrail
+    origins: Origins
     decisions: Decisions
     questions: tuple[Question, ...]
     answers: tuple[Answer, ...] | None
     outside: dict[str, nn.Module]
     opaque: OpaqueCalls
-    regions: CastRegions

@@ -172,7 +172,7 @@ class _Lifter:
             Op(
                 id=number,
                 target=_target_name(node),
-                module=self.joint.trail.module_at(sequence),
+                module=self.joint.origins.module_at(sequence),
                 segment=segment,
                 partner=partner,
                 alternatives=(alternative,),

@@ -38,7 +38,7 @@ def share_casts(joint: JointGraph, tied: list[list[int]]) -> None:
         if source.kind != "parameter":
             continue
         for user in node.users:
-            region = joint.regions.region_at(user.meta.get("seq_nr"))
+            region = joint.origins.region_at(user.meta.get("seq_nr"))
             if region is not None and _is_cast(user) and not _is_backward(user):
                 key = (first.get(position, position), region, user.kwargs.get("dtype"))
                 groups.setdefault(key, []).append(user)

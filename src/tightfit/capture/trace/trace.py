@@ -22,7 +22,7 @@ from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
 from tightfit.capture.opaque.tracing import OpaqueCalls
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.registry import traced_operators
-from tightfit.capture.origins import CastRegions, ModuleTrail
+from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
 from tightfit.capture.side_effects.members import (
     DataAssignments,
     RepeatedMembers,
@@ -134,20 +134,19 @@ def trace(
     assert callee.structure is not None
     kept = {
         "structure": callee.structure,
-        "trail": trail,
+        "origins": Origins(trail.stretches(), regions.stretches()),
         "decisions": recorder.decisions(),
         "questions": tuple(recorder.questions),
         "answers": call.answers,
         "outside": {PREFIX: call.outside.holder} if call.outside else {},
         "opaque": opaque,
-        "regions": regions,
     }
     return _read(joint, kept, call.detached_outputs)
 
 
 def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
-    _refuse_communication(module, kept["trail"])
+    _refuse_communication(module, kept["origins"])
     note_calls(module.graph)
     metadata = private.forward_metadata(joint)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -189,15 +188,15 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
     )
 
 
-def _refuse_communication(module: fx.GraphModule, trail: ModuleTrail) -> None:
+def _refuse_communication(module: fx.GraphModule, origins: Origins) -> None:
     """Refuse collectives: called in place, they are wrapped so that their order is kept."""
     for node in module.graph.nodes:
         for called in (node.target, *node.args):
             if getattr(called, "namespace", "") in _COMMUNICATION:
+                where = origins.module_at(node.meta.get("seq_nr"))
                 raise CaptureError(
-                    f"module {trail.module_at(node.meta.get('seq_nr'))!r} communicates with other "
-                    f"processes ({called}): a plan cannot hold that. Way out: communicate outside "
-                    "the fitted part"
+                    f"module {where!r} communicates with other processes ({called}): a "
+                    "plan cannot hold that. Way out: communicate outside the fitted part"
                 )
 
 
