@@ -30,7 +30,6 @@ DEBTS: dict[str, Any] = {
     ],
     "rooms": {"capture/around_data.py": 2, "pricing/in_steps.py": 1, "studies/comparison.py": 1},
     "floors": {
-        "capture/nodes.py": 4,
         "session/bypass.py": 1,
         "session/memory/budget.py": 1,
         "session/parts/in_parts.py": 1,

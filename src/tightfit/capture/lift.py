@@ -20,6 +20,7 @@ from tightfit.capture.nodes import (
     base_of,
     flat_outputs,
     is_getitem,
+    is_kept_forward,
     is_op,
     is_random,
     storage_bytes,
@@ -135,7 +136,7 @@ class _Lifter:
         roots = [n for n in self.joint.raw_outputs if isinstance(n, fx.Node)]
         roots += [n for n, _ in self.joint.write_backs]
         graph = self.joint.module.graph
-        roots += [n for n in graph.nodes if n.meta.get("tightfit_forward") or question_of(n)]
+        roots += [n for n in graph.nodes if is_kept_forward(n) or question_of(n)]
         roots += [n for n in graph.nodes if is_op(n) and is_random(n) and self._is_forward(n)]
         found: set[fx.Node] = set()
         while roots:

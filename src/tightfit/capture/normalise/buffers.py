@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.nodes import base_of, is_getitem
+from tightfit.capture.nodes import base_of, is_getitem, note_kept_forward
 from tightfit.capture.normalise.rewriting import (
     ancestors_of,
     insert,
@@ -84,7 +84,7 @@ def snapshot_mutated(joint: JointGraph) -> None:
         copy = insert(
             joint, primal, aten.clone.default, (primal,), private.like(primal.meta["val"])
         )
-        copy.meta["tightfit_forward"] = True
+        note_kept_forward(copy)
         rebuilt = {primal: copy}
         for node in late:
             for argument in node.all_input_nodes:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.capture.nodes import note_random
 from tightfit.torch_private import core as private
 
 __all__ = ["correct_dropout", "scaled_dropout", "traced_dropout"]
@@ -57,6 +58,7 @@ def correct_dropout(graph: fx.Graph) -> None:
             continue
         node.target = scaled_dropout
         node.args = (x, probability, scale)
+        note_random(node, True)
         for output in list(node.users):
             for user in list(output.users):
                 if user.target is aten.native_dropout_backward.default:

@@ -17,9 +17,11 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture.calls.structure import Structure, flatten, opened, structure_of
+from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
-from tightfit.capture.opaque.tracing import OpaqueCalls
+from tightfit.capture.nodes import note_random
+from tightfit.capture.opaque.tracing import OpaqueCalls, draws_inside, is_opaque_operator
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
@@ -148,6 +150,7 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
     module: fx.GraphModule = joint.graph_module
     _refuse_communication(module, kept["origins"])
     note_calls(module.graph)
+    _note_random(module.graph)
     metadata = private.forward_metadata(joint)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     output_node = next(iter(reversed(module.graph.nodes)))
@@ -186,6 +189,15 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
         gradients=gradients,
         **kept,
     )
+
+
+def _note_random(graph: fx.Graph) -> None:
+    """Note which of our own operators draw: their schemas are tagged so that none is dropped."""
+    for node in graph.nodes:
+        if is_opaque_operator(node):
+            note_random(node, draws_inside(node))
+        elif question_of(node) is not None:
+            note_random(node, False)
 
 
 def _refuse_communication(module: fx.GraphModule, origins: Origins) -> None:
