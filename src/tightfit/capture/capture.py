@@ -17,7 +17,6 @@ from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.trace.strides import Layouts
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
-from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 from tightfit.torch_private import core as private
@@ -29,7 +28,6 @@ def capture(
     call: TracedCall,
     *,
     name: str = "",
-    measure_peak: PeakFunction | None = None,
     layouts: Layouts | None = None,
 ) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
@@ -44,8 +42,6 @@ def capture(
         The callable, its modules, example inputs.
     name : str
         A name for the graph.
-    measure_peak : callable, optional
-        Meters opaque modules; see `tightfit.allocator.measure_peak`.
     layouts : mapping, optional
         How kernels lay out their results where fake kernels say otherwise.
 
@@ -60,7 +56,7 @@ def capture(
     _require_plain_state(call)
     state = PythonState(call.modules)
     with state:
-        joint = trace(call, measure_peak, layouts)
+        joint = trace(call, layouts)
     state.raise_if_changed()
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)

@@ -19,7 +19,6 @@ from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,
     Measurement,
-    PeakFunction,
     call_key,
     environment_of,
     measure_call,
@@ -118,7 +117,7 @@ def with_prices(captured: Captured, prices: Prices) -> Captured:
     return dataclasses.replace(captured, graph=prices.graph, calls=calls)
 
 
-def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Progress) -> Priced:
+def measured_costs(captured: Captured, progress: Progress) -> Priced:
     """Return the captured step with the cost and workspace of every alternative measured.
 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
@@ -128,32 +127,26 @@ def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Pro
     ----------
     captured : Captured
         The step.
-    measure_peak : callable
-        Meters one call; see `tightfit.allocator.measure_peak`.
     progress : Progress
         Told of each call that is measured.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = _measured(captured, calls, Measurement, measure_call, measure_peak, progress)
+    known = _measured(captured, calls, Measurement, measure_call, progress)
     return _priced(captured, known, "measured")
 
 
-def measured_workspaces(
-    captured: Captured, measure_peak: PeakFunction, progress: Progress
-) -> Priced:
+def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     """Return the captured step with the workspace of every alternative measured, costs kept.
 
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
     Parameters are those of `measured_costs`; each distinct call runs twice.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = _measured(captured, calls, Footprint, measure_workspace, measure_peak, progress)
+    known = _measured(captured, calls, Footprint, measure_workspace, progress)
     return _priced(captured, known, captured.graph.cost_source)
 
 
-def scaled_costs(
-    captured: Captured, neighbour: Graph, measure_peak: PeakFunction, progress: Progress
-) -> Priced:
+def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Priced:
     """Return the captured step with costs scaled from those of another shape of its inputs.
 
     Workspaces are measured, except where the neighbour's is nothing and the kernel is not chosen
@@ -165,12 +158,12 @@ def scaled_costs(
         The step.
     neighbour : Graph
         Priced, of the same callable on inputs of another shape.
-    measure_peak, progress
+    progress
         As for `measured_costs`.
     """
     likes = matched(captured.graph, neighbour)
     strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
-    known = _measured(captured, strange, Measurement, measure_call, measure_peak, progress)
+    known = _measured(captured, strange, Measurement, measure_call, progress)
     hungry = [
         call
         for op in captured.graph.ops
@@ -178,7 +171,7 @@ def scaled_costs(
         for call in captured.calls[op.id]
         if _may_need_workspace(likes[op.id]) or _is_block(call)
     ]
-    taken = _measured(captured, hungry, Footprint, measure_workspace, measure_peak, progress)
+    taken = _measured(captured, hungry, Footprint, measure_workspace, progress)
     priced = _priced(captured, {**taken, **known}, captured.graph.cost_source)
     scaled = priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour))
     return Priced(scaled, priced.layouts)
@@ -197,7 +190,6 @@ def _measured(
     calls: Iterable[Call],
     kind: Any,
     measure: Callable[..., Any],
-    measure_peak: PeakFunction,
     progress: Progress,
 ) -> dict[str, Any]:
     """Return a record of a kind for the key of every call, from the disk cache or measured."""
@@ -213,15 +205,13 @@ def _measured(
         for done, (key, call) in enumerate(missing):
             progress.update(done, _name(call.function))
             if _is_block(call):
-                known[key] = _of_block(call.function, kind, measure_peak)
+                known[key] = _of_block(call.function, kind)
                 continue
             args, kwargs = synthetic_arguments(captured.joint.module, call)
             is_question = isinstance(call.function, Question)
             function = call.function.unchecked if is_question else call.function
             with private.without_autocast():
-                known[key] = measure(
-                    function, args, kwargs, device=device, measure_peak=measure_peak
-                )
+                known[key] = measure(function, args, kwargs, device=device)
             cache.put(f"{kind.__name__}\n{key}", known[key])
     finally:
         cache.save()
@@ -233,11 +223,9 @@ def _is_block(call: Call) -> bool:
     return isinstance(call.function, BlockForward | BlockBackward)
 
 
-def _of_block(
-    function: BlockForward | BlockBackward, kind: type[Footprint], measure_peak: PeakFunction
-) -> Footprint:
+def _of_block(function: BlockForward | BlockBackward, kind: type[Footprint]) -> Footprint:
     """Return what an opaque module takes; it is known in this process only."""
-    measured = function.measure(measure_peak)
+    measured = function.measure()
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
 
 

@@ -6,7 +6,6 @@ import contextlib
 
 import msgspec
 
-from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
@@ -66,7 +65,7 @@ def _captured_and_priced(
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
     def traced(layouts: Layouts) -> Captured:
-        step = capture(call, name=name, measure_peak=measure_peak, layouts=layouts)
+        step = capture(call, name=name, layouts=layouts)
         step = with_alternatives(step)
         if not kept_bytes:
             return step
@@ -89,10 +88,10 @@ def _captured_and_priced(
 def _priced(captured: Captured, options: Options, neighbour: Graph | None) -> Priced:
     if options.costs != "measured":
         modelled = captured.with_graph(with_costs(captured.graph, options.costs))
-        return measured_workspaces(modelled, measure_peak, options.progress)
+        return measured_workspaces(modelled, options.progress)
     if neighbour is not None:
-        return scaled_costs(captured, neighbour, measure_peak, options.progress)
-    return measured_costs(captured, measure_peak, options.progress)
+        return scaled_costs(captured, neighbour, options.progress)
+    return measured_costs(captured, options.progress)
 
 
 def plan_step(

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.allocator import measure_peak
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
 from tightfit.capture.opaque.record import TENSOR, Keeper, Operand, Profile, Record, Result, Source
 from tightfit.capture.side_effects.members import members_of, write_replaced
 from tightfit.capture.side_effects.python_state import PythonState
-from tightfit.costs.measured.call import PeakFunction, fixed_generators, materialise
+from tightfit.costs.measured.call import fixed_generators, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
@@ -243,15 +244,13 @@ class Block:
 
     # -- measuring ----------------------------------------------------------------------------
 
-    def examine(self, state: dict[str, torch.Tensor], measure_peak: PeakFunction) -> None:
+    def examine(self, state: dict[str, torch.Tensor]) -> None:
         """Run the forward on real tensors, find out what matters of it, change nothing.
 
         Parameters
         ----------
         state : dict of str to tensor
             The module's real parameters and buffers.
-        measure_peak : callable
-            Meters a call.
         """
         self.state = state
         tensors = [o.real() for o in self.operands]
@@ -264,7 +263,7 @@ class Block:
             result = self._explained(tensors, copies)
             drew = not torch.equal(generator, torch.get_rng_state())
             result.record = None
-            kept = self._kept(result, copies, measure_peak, drew) if self.has_record else {}
+            kept = self._kept(result, copies, drew) if self.has_record else {}
         self.draws = tuple(kept)[: None if len({*kept.values()}) > 1 else 1] or (0,)
         size = max(
             *(held for _, held in kept.values()),
@@ -307,7 +306,7 @@ class Block:
             torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
 
     def _kept(
-        self, expected: Result, copies: dict[str, torch.Tensor], meter: PeakFunction, drew: bool
+        self, expected: Result, copies: dict[str, torch.Tensor], drew: bool
     ) -> dict[int, tuple[tuple[int, ...], int]]:
         """Return by seed what backward reads, and what lives on besides.
 
@@ -329,7 +328,7 @@ class Block:
                 alike.append(result.is_like(expected))
                 return result.record
 
-            record, peak = meter(only_the_record, device=self.device)
+            record, peak = measure_peak(only_the_record, device=self.device)
             kept = found if all(alike) else others
             kept[seed] = tuple(record.saved), max(0, peak.growth_bytes)
             del record

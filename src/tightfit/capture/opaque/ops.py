@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import torch
 
+from tightfit.allocator import measure_peak
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import Block
 from tightfit.capture.opaque.record import Result
 from tightfit.capture.side_effects.python_state import PythonState
-from tightfit.costs.measured.call import Measurement, PeakFunction, fixed_generators, measure_call
+from tightfit.costs.measured.call import Measurement, fixed_generators, measure_call
 from tightfit.errors import PlanMismatch
 
 __all__ = ["BlockBackward", "BlockForward"]
@@ -64,7 +65,7 @@ class BlockForward:
             )
         return [*result.outputs, result.record] if self.block.has_record else result.outputs
 
-    def measure(self, measure_peak: PeakFunction) -> Measurement:
+    def measure(self) -> Measurement:
         """Return what the forward costs, over some draws where they decide."""
         block = self.block
         tensors = [o.real() for o in block.operands]
@@ -75,20 +76,15 @@ class BlockForward:
             return _everything(block.forward(tensors, buffers))
 
         with PythonState({"": block.module}):
-            return _over_draws(
-                [_measured(block, run, (seed,), measure_peak) for seed in block.draws]
-            )
+            return _over_draws([_measured(block, run, (seed,)) for seed in block.draws])
 
 
-def _measured(
-    block: Block, call: Callable[..., Any], arguments: tuple[Any, ...], measure_peak: PeakFunction
-) -> Measurement:
+def _measured(block: Block, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Measurement:
     """Return what a call costs, timed the shorter the more draws there are."""
     return measure_call(
         call,
         arguments,
         device=block.device,
-        measure_peak=measure_peak,
         seconds=_SECONDS / len(block.draws),
     )
 
@@ -136,7 +132,7 @@ class BlockBackward:
                 )
         return [g for g, layout in zip(gradients, expected, strict=True) if layout is not None]
 
-    def measure(self, measure_peak: PeakFunction) -> Measurement:
+    def measure(self) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.
 
         Where less is held so than its results and the record together, as a plan counts them, the
@@ -144,16 +140,14 @@ class BlockBackward:
         """
         seeds = self.block.draws
         with fixed_generators(self.block.device), PythonState({"": self.block.module}):
-            timed = [self._timed(seed, measure_peak) for seed in seeds]
-            workspaces = [self._workspace(t, measure_peak, retain=False) for t in enumerate(timed)]
+            timed = [self._timed(seed) for seed in seeds]
+            workspaces = [self._workspace(t, retain=False) for t in enumerate(timed)]
             if min(workspaces) < 0:
                 self.block.retained.add(self.present)
-                workspaces = [
-                    self._workspace(t, measure_peak, retain=True) for t in enumerate(timed)
-                ]
+                workspaces = [self._workspace(t, retain=True) for t in enumerate(timed)]
         return msgspec.structs.replace(_over_draws(timed), workspace_bytes=max(0, *workspaces))
 
-    def _timed(self, seed: int, measure_peak: PeakFunction) -> Measurement:
+    def _timed(self, seed: int) -> Measurement:
         block = self.block
         block.seed(seed)
         record, saved, tangents = block.ready(self.present)
@@ -161,11 +155,9 @@ class BlockBackward:
         def run() -> list[torch.Tensor | None]:
             return block.backward(record, saved, tangents, self.present, retain=True)
 
-        return _measured(block, run, (), measure_peak)
+        return _measured(block, run, ())
 
-    def _workspace(
-        self, timed: tuple[int, Measurement], measure_peak: PeakFunction, *, retain: bool
-    ) -> int:
+    def _workspace(self, timed: tuple[int, Measurement], *, retain: bool) -> int:
         """Return what a backward holds at its peak besides its results, above its begin."""
         block = self.block
         seed, measurement = timed

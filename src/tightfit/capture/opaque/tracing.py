@@ -22,7 +22,6 @@ from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.opaque.ops import BlockBackward, BlockForward
 from tightfit.capture.opaque.record import TENSOR, Operand
 from tightfit.capture.side_effects.forwards import SwappedForwards
-from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
@@ -56,8 +55,6 @@ class OpaqueCalls:
     ----------
     modules : dict of str to nn.Module
         The modules the step uses.
-    measure_peak : callable or None
-        Meters a call; needed if there is an opaque module.
     named : frozenset of str
         Modules that are opaque without being marked.
     examples : mapping of str to list of list
@@ -67,7 +64,6 @@ class OpaqueCalls:
     def __init__(
         self,
         modules: dict[str, nn.Module],
-        measure_peak: PeakFunction | None = None,
         named: frozenset[str] = frozenset(),
         examples: Mapping[str, Sequence[Sequence[Any]]] | None = None,
     ) -> None:
@@ -76,7 +72,6 @@ class OpaqueCalls:
         self._real_calls = examples or {}
         self._calls: dict[str, int] = {}
         self.look_up: Callable[[torch.Tensor], torch.Tensor | None] = _unknown
-        self.measure_peak = measure_peak
         self.blocks: dict[Any, Block] = {}
         self.members = {
             name: {
@@ -213,15 +208,13 @@ class OpaqueCalls:
 
     def _examine(self, block: Block) -> None:
         state = self.members[block.name]
-        if self.measure_peak is None or any(
-            isinstance(t, private.FakeTensor) or t.is_meta for t in state.values()
-        ):
+        if any(isinstance(t, private.FakeTensor) or t.is_meta for t in state.values()):
             raise CaptureError(
                 f"the opaque module {block.name!r} must run once to be measured, but here there "
                 "are only shapes: use real parameters and inputs"
             )
         with private.without_modes():
-            block.examine(state, self.measure_peak)
+            block.examine(state)
 
 
 def _unknown(_: torch.Tensor) -> None:

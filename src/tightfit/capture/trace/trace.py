@@ -35,7 +35,6 @@ from tightfit.capture.side_effects.outside import PREFIX
 from tightfit.capture.trace.errors import explained
 from tightfit.capture.trace.strides import Layouts, note_calls, true_layouts
 from tightfit.capture.traced_call import TracedCall
-from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
@@ -89,17 +88,13 @@ class _Callee(nn.Module):
         return id(tensor) in self._traced_parameters
 
 
-def trace(
-    call: TracedCall, measure_peak: PeakFunction | None = None, layouts: Layouts | None = None
-) -> JointGraph:
-    """Trace the step of a call on fake tensors.
+def trace(call: TracedCall, layouts: Layouts | None = None) -> JointGraph:
+    """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
     Parameters
     ----------
     call : TracedCall
         The callable with its modules and example inputs (real or fake tensors).
-    measure_peak : callable, optional
-        Meters the opaque modules, which run once; see `tightfit.allocator.measure_peak`.
     layouts : mapping, optional
         How kernels lay out their results where fake kernels say otherwise.
 
@@ -111,7 +106,7 @@ def trace(
         module that was running.
     """
     trail = ModuleTrail(call.modules)
-    opaque = OpaqueCalls(call.modules, measure_peak, call.opaque, call.examples)
+    opaque = OpaqueCalls(call.modules, call.opaque, call.examples)
     regions = CastRegions()
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -11,16 +11,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
 
+from tightfit.allocator import measure_peak
 from tightfit.torch_private import core as private
 
 __all__ = [
     "Measurement",
-    "PeakFunction",
     "call_key",
     "environment_of",
     "fixed_generators",
@@ -74,33 +74,12 @@ class Measurement(Footprint, frozen=True, kw_only=True):
     cost_s: float
 
 
-class _Peak(Protocol):
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def growth_bytes(self) -> int: ...
-
-
-class PeakFunction(Protocol):
-    """Runs a function; returns its result and how far live memory rose above its start.
-
-    `tightfit.allocator.measure_peak` is one.
-    """
-
-    def __call__(
-        self, function: Callable[[], Any], /, *, device: torch.device
-    ) -> tuple[Any, _Peak]:
-        """Return (result, peak and growth above the start)."""
-        ...
-
-
 def measure_call(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     keyword_arguments: Mapping[str, Any] | None = None,
     *,
     device: torch.device | str,
-    measure_peak: PeakFunction,
     seconds: float = 0.12,
 ) -> Measurement:
     """Run a call several times and return what it costs.
@@ -118,8 +97,6 @@ def measure_call(
         Real tensors on `device` (see `materialise`) and plain values.
     device : torch.device or str
         Where it runs.
-    measure_peak : callable
-        Meters one run, for the workspace.
     seconds : float
         Time after which two undisturbed runs suffice; about the duration of the measurement.
     """
@@ -152,7 +129,6 @@ def measure_workspace(
     keyword_arguments: Mapping[str, Any],
     *,
     device: torch.device | str,
-    measure_peak: PeakFunction,
 ) -> Footprint:
     """Run a call twice and return what the second run took; see `measure_call`."""
     device = torch.device(device)
