@@ -227,7 +227,7 @@ def test_what_hooks_do_not_see_is_counted_too() -> None:
         model.zero_grad()
         model(x).sum().backward()
     captured = next(iter(attached(model).shapes.values()))[0].captured
-    (block,) = captured.joint.opaque.blocks.values()
+    (block,) = captured.joint.opaque.calls
     factor = 64  # that of the multiplication inside, kept for its backward
     assert block.profile.record_bytes == 64 * 32 * 4 + factor
     report = tightfit.report(model)

@@ -10,7 +10,7 @@ from torch import fx, nn
 from tightfit.capture.calls.structure import Structure
 from tightfit.capture.decisions.answers import Answer, Question
 from tightfit.capture.decisions.reads import Decisions
-from tightfit.capture.opaque.tracing import OpaqueCalls
+from tightfit.capture.opaque.call import OpaqueModules
 from tightfit.capture.origins import Origins
 
 __all__ = ["JointGraph", "OutputInfo", "Source"]
@@ -89,8 +89,8 @@ class JointGraph:
         What the call was told for which the step was traced, if anything was computed.
     outside : dict of str to nn.Module
         What holds tensors that belong to no module of the call, if it uses any.
-    opaque : OpaqueCalls
-        Keeps the modules that run as one op.
+    opaque : OpaqueModules
+        The modules that run as one op.
     """
 
     module: fx.GraphModule
@@ -106,4 +106,4 @@ class JointGraph:
     questions: tuple[Question, ...]
     answers: tuple[Answer, ...] | None
     outside: dict[str, nn.Module]
-    opaque: OpaqueCalls
+    opaque: OpaqueModules

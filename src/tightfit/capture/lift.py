@@ -26,7 +26,7 @@ from tightfit.capture.nodes import (
     storage_bytes,
     writes_in_place,
 )
-from tightfit.capture.opaque.tracing import block_call, pin_of
+from tightfit.capture.opaque.tracing import opaque_function, pin_of
 from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segment, Value, ValueId
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
@@ -243,7 +243,7 @@ def _function_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     question = question_of(node)
     if question is not None:
         return question, (node.args[0],)
-    return block_call(node) or (node.target, node.args)
+    return opaque_function(node) or (node.target, node.args)
 
 
 def _is_tuple(node: fx.Node) -> bool:

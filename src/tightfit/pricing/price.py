@@ -13,7 +13,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import Question
-from tightfit.capture.opaque.ops import BlockBackward, BlockForward
+from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.trace.strides import Layouts, Strides, misreported
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
@@ -169,7 +169,7 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
         for op in captured.graph.ops
         if op.id in likes
         for call in captured.calls[op.id]
-        if _may_need_workspace(likes[op.id]) or _is_block(call)
+        if _may_need_workspace(likes[op.id]) or _is_opaque(call)
     ]
     taken = _measured(captured, hungry, Footprint, measure_workspace, progress)
     priced = _priced(captured, {**taken, **known}, captured.graph.cost_source)
@@ -204,8 +204,8 @@ def _measured(
     try:
         for done, (key, call) in enumerate(missing):
             progress.update(done, _name(call.function))
-            if _is_block(call):
-                known[key] = _of_block(call.function, kind)
+            if _is_opaque(call):
+                known[key] = _of_opaque(call.function, kind)
                 continue
             args, kwargs = synthetic_arguments(captured.joint.module, call)
             is_question = isinstance(call.function, Question)
@@ -219,11 +219,11 @@ def _measured(
     return known
 
 
-def _is_block(call: Call) -> bool:
-    return isinstance(call.function, BlockForward | BlockBackward)
+def _is_opaque(call: Call) -> bool:
+    return isinstance(call.function, OpaqueForward | OpaqueBackward)
 
 
-def _of_block(function: BlockForward | BlockBackward, kind: type[Footprint]) -> Footprint:
+def _of_opaque(function: OpaqueForward | OpaqueBackward, kind: type[Footprint]) -> Footprint:
     """Return what an opaque module takes; it is known in this process only."""
     measured = function.measure()
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
@@ -310,15 +310,15 @@ def _with_record(op: Op, alternative: Alternative, record: Footprint) -> Alterna
 def _name(function: Any) -> str:
     if isinstance(function, private.OpOverload):
         return function.name()
-    if isinstance(function, BlockForward | BlockBackward):
-        return f"opaque module {function.block.name}"
+    if isinstance(function, OpaqueForward | OpaqueBackward):
+        return f"opaque module {function.call.name}"
     if isinstance(function, Question):
         return f"asked {function}"
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def _key(captured: Captured, call: Call) -> str:
-    if _is_block(call):
+    if _is_opaque(call):
         return f"this process: {call.function!r}"
 
     def fake(node: fx.Node) -> Any:

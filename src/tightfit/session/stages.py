@@ -54,8 +54,7 @@ def capture_step(
     Of several ranks that train the same model one measures.
     """
     captured = _captured_and_priced(call, options, name, neighbour)
-    for block in captured.joint.opaque.blocks.values():
-        block.forget_examples()
+    captured.joint.opaque.forget_examples()
     return captured
 
 

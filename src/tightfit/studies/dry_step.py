@@ -62,6 +62,7 @@ def captured_step(
         captured = measured_costs(captured, progress).captured
     else:
         captured = captured.with_graph(with_costs(captured.graph, costs))
+    captured.joint.opaque.forget_examples()
     trainable = _trainable_bytes(example.model, captured.graph.device.granularity_bytes)
     graph = captured.graph.with_constants(
         gradients=trainable if gradients == "accumulated" else 0,

@@ -12,7 +12,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import nn
 from tightfit.allocator import measure_peak
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
-from tightfit.capture.opaque.record import TENSOR, Keeper, Operand, Profile, Record, Result, Source
+from tightfit.capture.opaque.record import TENSOR, Anchor, Keeper, Operand, Profile, Record, Result
 from tightfit.capture.side_effects.members import members_of, write_replaced
 from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators, materialise
@@ -29,8 +29,7 @@ from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
 
-__all__ = ["Block"]
-
+__all__ = ["OpaqueCall", "OpaqueModules"]
 
 _DRAWS = 8
 """How many times a module that draws numbers is run to see whether they decide what it runs."""
@@ -45,18 +44,18 @@ class _Body(nn.Module):
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.block = module
+        self.inner = module
         object.__setattr__(self, "function", function)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        before = members_of(self.block)
+        before = members_of(self.inner)
         output = self.function(*args, **kwargs)
-        write_replaced(self.block, before)
+        write_replaced(self.inner, before)
         return output
 
 
-class Block:
-    """One module, called with operands of given geometry.
+class OpaqueCall:
+    """One opaque module, called with operands of given geometry.
 
     Parameters
     ----------
@@ -144,21 +143,21 @@ class Block:
             )
         flags = tuple(t.requires_grad for t in outputs)
         record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
-        return Result([t.detach() for t in outputs], record, flags, structure, passed)
+        return Result(tuple(t.detach() for t in outputs), record, flags, structure, passed)
 
     def _source(self, operand: Operand, tensor: torch.Tensor, anchor: torch.Tensor) -> Any:
         if not (operand.requires_grad and self.has_record):
             return tensor
         if operand.parameter is not None:  # a leaf, as in eager: autocast casts a leaf only once
             return tensor.detach().requires_grad_()
-        return Source.apply(anchor, tensor)
+        return Anchor.apply(anchor, tensor)
 
     def _call(self, sources: Sequence[Any], state: dict[str, torch.Tensor]) -> Any:
         arguments = iter(sources)
         leaves = [next(arguments) if leaf is TENSOR else leaf for leaf in self.leaves]
         names = [o.parameter for o in self.operands if o.parameter is not None]
-        swapped = {f"block.{n}": t for n, t in zip(names, arguments, strict=True)}
-        swapped |= {f"block.{n}": t for n, t in state.items() if n not in names}
+        swapped = {f"inner.{n}": t for n, t in zip(names, arguments, strict=True)}
+        swapped |= {f"inner.{n}": t for n, t in state.items() if n not in names}
         args, kwargs = unflatten(leaves, self.spec)
         return torch.func.functional_call(self.body, swapped, args, kwargs)
 
@@ -186,17 +185,17 @@ class Block:
         chosen = keeper.refer(known, allowed)
         if self.profile is not None:
             self._refuse_growth(keeper.held_bytes(self._resident()), self.profile)
-        keeper.packed = []
+        keeper.finish()
         return Record(
             keeper,
-            [
+            tuple(
                 edge(s)
                 for s, o in zip(sources, self.operands, strict=True)
                 if o.requires_grad and s.requires_grad
-            ],
-            [edge(t) if t.requires_grad else None for t in outputs],
-            chosen,
-            [known[i].storage_offset() * known[i].element_size() for i in chosen],
+            ),
+            tuple(edge(t) if t.requires_grad else None for t in outputs),
+            tuple(chosen),
+            tuple(known[i].storage_offset() * known[i].element_size() for i in chosen),
         )
 
     def _refuse_growth(self, held_bytes: int, profile: Profile) -> None:
@@ -223,12 +222,11 @@ class Block:
         retain: bool = False,
     ) -> list[torch.Tensor | None]:
         """Return the gradient of every operand that requires one, or None where it has none."""
-        record.keeper.bound = list(zip(saved, record.offsets_bytes, strict=True))
         results = [record.results[i] for i in present]
-        gradients = torch.autograd.grad(
-            results, record.sources, list(tangents), allow_unused=True, retain_graph=retain
-        )
-        record.keeper.bound = []
+        with record.keeper.bound(saved, record.offsets_bytes):
+            gradients = torch.autograd.grad(
+                results, record.sources, list(tangents), allow_unused=True, retain_graph=retain
+            )
         taken = {private.storage_key(t) for t in (*saved, *tangents) if t.numel()}
         taken |= self._resident()
         owned: list[torch.Tensor | None] = []
@@ -241,6 +239,10 @@ class Block:
             taken.add(private.storage_key(own))
             owned.append(own)
         return owned
+
+    def keep_record(self, present: tuple[int, ...]) -> None:
+        """Let the backward for some outputs keep its record to its end, in every step."""
+        self.retained.add(present)
 
     # -- measuring ----------------------------------------------------------------------------
 
@@ -260,9 +262,8 @@ class Block:
         python = PythonState({"": self.module})
         with fixed_generators(self.device), python:
             generator = torch.get_rng_state()
-            result = self._explained(tensors, copies)
+            result = replace(self._explained(tensors, copies), record=None)
             drew = not torch.equal(generator, torch.get_rng_state())
-            result.record = None
             kept = self._kept(result, copies, drew) if self.has_record else {}
         self.draws = tuple(kept)[: None if len({*kept.values()}) > 1 else 1] or (0,)
         size = max(
@@ -330,7 +331,7 @@ class Block:
 
             record, peak = measure_peak(only_the_record, device=self.device)
             kept = found if all(alike) else others
-            kept[seed] = tuple(record.saved), max(0, peak.growth_bytes)
+            kept[seed] = record.saved, max(0, peak.growth_bytes)
             del record
             if time.perf_counter() - begin > _DRAWS_S:
                 break
@@ -371,6 +372,30 @@ class Block:
         layouts = [self.profile.outputs[i] for i in present]
         tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in layouts]
         return result.record, saved, tangents
+
+
+@dataclass(frozen=True)
+class OpaqueModules:
+    """The opaque modules of a captured step.
+
+    Parameters
+    ----------
+    calls : tuple of OpaqueCall
+        Kept here: the step's operators know them by their keys only.
+    changing : frozenset of (str, str)
+        Names of modules, with attributes that they change: these tell no step from another.
+    changes_state : bool
+        Whether one changes buffers or Python state when it runs.
+    """
+
+    calls: tuple[OpaqueCall, ...]
+    changing: frozenset[tuple[str, str]]
+    changes_state: bool
+
+    def forget_examples(self) -> None:
+        """Let go of the tensors they were measured with, once the step is priced."""
+        for call in self.calls:
+            call.forget_examples()
 
 
 def _keeps_dropout_state(module: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
 from tightfit.capture.nodes import note_random
-from tightfit.capture.opaque.tracing import OpaqueCalls, draws_inside, is_opaque_operator
+from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opaque_operator
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
@@ -47,7 +47,9 @@ _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autogr
 class _Callee(nn.Module):
     """Gives a callable and its modules the face of one module, as the tracer wants it."""
 
-    def __init__(self, call: TracedCall, opaque: OpaqueCalls, recorder: DecisionRecorder) -> None:
+    def __init__(
+        self, call: TracedCall, opaque: OpaqueStandIns, recorder: DecisionRecorder
+    ) -> None:
         super().__init__()
         self._recorder = recorder
         # not as an attribute: a module given as the function would be registered twice
@@ -106,13 +108,13 @@ def trace(call: TracedCall, layouts: Layouts | None = None) -> JointGraph:
         module that was running.
     """
     trail = ModuleTrail(call.modules)
-    opaque = OpaqueCalls(call.modules, call.opaque, call.examples)
     regions = CastRegions()
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = flatten((call.args, call.kwargs))[0]
         recorder = DecisionRecorder(leaves, call.owners, trail, call.answers, call.answered)
-        opaque.look_up = recorder.known_value
+        look_up = recorder.known_value
+        opaque = OpaqueStandIns(call.modules, call.opaque, call.examples, look_up)
         callee = _Callee(call, opaque, recorder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
@@ -136,7 +138,7 @@ def trace(call: TracedCall, layouts: Layouts | None = None) -> JointGraph:
         "questions": tuple(recorder.questions),
         "answers": call.answers,
         "outside": {PREFIX: call.outside.holder} if call.outside else {},
-        "opaque": opaque,
+        "opaque": opaque.found(),
     }
     return _read(joint, kept, call.detached_outputs)
 

@@ -138,7 +138,7 @@ class Kinds:
         key = _key(part, leaves, spec)
         for owner, kind in self._known.get(key, ()):
             joint = kind.captured.joint
-            alike = owner is part or (not joint.opaque.blocks and part.is_like(owner))
+            alike = owner is part or (not joint.opaque.calls and part.is_like(owner))
             inputs = kind.inputs(leaves)
             if alike and joint.decisions.hold(inputs, {**part.modules, **joint.outside}):
                 if owner is not part:

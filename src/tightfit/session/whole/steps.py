@@ -426,13 +426,13 @@ def run_as_data_decide(
     """
     for _ in range(_MOST_ATTEMPTS):
         joint = shape.captured.joint
-        if not joint.questions and not joint.opaque.blocks:
+        if not joint.questions and not joint.opaque.calls:
             return shape, session.run(shape, leaves)
         before = GeneratorStates(session.modules)
         try:
             return shape, session.run(shape, leaves)
         except (OpaqueChanged, Diverged) as change:
-            if joint.opaque.changes_state:  # a block writes its buffers when it runs
+            if joint.opaque.changes_state:  # a module writes its buffers when it runs
                 raise
             more = str(change) if isinstance(change, OpaqueChanged) else None
         before.restore()
