@@ -14,7 +14,7 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
 from tightfit.capture.side_effects.python_state import PythonState
-from tightfit.capture.trace.strides import Layouts
+from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, NothingToTrain
@@ -28,7 +28,7 @@ def capture(
     call: TracedCall,
     *,
     name: str = "",
-    layouts: Layouts | None = None,
+    strides: TrueStrides | None = None,
 ) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
 
@@ -42,8 +42,8 @@ def capture(
         The callable, its modules, example inputs.
     name : str
         A name for the graph.
-    layouts : mapping, optional
-        How kernels lay out their results where fake kernels say otherwise.
+    strides : mapping, optional
+        Those of results where fake kernels say otherwise.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def capture(
     _require_plain_state(call)
     state = PythonState(call.modules)
     with state:
-        joint = trace(call, layouts)
+        joint = trace(call, strides)
     state.raise_if_changed()
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)

@@ -14,7 +14,7 @@ from torch import fx
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import Question
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
-from tightfit.capture.trace.strides import Layouts, Strides, misreported
+from tightfit.capture.trace.strides import Strides, TrueStrides, misreported
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,
@@ -57,12 +57,12 @@ class Priced:
     ----------
     captured : Captured
         The step with what was measured.
-    layouts : mapping
-        How kernels laid out results of which the trace has other strides.
+    strides : mapping
+        Those that kernels gave results of which the trace has others.
     """
 
     captured: Captured
-    layouts: Layouts
+    strides: TrueStrides
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -70,45 +70,45 @@ class Prices(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    layouts : dict
+    strides : dict
         What the step is to be traced with.
     graph : Graph
         Priced, without alternatives whose results are laid out otherwise.
     """
 
-    layouts: dict[str, tuple[Strides, ...]]
+    strides: dict[str, tuple[Strides, ...]]
     graph: Graph
 
 
 def priced_as_kernels_run(
-    first: Captured, trace: Callable[[Layouts], Captured], price: Callable[[Captured], Priced]
+    first: Captured, trace: Callable[[TrueStrides], Captured], price: Callable[[Captured], Priced]
 ) -> Priced:
-    """Price a step, and trace it again until it has every layout as kernels make it.
+    """Price a step, and trace it again until it has all strides as kernels make them.
 
     Parameters
     ----------
     first : Captured
-        The step, traced without knowing of layouts.
+        The step, traced without knowing of such.
     trace : callable
-        Traces the step again, given the layouts that are known.
+        Traces the step again, given the true strides that are known.
     price : callable
         `measured_costs` or its like.
     """
     known: dict[str, tuple[Strides, ...]] = {}
     priced = price(first)
-    while not priced.layouts.keys() <= known.keys():
-        known.update(priced.layouts)
+    while not priced.strides.keys() <= known.keys():
+        known.update(priced.strides)
         priced = price(trace(known))
     return Priced(priced.captured, known)
 
 
 def prices_of(priced: Priced) -> Prices:
     """Return what another process needs to price the same step."""
-    return Prices(dict(priced.layouts), priced.captured.graph)
+    return Prices(dict(priced.strides), priced.captured.graph)
 
 
 def with_prices(captured: Captured, prices: Prices) -> Captured:
-    """Return a step, traced with the layouts of some prices, with these prices."""
+    """Return a step, traced with the strides of some prices, with these prices."""
     kept = [{way.name for way in op.alternatives} for op in prices.graph.ops]
     calls = tuple(
         tuple(call for way, call in zip(op.alternatives, own, strict=True) if way.name in names)
@@ -174,7 +174,7 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
     taken = _measured(captured, hungry, Footprint, measure_workspace, progress)
     priced = _priced(captured, {**taken, **known}, captured.graph.cost_source)
     scaled = priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour))
-    return Priced(scaled, priced.layouts)
+    return Priced(scaled, priced.strides)
 
 
 def _may_need_workspace(like: Op) -> bool:
@@ -239,9 +239,9 @@ def _device(captured: Captured) -> torch.device:
 
 def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Priced:
     records = [[known.get(_key(captured, c), _UNKNOWN) for c in calls] for calls in captured.calls]
-    layouts: dict[str, tuple[Strides, ...]] = {}
+    strides: dict[str, tuple[Strides, ...]] = {}
     for node, (default, *_) in zip(captured.nodes, records, strict=True):
-        layouts |= misreported(node, default.output_strides)
+        strides |= misreported(node, default.output_strides)
     captured = _with_true_sizes(captured, records)
     ops, calls = [], []
     for op in captured.graph.ops:
@@ -250,7 +250,7 @@ def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Priced
         ops.append(msgspec.structs.replace(op, alternatives=alternatives))
         calls.append(tuple(call for _, call, _ in alike))
     graph = msgspec.structs.replace(captured.graph, ops=tuple(ops), cost_source=source)
-    return Priced(dataclasses.replace(captured, graph=graph, calls=tuple(calls)), layouts)
+    return Priced(dataclasses.replace(captured, graph=graph, calls=tuple(calls)), strides)
 
 
 def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]]) -> Captured:
@@ -276,9 +276,9 @@ def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]])
 def _made_alike(
     captured: Captured, op: Op, records: Sequence[Footprint]
 ) -> list[tuple[Alternative, Call, Footprint]]:
-    """Return the default and the alternatives whose results have its layouts and sizes.
+    """Return the default and the alternatives whose results have its strides and sizes.
 
-    Kernels choose their path by the layout of what they read: with another one bits may differ.
+    Kernels choose their path by the strides of what they read: with another one bits may differ.
     """
     calls, values = captured.calls[op.id], captured.graph.values
     default = _made(calls[0], records[0])

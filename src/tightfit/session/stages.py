@@ -9,7 +9,7 @@ import msgspec
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
-from tightfit.capture.trace.strides import Layouts
+from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.errors import InvalidPlan
@@ -63,8 +63,8 @@ def _captured_and_priced(
 ) -> Captured:
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
-    def traced(layouts: Layouts) -> Captured:
-        step = capture(call, name=name, layouts=layouts)
+    def traced(strides: TrueStrides) -> Captured:
+        step = capture(call, name=name, strides=strides)
         step = with_alternatives(step)
         if not kept_bytes:
             return step
@@ -81,7 +81,7 @@ def _captured_and_priced(
         Prices,
         lambda: prices_of(priced_as_kernels_run(first, traced, priced)),
     )
-    return with_prices(traced(prices.layouts) if prices.layouts else first, prices)
+    return with_prices(traced(prices.strides) if prices.strides else first, prices)
 
 
 def _priced(captured: Captured, options: Options, neighbour: Graph | None) -> Priced:

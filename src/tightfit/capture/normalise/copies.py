@@ -80,7 +80,7 @@ def drop_unread_arguments(joint: JointGraph) -> None:
 def _read_shape_only(joint: JointGraph, node: fx.Node, index: int) -> None:
     """Replace an argument whose values nobody reads by one element expanded to its shape.
 
-    Only for dense standard layouts: with channels_last the memory format of the argument
+    Only for dense tensors in standard order: with channels_last the memory format of the argument
     decides the format of the result.
     """
     graph = joint.module.graph

@@ -82,8 +82,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _copy_like(source: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
-    """Return a copy of `source` with the strides of `layout`."""
+def _copy_like(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a copy of `source` with the strides of `like`."""
     return torch.empty_strided(
-        layout.shape, layout.stride(), dtype=source.dtype, device=source.device
+        like.shape, like.stride(), dtype=source.dtype, device=source.device
     ).copy_(source)

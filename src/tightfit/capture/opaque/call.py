@@ -343,7 +343,7 @@ class OpaqueCall:
         return next((o.geometry.device for o in self.operands), torch.device("cpu"))
 
     def examine_backward(self, present: tuple[int, ...]) -> tuple[Geometry | None, ...]:
-        """Find the layout of the gradients, given which outputs receive one."""
+        """Find how the gradients lie in memory, given which outputs receive one."""
         if present not in self.gradients:
             with fixed_generators(self.device), PythonState({"": self.module}):
                 record, saved, tangents = self.ready(present, self.state)
@@ -369,8 +369,8 @@ class OpaqueCall:
         assert result.record is not None
         known = [*tensors, *result.outputs]
         saved = [known[i] for i in self.profile.saved]
-        layouts = [self.profile.outputs[i] for i in present]
-        tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in layouts]
+        geometries = [self.profile.outputs[i] for i in present]
+        tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in geometries]
         return result.record, saved, tangents
 
 

@@ -118,14 +118,14 @@ class OpaqueBackward:
         retain = self.present in self.call.retained
         gradients = self.call.backward(record, saved, tangents, self.present, retain=retain)
         operands = [o for o in self.call.operands if o.requires_grad]
-        for operand, layout, gradient in zip(operands, expected, gradients, strict=True):
-            if operand.parameter is None and (layout is None) != (gradient is None):
+        for operand, geometry, gradient in zip(operands, expected, gradients, strict=True):
+            if operand.parameter is None and (geometry is None) != (gradient is None):
                 raise PlanMismatch(
                     f"the opaque module {self.call.name!r} differentiates with respect to other "
                     "inputs than when it was captured: which ones depends on the data, which a "
                     "plan cannot hold. Way out: move it out of the fitted part"
                 )
-        return [g for g, layout in zip(gradients, expected, strict=True) if layout is not None]
+        return [g for g, geometry in zip(gradients, expected, strict=True) if geometry is not None]
 
     def measure(self) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.

@@ -160,7 +160,7 @@ class Operand:
     Parameters
     ----------
     geometry : Geometry
-        Its layout.
+        How it lies in memory.
     requires_grad : bool
         Whether a gradient is passed to it.
     parameter : str or None

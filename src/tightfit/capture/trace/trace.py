@@ -33,7 +33,7 @@ from tightfit.capture.side_effects.members import (
 )
 from tightfit.capture.side_effects.outside import PREFIX
 from tightfit.capture.trace.errors import explained
-from tightfit.capture.trace.strides import Layouts, note_calls, true_layouts
+from tightfit.capture.trace.strides import TrueStrides, note_calls, with_true_strides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -90,15 +90,15 @@ class _Callee(nn.Module):
         return id(tensor) in self._traced_parameters
 
 
-def trace(call: TracedCall, layouts: Layouts | None = None) -> JointGraph:
+def trace(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
     """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
     Parameters
     ----------
     call : TracedCall
         The callable with its modules and example inputs (real or fake tensors).
-    layouts : mapping, optional
-        How kernels lay out their results where fake kernels say otherwise.
+    strides : mapping, optional
+        Those of results where fake kernels say otherwise.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def trace(call: TracedCall, layouts: Layouts | None = None) -> JointGraph:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.lists_number_by_number())
             stack.enter_context(corrected_fake_kernels())
-            stack.enter_context(true_layouts(layouts or {}))
+            stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(traced_operators(recorder.values_of))
