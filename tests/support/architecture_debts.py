@@ -58,7 +58,6 @@ DEBTS: dict[str, Any] = {
     },
     "fields": {
         "capture/captured.py": 2,
-        "capture/decisions/reads.py": 1,
         "capture/joint_graph.py": 7,
         "capture/probe.py": 1,
         "capture/traced_call.py": 2,
@@ -71,7 +70,6 @@ DEBTS: dict[str, Any] = {
         "session/parts/kinds.py": 1,
     },
     "classes": {
-        "capture/decisions/recorder.py": 1,
         "execution/lower.py": 1,
         "plan/verify.py": 1,
         "planners/anytime/search.py": 1,
