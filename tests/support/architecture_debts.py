@@ -58,7 +58,6 @@ DEBTS: dict[str, Any] = {
     },
     "fields": {
         "capture/captured.py": 2,
-        "capture/joint_graph.py": 7,
         "capture/probe.py": 1,
         "capture/traced_call.py": 2,
         "execution/lower.py": 3,

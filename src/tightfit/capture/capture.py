@@ -63,8 +63,7 @@ def capture(
     _refuse_sparse(joint)
     _refuse_shared_memory(call, joint)
     tied = _tied(call, joint)
-    normalise(joint, tied)
-    return lift(joint, device_of(call), name, tied)
+    return lift(normalise(joint, tied), device_of(call), name, tied)
 
 
 def device_of(call: TracedCall) -> Device:

@@ -16,7 +16,6 @@ from tightfit.torch_private import core as private
 
 __all__ = [
     "base_of",
-    "classify",
     "draws",
     "flat_outputs",
     "is_getitem",
@@ -27,6 +26,7 @@ __all__ = [
     "note_kept_forward",
     "note_random",
     "note_view",
+    "note_views",
     "storage_bytes",
     "writes_in_place",
 ]
@@ -43,11 +43,11 @@ def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
-def classify(graph: fx.Graph) -> None:
-    """Decide once, from the fake tensors of the trace, which nodes only view their first input.
+def note_views(graph: fx.Graph) -> None:
+    """Note, from the fake tensors of a trace, which nodes only view their first input.
 
     The schema does not tell it of `_unsafe_view`, and once a copy has been dropped the fake
-    tensors no longer tell it either; so it is noted on the nodes before anything is rewritten.
+    tensors no longer tell it either; so it is noted before anything is rewritten.
     """
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):

@@ -88,7 +88,7 @@ class DecisionRecorder(private.TorchDispatchMode):
                 self._tape.add_leaf(leaf, position, real)
         for prefix, module in modules.items():
             for name, buffer in module.named_buffers(remove_duplicate=False):
-                real = self._buffers.get(f"{prefix}.{name}")
+                real: Any = self._buffers.get(f"{prefix}.{name}")
                 if has_values(real) and not self._tape.is_leaf(buffer):
                     self._tape.add_leaf(buffer, f"{prefix}.{name}", real)
 

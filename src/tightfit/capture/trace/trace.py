@@ -175,15 +175,15 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
                 )
     return JointGraph(
         module=module,
-        placeholders=placeholders,
-        sources=_sources(placeholders, descriptors),
-        write_backs=write_backs,
-        raw_outputs=raw,
-        outputs=[
+        placeholders=tuple(placeholders),
+        sources=tuple(_sources(placeholders, descriptors)),
+        write_backs=tuple(write_backs),
+        raw_outputs=tuple(raw),
+        outputs=tuple(
             replace(info, requires_grad=True) if i in detached else info
             for i, info in enumerate(_output_infos(metadata, raw))
-        ],
-        gradients=gradients,
+        ),
+        gradients=tuple(gradients),
         **kept,
     )
 
