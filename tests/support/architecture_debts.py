@@ -7,7 +7,6 @@ from typing import Any
 DEBTS: dict[str, Any] = {
     "circles": [
         (
-            "capture/around_data.py",
             "session/memory/budget.py",
             "session/options.py",
             "session/parts/choice.py",
@@ -28,7 +27,7 @@ DEBTS: dict[str, Any] = {
         ("planners/anytime/keep.py", "planners/anytime/segments.py"),
         ("planners/anytime/search.py", "planners/anytime/seeds.py"),
     ],
-    "rooms": {"capture/around_data.py": 2, "pricing/in_steps.py": 1, "studies/comparison.py": 1},
+    "rooms": {"studies/comparison.py": 1},
     "floors": {
         "session/bypass.py": 1,
         "session/memory/budget.py": 1,
@@ -37,11 +36,9 @@ DEBTS: dict[str, Any] = {
     },
     "torch privates": {
         "allocator/profiler_meter.py": 1,
-        "execution/compiled/random_state.py": 3,
     },
     "privates": {
         "api/fit.py": 1,
-        "execution/compiled/random_state.py": 3,
         "studies/comparison.py": 6,
         "studies/subject.py": 2,
     },
@@ -57,9 +54,6 @@ DEBTS: dict[str, Any] = {
         "studies/model.py": 3,
     },
     "fields": {
-        "capture/captured.py": 2,
-        "capture/probe.py": 1,
-        "capture/traced_call.py": 2,
         "execution/lower.py": 3,
         "planners/anytime/pool.py": 2,
         "planners/checkmate/variables.py": 4,

@@ -7,6 +7,7 @@ copied back into buffers, what may not run twice) is said in fates and pins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ __all__ = ["lift"]
 FORWARD, BACKWARD = 0, 1
 
 
-def lift(joint: JointGraph, device: Device, name: str, tied: list[list[int]]) -> Captured:
+def lift(joint: JointGraph, device: Device, name: str, tied: Sequence[Sequence[int]]) -> Captured:
     """Return the planner's graph of a normalised joint graph.
 
     Parameters
@@ -47,14 +48,14 @@ def lift(joint: JointGraph, device: Device, name: str, tied: list[list[int]]) ->
         Sizes are rounded up to its granularity.
     name : str
         A name for the graph.
-    tied : list of list of int
+    tied : sequence of sequence of int
         Placeholder positions that share a storage; they become one value.
     """
     return _Lifter(joint, device, tied).run(name)
 
 
 class _Lifter:
-    def __init__(self, joint: JointGraph, device: Device, tied: list[list[int]]) -> None:
+    def __init__(self, joint: JointGraph, device: Device, tied: Sequence[Sequence[int]]) -> None:
         self.joint = joint
         self.device = device
         self.tied = {i: group[0] for group in tied for i in group}

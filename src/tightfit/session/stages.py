@@ -7,6 +7,7 @@ import contextlib
 import msgspec
 
 from tightfit.alternatives.registry import with_alternatives
+from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.trace.strides import TrueStrides
@@ -39,6 +40,7 @@ from tightfit.session.processes import agreed
 __all__ = [
     "cached_outcome",
     "capture_step",
+    "capture_step_around_data",
     "plan_step",
     "plan_task",
 ]
@@ -56,6 +58,26 @@ def capture_step(
     captured = _captured_and_priced(call, options, name, neighbour)
     captured.joint.opaque.forget_examples()
     return captured
+
+
+def capture_step_around_data(
+    call: TracedCall,
+    options: Options,
+    name: str,
+    neighbour: Graph | None = None,
+    *,
+    keeping: bool = False,
+    in_parts: bool = False,
+) -> tuple[Captured, TracedCall]:
+    """Capture a step as `capture_step` does, whatever data decides in it.
+
+    Parameters and what is returned and raised are those of `capture.around_data`.
+    """
+
+    def priced(call: TracedCall) -> Captured:
+        return capture_step(call, options, name, neighbour)
+
+    return capture_around_data(call, priced, name, keeping=keeping, in_parts=in_parts)
 
 
 def _captured_and_priced(

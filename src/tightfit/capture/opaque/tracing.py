@@ -57,7 +57,7 @@ class OpaqueStandIns:
         The modules the step uses.
     named : frozenset of str
         Modules that are opaque without being marked.
-    examples : mapping of str to list of list
+    examples : mapping of str to sequence of sequence
         By module: the flattened arguments of its calls in a real run, None where unknown.
     look_up : callable
         Returns what a traced tensor is, if it follows from inputs and buffers alone; else None.

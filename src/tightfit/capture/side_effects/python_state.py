@@ -34,7 +34,7 @@ class PythonState:
 
     Parameters
     ----------
-    modules : dict of str to nn.Module
+    modules : mapping of str to nn.Module
         The modules.
     keeps : bool
         Put back generators only, and let modules keep what changed.

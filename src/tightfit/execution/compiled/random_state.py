@@ -15,12 +15,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tightfit.capture.nodes import draws
+from tightfit.torch_private.core import OpOverload
 
 __all__ = ["GeneratorState", "draw", "get_state", "set_state"]
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
 _ALIAS = r"\([a-z]!\)"  # in a schema, says that an argument is written in place
-_DEFINED: dict[torch._ops.OpOverload, Any] = {}
+_DEFINED: dict[OpOverload, Any] = {}
 
 
 def get_state(device: torch.device) -> torch.Tensor:
@@ -36,7 +37,7 @@ def set_state(device: torch.device, state: torch.Tensor) -> None:
         torch.set_rng_state(state)
 
 
-def draw(operator: torch._ops.OpOverload, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def draw(operator: OpOverload, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Run a random operator from a given state.
 
     Parameters
@@ -54,7 +55,7 @@ def draw(operator: torch._ops.OpOverload, state: torch.Tensor, *args: Any, **kwa
     return _with_state(operator)(state, *args, **kwargs)
 
 
-def _with_state(operator: torch._ops.OpOverload) -> Any:
+def _with_state(operator: OpOverload) -> Any:
     """Return the operator that takes a state and returns the next one; define it once."""
     if operator not in _DEFINED:
         name = "with_state_" + operator.name().replace("::", "_").replace(".", "_")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
-from tightfit.capture.around_data import capture_around_data, has_parts
+from tightfit.capture.around_data import has_parts
 from tightfit.capture.calls.signature import flatten, input_signature
 from tightfit.capture.captured import Captured
 from tightfit.capture.side_effects.generators import GeneratorStates
@@ -37,6 +37,7 @@ from tightfit.session.memory.budget import limit_bytes
 from tightfit.session.parts.stand_ins import StandIns
 from tightfit.session.parts.steps import Steps
 from tightfit.session.report import Report
+from tightfit.session.stages import capture_step_around_data
 
 if TYPE_CHECKING:
     from tightfit.session.whole.steps import Session
@@ -115,7 +116,7 @@ class Fallback:
         return self.steps.close()
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
-        return capture_around_data(call, self.session.options, name, in_parts=True)[0]
+        return capture_step_around_data(call, self.session.options, name, in_parts=True)[0]
 
     def _constant_bytes(self) -> int:
         """Return what is resident now: parameters, buffers, inputs, gradients, optimizer state."""

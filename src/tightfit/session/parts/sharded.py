@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from tightfit.allocator import meter_for
-from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import flatten, input_signature
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
@@ -25,6 +24,7 @@ from tightfit.session.parts.kinds import Part
 from tightfit.session.parts.steps import Steps
 from tightfit.session.processes import Ranks
 from tightfit.session.report import Report
+from tightfit.session.stages import capture_step_around_data
 
 __all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
 
@@ -66,7 +66,7 @@ class ShardedModel:
         base_bytes = lasting + library_bytes(device) - meter.live_bytes()
 
         def capture(call: TracedCall, name: str) -> Captured:
-            return capture_around_data(call, options, name)[0]
+            return capture_step_around_data(call, options, name)[0]
 
         self.steps = Steps(
             type(root).__name__,

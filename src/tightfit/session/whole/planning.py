@@ -25,7 +25,7 @@ from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.planners.registry import plan_with
 from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.progress import Progress, announce
-from tightfit.session.background import Search
+from tightfit.session.background import Search, searching
 from tightfit.session.memory.account import (
     gradient_bytes,
     new_gradient_bytes,
@@ -263,7 +263,7 @@ def recall_costs(session: Session, shape: Shape) -> None:
     own = recall(graph) if session.options.cache else None
     costs = agreed(ranks, f"kept costs {fingerprint(graph)}", StepCosts | None, lambda: own)
     if costs is None:
-        shape.tuner = Tuner()
+        shape.tuner = Tuner(searching)
     else:
         shape.captured = shape.captured.with_graph(with_step_costs(graph, costs))
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import call_signature, flatten, refuse_transforms
 from tightfit.capture.captured import Captured, outputs_beside_the_loss, placeholder_tensors
 from tightfit.capture.side_effects.attributes import KeptTensors, Place, forget, put
@@ -43,6 +42,7 @@ from tightfit.session.options import Options, with_ranks, worst_first
 from tightfit.session.parts.in_parts import Fallback, refuse_to_prepare, run_in_parts
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.report import Report, report_of
+from tightfit.session.stages import capture_step_around_data
 from tightfit.session.whole.captures import forget_oldest, most_alike, warn_of_hooks
 from tightfit.session.whole.planning import (
     declare_needs,
@@ -344,7 +344,7 @@ class Session:
         return captured
 
     def _captured(self, call: TracedCall, neighbour: Graph | None) -> tuple[Captured, TracedCall]:
-        return capture_around_data(call, self.options, self.name, neighbour, keeping=True)
+        return capture_step_around_data(call, self.options, self.name, neighbour, keeping=True)
 
     # -- planning -----------------------------------------------------------------------------
 
