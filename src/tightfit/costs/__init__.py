@@ -1,6 +1,8 @@
-"""What running an op costs: modelled by name (`with_costs`, no torch) or measured.
+"""What running an op costs: modelled by name, or measured.
 
-Measuring (`tightfit.costs.measured.call`) needs torch and is imported from there.
+In: a `Graph`, or a call on tensors. Out: the graph with costs (`with_costs`), or what the call took
+(`costs.measured`, the only part that imports PyTorch). May import graph; `costs.measured` also
+allocator and torch_private.
 """
 
 from tightfit.costs.cache import Cache
