@@ -140,7 +140,7 @@ def _plan_with_defaults(search: Search) -> None:
         best = plain.pool.best
         if best is not None:
             schedule = search.schedules[0]
-            schedule.load(best.words, [0] * search.ops, [-1] * search.ops)
+            schedule.load(best.ranges, [0] * search.ops, [-1] * search.ops)
             search.add([PooledSchedule.of(schedule)])
 
 
