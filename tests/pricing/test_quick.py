@@ -17,6 +17,7 @@ from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
+from tightfit.costs.measured import call
 from tightfit.graph.ir import Graph
 from tightfit.pricing import records
 from tightfit.pricing.price import measured_costs
@@ -95,7 +96,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def quick(captured: Captured, **keywords: Any) -> Graph:
-    return quick_costs(captured, measure_peak, SILENT, **keywords).captured.graph
+    return quick_costs(captured, SILENT, **keywords).captured.graph
 
 
 def bytes_of(graph: Graph) -> list[Any]:
@@ -112,10 +113,10 @@ def test_workspaces_sizes_and_layouts_are_those_of_many_measurements(
     case: Callable[[], Captured],
 ) -> None:
     captured = case()
-    ours = quick_costs(captured, measure_peak, SILENT)
-    theirs = measured_costs(captured, measure_peak, SILENT)
+    ours = quick_costs(captured, SILENT)
+    theirs = measured_costs(captured, SILENT)
     assert bytes_of(ours.captured.graph) == bytes_of(theirs.captured.graph)
-    assert ours.layouts == theirs.layouts
+    assert ours.strides == theirs.strides
     assert all(
         variant.cost_s > 0
         for op in ours.captured.graph.ops
@@ -138,7 +139,7 @@ def test_a_call_runs_once_and_never_when_the_disk_knows_it(monkeypatch) -> None:
 
 def test_what_was_measured_well_is_not_run_and_counts(monkeypatch) -> None:
     captured = CASES["images"]()
-    measured = measured_costs(captured, measure_peak, SILENT).captured.graph
+    measured = measured_costs(captured, SILENT).captured.graph
     with running(monkeypatch) as ran:
         ours = quick(captured)
     assert ran == []
@@ -165,8 +166,9 @@ def test_a_call_without_room_does_not_run_and_is_priced_by_its_like(monkeypatch)
         peaks.append(peak.peak_bytes)
         return result, peak
 
+    monkeypatch.setattr(call, "measure_peak", metered)
     room = 4 << 10
-    graph = quick_costs(captured, metered, SILENT, room_bytes=room).captured.graph
+    graph = quick(captured, room_bytes=room)
     assert peaks
     assert max(peaks) <= room  # of Linear(64) the weight alone is larger
     products = sorted(

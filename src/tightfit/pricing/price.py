@@ -10,18 +10,17 @@ from typing import Any
 import msgspec
 
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.trace.strides import Layouts, Strides, misreported
+from tightfit.capture.trace.strides import Strides, TrueStrides, misreported
 from tightfit.costs.measured.call import (
     Footprint,
     Measurement,
-    PeakFunction,
     measure_call,
     measure_workspace,
 )
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
-from tightfit.pricing.records import UNKNOWN, is_block, key_of, recorded
+from tightfit.pricing.records import UNKNOWN, is_opaque, key_of, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
 
@@ -49,12 +48,12 @@ class Priced:
     ----------
     captured : Captured
         The step with what was measured.
-    layouts : mapping
-        How kernels laid out results of which the trace has other strides.
+    strides : mapping
+        Those that kernels gave results of which the trace has others.
     """
 
     captured: Captured
-    layouts: Layouts
+    strides: TrueStrides
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -62,45 +61,45 @@ class Prices(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    layouts : dict
+    strides : dict
         What the step is to be traced with.
     graph : Graph
         Priced, without alternatives whose results are laid out otherwise.
     """
 
-    layouts: dict[str, tuple[Strides, ...]]
+    strides: dict[str, tuple[Strides, ...]]
     graph: Graph
 
 
 def priced_as_kernels_run(
-    first: Captured, trace: Callable[[Layouts], Captured], price: Callable[[Captured], Priced]
+    first: Captured, trace: Callable[[TrueStrides], Captured], price: Callable[[Captured], Priced]
 ) -> Priced:
-    """Price a step, and trace it again until it has every layout as kernels make it.
+    """Price a step, and trace it again until it has all strides as kernels make them.
 
     Parameters
     ----------
     first : Captured
-        The step, traced without knowing of layouts.
+        The step, traced without knowing of such.
     trace : callable
-        Traces the step again, given the layouts that are known.
+        Traces the step again, given the true strides that are known.
     price : callable
         `measured_costs` or its like.
     """
     known: dict[str, tuple[Strides, ...]] = {}
     priced = price(first)
-    while not priced.layouts.keys() <= known.keys():
-        known.update(priced.layouts)
+    while not priced.strides.keys() <= known.keys():
+        known.update(priced.strides)
         priced = price(trace(known))
     return Priced(priced.captured, known)
 
 
 def prices_of(priced: Priced) -> Prices:
     """Return what another process needs to price the same step."""
-    return Prices(dict(priced.layouts), priced.captured.graph)
+    return Prices(dict(priced.strides), priced.captured.graph)
 
 
 def with_prices(captured: Captured, prices: Prices) -> Captured:
-    """Return a step, traced with the layouts of some prices, with these prices."""
+    """Return a step, traced with the strides of some prices, with these prices."""
     kept = [{way.name for way in op.alternatives} for op in prices.graph.ops]
     calls = tuple(
         tuple(call for way, call in zip(op.alternatives, own, strict=True) if way.name in names)
@@ -109,7 +108,7 @@ def with_prices(captured: Captured, prices: Prices) -> Captured:
     return dataclasses.replace(captured, graph=prices.graph, calls=calls)
 
 
-def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Progress) -> Priced:
+def measured_costs(captured: Captured, progress: Progress) -> Priced:
     """Return the captured step with the cost and workspace of every alternative measured.
 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
@@ -119,32 +118,26 @@ def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Pro
     ----------
     captured : Captured
         The step.
-    measure_peak : callable
-        Meters one call; see `tightfit.allocator.measure_peak`.
     progress : Progress
         Told of each call that is measured.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = recorded(captured, calls, Measurement, measure_call, measure_peak, progress)
+    known = recorded(captured, calls, Measurement, measure_call, progress)
     return priced_by(captured, known, "measured")
 
 
-def measured_workspaces(
-    captured: Captured, measure_peak: PeakFunction, progress: Progress
-) -> Priced:
+def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     """Return the captured step with the workspace of every alternative measured, costs kept.
 
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
     Parameters are those of `measured_costs`; each distinct call runs twice.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = recorded(captured, calls, Footprint, measure_workspace, measure_peak, progress)
+    known = recorded(captured, calls, Footprint, measure_workspace, progress)
     return priced_by(captured, known, captured.graph.cost_source)
 
 
-def scaled_costs(
-    captured: Captured, neighbour: Graph, measure_peak: PeakFunction, progress: Progress
-) -> Priced:
+def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Priced:
     """Return the captured step with costs scaled from those of another shape of its inputs.
 
     Workspaces are measured, except where the neighbour's is nothing and the kernel is not chosen
@@ -156,23 +149,23 @@ def scaled_costs(
         The step.
     neighbour : Graph
         Priced, of the same callable on inputs of another shape.
-    measure_peak, progress
+    progress
         As for `measured_costs`.
     """
     likes = matched(captured.graph, neighbour)
     strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
-    known = recorded(captured, strange, Measurement, measure_call, measure_peak, progress)
+    known = recorded(captured, strange, Measurement, measure_call, progress)
     hungry = [
         call
         for op in captured.graph.ops
         if op.id in likes
         for call in captured.calls[op.id]
-        if may_need_workspace(likes[op.id]) or is_block(call)
+        if may_need_workspace(likes[op.id]) or is_opaque(call)
     ]
-    taken = recorded(captured, hungry, Footprint, measure_workspace, measure_peak, progress)
+    taken = recorded(captured, hungry, Footprint, measure_workspace, progress)
     priced = priced_by(captured, {**taken, **known}, captured.graph.cost_source)
     scaled = priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour))
-    return Priced(scaled, priced.layouts)
+    return Priced(scaled, priced.strides)
 
 
 def may_need_workspace(like: Op) -> bool:
@@ -184,7 +177,7 @@ def may_need_workspace(like: Op) -> bool:
 
 
 def priced_by(captured: Captured, known: Mapping[str, Any], source: str) -> Priced:
-    """Return the captured step with what is known of its calls, and the layouts kernels gave.
+    """Return the captured step with what is known of its calls, and the strides kernels gave.
 
     Parameters
     ----------
@@ -196,9 +189,9 @@ def priced_by(captured: Captured, known: Mapping[str, Any], source: str) -> Pric
         Where the costs come from.
     """
     records = [[known.get(key_of(c), UNKNOWN) for c in calls] for calls in captured.calls]
-    layouts: dict[str, tuple[Strides, ...]] = {}
+    strides: dict[str, tuple[Strides, ...]] = {}
     for node, (default, *_) in zip(captured.nodes, records, strict=True):
-        layouts |= misreported(node, default.output_strides)
+        strides |= misreported(node, default.output_strides)
     captured = _with_true_sizes(captured, records)
     ops, calls = [], []
     for op in captured.graph.ops:
@@ -207,7 +200,7 @@ def priced_by(captured: Captured, known: Mapping[str, Any], source: str) -> Pric
         ops.append(msgspec.structs.replace(op, alternatives=alternatives))
         calls.append(tuple(call for _, call, _ in alike))
     graph = msgspec.structs.replace(captured.graph, ops=tuple(ops), cost_source=source)
-    return Priced(dataclasses.replace(captured, graph=graph, calls=tuple(calls)), layouts)
+    return Priced(dataclasses.replace(captured, graph=graph, calls=tuple(calls)), strides)
 
 
 def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]]) -> Captured:
@@ -233,9 +226,9 @@ def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]])
 def _made_alike(
     captured: Captured, op: Op, records: Sequence[Footprint]
 ) -> list[tuple[Alternative, Call, Footprint]]:
-    """Return the default and the alternatives whose results have its layouts and sizes.
+    """Return the default and the alternatives whose results have its strides and sizes.
 
-    Kernels choose their path by the layout of what they read: with another one bits may differ.
+    Kernels choose their path by the strides of what they read: with another one bits may differ.
     """
     calls, values = captured.calls[op.id], captured.graph.values
     default = _made(calls[0], records[0])

@@ -19,11 +19,11 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
-from tightfit.costs.measured.call import Footprint, Measurement, PeakFunction, measure_once
+from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId
 from tightfit.pricing.price import Priced, may_need_workspace, priced_by
-from tightfit.pricing.records import UNKNOWN, Brief, is_block, key_of, name_of, recorded
+from tightfit.pricing.records import UNKNOWN, Brief, is_opaque, key_of, name_of, recorded
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
 
@@ -61,7 +61,6 @@ class _Asked:
 
 def quick_costs(
     captured: Captured,
-    measure_peak: PeakFunction,
     progress: Progress,
     *,
     room_bytes: int | None = None,
@@ -73,8 +72,6 @@ def quick_costs(
     ----------
     captured : Captured
         The step.
-    measure_peak : callable
-        Meters one call; see `tightfit.allocator.measure_peak`.
     progress : Progress
         Told of each call that runs.
     room_bytes : int, optional
@@ -94,12 +91,12 @@ def quick_costs(
     if neighbour is None:
         chosen += _typical([one for one in fitting if one.plain is not None])
     calls = [one.call for one in chosen]
-    known = recorded(captured, calls, Brief, _brief, measure_peak, progress)
+    known = recorded(captured, calls, Brief, _brief, progress)
     priced = priced_by(captured, _scaled(asked, known), "measured")
     if neighbour is None:
         return priced
     return Priced(
-        priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour)), priced.layouts
+        priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour)), priced.strides
     )
 
 
@@ -124,7 +121,7 @@ def _asked(captured: Captured, as_there: set[OpId]) -> dict[str, _Asked]:
                 kind=_kind(calls[0] if own is not None else call),
                 work=max(1, work(graph, op, way)),
                 running_bytes=_read_bytes(call) + made,
-                plain=None if is_block(call) else own,
+                plain=None if is_opaque(call) else own,
             )
     return asked
 

@@ -10,12 +10,11 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import Question
-from tightfit.capture.opaque.ops import BlockBackward, BlockForward
+from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,
     Measurement,
-    PeakFunction,
     call_key,
     environment_of,
 )
@@ -23,7 +22,7 @@ from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
 
-__all__ = ["UNKNOWN", "Brief", "is_block", "key_of", "name_of", "recorded"]
+__all__ = ["UNKNOWN", "Brief", "is_opaque", "key_of", "name_of", "recorded"]
 
 Record = TypeVar("Record", bound=Footprint)
 
@@ -57,7 +56,6 @@ def recorded(
     calls: Iterable[Call],
     kind: type[Record],
     measure: Callable[..., Record],
-    measure_peak: PeakFunction,
     progress: Progress,
 ) -> dict[str, Record]:
     """Return a record of a kind for the key of every call, from the disk cache or measured.
@@ -72,8 +70,8 @@ def recorded(
         `Footprint`, `Measurement` or `Brief`.
     measure : callable
         Runs a function on arguments and returns such a record.
-    measure_peak, progress
-        As for `measured_costs`.
+    progress : Progress
+        Told of each call that is measured.
     """
     device = _device(captured)
     cache = Cache(environment_of(device))
@@ -86,16 +84,14 @@ def recorded(
     try:
         for done, (key, call) in enumerate(missing):
             progress.update(done, name_of(call.function))
-            if is_block(call):
-                known[key] = _of_block(call.function, kind, measure_peak)
+            if is_opaque(call):
+                known[key] = _of_opaque(call.function, kind)
                 continue
             args, kwargs = synthetic_arguments(captured.joint.module, call)
             is_question = isinstance(call.function, Question)
             function = call.function.unchecked if is_question else call.function
             with private.without_autocast():
-                known[key] = measure(
-                    function, args, kwargs, device=device, measure_peak=measure_peak
-                )
+                known[key] = measure(function, args, kwargs, device=device)
             cache.put(f"{kind.__name__}\n{key}", known[key])
     finally:
         cache.save()
@@ -112,16 +108,14 @@ def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:
     return None
 
 
-def is_block(call: Call) -> bool:
+def is_opaque(call: Call) -> bool:
     """Whether a call runs an opaque module."""
-    return isinstance(call.function, BlockForward | BlockBackward)
+    return isinstance(call.function, OpaqueForward | OpaqueBackward)
 
 
-def _of_block(
-    function: BlockForward | BlockBackward, kind: type[Record], measure_peak: PeakFunction
-) -> Record:
+def _of_opaque(function: OpaqueForward | OpaqueBackward, kind: type[Record]) -> Record:
     """Return what an opaque module takes; it is known in this process only."""
-    measured = function.measure(measure_peak)
+    measured = function.measure()
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
 
 
@@ -137,8 +131,8 @@ def name_of(function: Any) -> str:
     """Return the name of what a call runs."""
     if isinstance(function, private.OpOverload):
         return function.name()
-    if isinstance(function, BlockForward | BlockBackward):
-        return f"opaque module {function.block.name}"
+    if isinstance(function, OpaqueForward | OpaqueBackward):
+        return f"opaque module {function.call.name}"
     if isinstance(function, Question):
         return f"asked {function}"
     return f"{function.__module__}.{function.__qualname__}"
@@ -146,7 +140,7 @@ def name_of(function: Any) -> str:
 
 def key_of(call: Call) -> str:
     """Return a text that is equal for calls that cost the same; see `call_key`."""
-    if is_block(call):
+    if is_opaque(call):
         return f"this process: {call.function!r}"
     name = name_of(call.function)
     args, kwargs = fx.map_arg((call.args, call.kwargs), _fake)
