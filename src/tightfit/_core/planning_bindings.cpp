@@ -171,7 +171,7 @@ void bind_search(nb::module_& module) {
              "settings"_a, nb::keep_alive<1, 2>())
         .def("relieve", &Search::relieve, "candidates"_a, "steps"_a, "batch"_a, "seconds"_a,
              nb::call_guard<nb::gil_scoped_release>())
-        .def("fill", &Search::fill, "passes"_a, "limit"_a, "local"_a,
+        .def("fill", &Search::fill, "passes"_a, "limit"_a, "local"_a, "seconds"_a,
              nb::call_guard<nb::gil_scoped_release>())
         .def("descend", &Search::descend, "seconds"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("improve",

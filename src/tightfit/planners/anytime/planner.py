@@ -21,7 +21,7 @@ from tightfit.planners.anytime.strategy import first_plan, pursue
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
-from tightfit.planners.engine.problem import computes_of
+from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 
@@ -88,7 +88,7 @@ def run_anytime(
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
-        orders.run(seeds)
+        orders.run(problem, seeds)
     progress.stop()
     return AnytimeResult(orders.outcome(), orders.first, orders.schedules())
 
@@ -135,9 +135,17 @@ class _Orders:
         self.tried: list[_Order] = []
         self.first: FirstPlan | None = None
 
-    def run(self, seeds: Sequence[PooledSchedule]) -> None:
-        """A first plan in the traced order, then the search, of a better order first."""
-        traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task)
+    def run(self, problem: EngineProblem, seeds: Sequence[PooledSchedule]) -> None:
+        """A first plan in the traced order, then the search, of a better order first.
+
+        Parameters
+        ----------
+        problem : EngineProblem
+            The task in the traced order.
+        seeds : sequence of PooledSchedule
+            Schedules in that order to start from.
+        """
+        traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task, problem)
         first_plan(traced)
         for seed in seeds:
             traced.pool.add_seed(seed)
@@ -160,9 +168,10 @@ class _Orders:
             finally:
                 self._note_first(search)
 
-    def _start(self, name: str, ops: tuple[OpId, ...], task: Task) -> Search:
+    def _start(
+        self, name: str, ops: tuple[OpId, ...], task: Task, problem: EngineProblem
+    ) -> Search:
         """Begin the search in an order."""
-        problem = build_problem(task, alternatives=self.alternatives)
         search = Search(task, problem, self.limits, self.progress, time.perf_counter())
         self.tried.append(_Order(name, ops, search))
         return search
@@ -185,7 +194,8 @@ class _Orders:
         if ops == tuple(range(len(ops))):
             return None
         task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
-        search = self._start("frees early", ops, task)
+        problem = build_problem(task, alternatives=self.alternatives)
+        search = self._start("frees early", ops, task, problem)
         first_plan(search)
         here, there = traced.pool.overhead, search.pool.overhead
         if there < here - _BETTER or here == there == math.inf:
