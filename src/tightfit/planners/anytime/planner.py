@@ -79,18 +79,24 @@ def run_anytime(
         easy = fits_without_recomputation(task, limits, started)
         if easy is not None and alternatives and easy.status != "optimal":
             easy = None
-    if easy is None:
-        problem = build_problem(task, alternatives=alternatives)
-        easy = solve_small(task, problem, limits, started)
     if easy is not None:
-        first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
-        return AnytimeResult(easy, first)
+        return _at_once(easy)
+    problem = build_problem(task, alternatives=alternatives)
+    small = solve_small(task, problem, limits, started)
+    if small is not None:
+        return _at_once(small)
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
         orders.run(problem, seeds)
     progress.stop()
     return AnytimeResult(orders.outcome(), orders.first, orders.schedules())
+
+
+def _at_once(easy: Outcome) -> AnytimeResult:
+    """Return an answer that needed no search."""
+    first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
+    return AnytimeResult(easy, first)
 
 
 @dataclass(frozen=True)
