@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ import torch
 from benchmarks.training import circumstances
 from benchmarks.training_loops import LOOPS, Life, Loop, Run, live
 
-__all__ = ["RATIO", "compared", "row_of"]
+__all__ = ["RATIO", "compared", "fitted_row", "row_of"]
 
 RESULTS = Path(__file__).parent / "results" / "loops.jsonl"
 RATIO = 0.6
@@ -83,12 +83,16 @@ def row_of(loop: Loop, steps: int, small: bool) -> dict[str, Any]:
     plain = in_processes(loop, None, steps, small)
     if plain.error:
         return {**row, "error": f"plain PyTorch: {plain.error}"}
-    budget_bytes = int(RATIO * plain.whole_bytes)
-    row |= {"plain_peak_bytes": plain.whole_bytes, "budget": f"{RATIO:g} of plain"}
-    fitted = in_processes(loop, budget_bytes, steps, small)
+    return {**row, **fitted_row(plain, lambda budget: in_processes(loop, budget, steps, small))}
+
+
+def fitted_row(plain: Life, within: Callable[[int], Life]) -> dict[str, Any]:
+    """Run a loop within a share of plain's peak; if refused, once within what is advised."""
+    row: dict[str, Any] = {"plain_peak_bytes": plain.whole_bytes, "budget": f"{RATIO:g} of plain"}
+    fitted = within(int(RATIO * plain.whole_bytes))
     if fitted.advised_bytes is not None and not fitted.losses:
         row |= {"budget": "advised", "refused": fitted.error}
-        fitted = in_processes(loop, fitted.advised_bytes, steps, small)
+        fitted = within(fitted.advised_bytes)
     return {**row, **compared(plain, fitted)}
 
 

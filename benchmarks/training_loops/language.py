@@ -43,7 +43,7 @@ class Recurrent(nn.Module):
 
 def state_in_an_argument(run: Run) -> None:
     """Truncated back-propagation through time: the state goes in and out, detached."""
-    width, length, batch = run.size(16, 192), run.size(6, 24), run.size(8, 32)
+    width, length, batch = run.size(16, 192), run.size(3, 24), run.size(8, 32)
     model = Recurrent(width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -180,7 +180,7 @@ def logits_held(run: Run) -> None:
 def evaluation_between_steps(run: Run) -> None:
     """Every second step the model is evaluated and writes a text, then training goes on."""
     length, batch = run.size(16, 96), run.size(4, 16)
-    model = Transformer(run.size(16, 128), run.size(2, 4), length)
+    model = Transformer(run.size(16, 128), run.size(1, 4), length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)
 

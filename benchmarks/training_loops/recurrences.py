@@ -32,7 +32,7 @@ class Unrolled(nn.Module):
 
 def limited_memory(run: Run) -> None:
     """Sine waves predicted by 60 pairs of unrolled cells, trained with LBFGS and its closure."""
-    length, batch = run.size(5, 60), run.size(32, 64)
+    length, batch = run.size(3, 60), run.size(32, 64)
     model = Unrolled(run.size(12, 51))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.8, max_iter=3, history_size=4)
 
@@ -75,7 +75,7 @@ class Scan(nn.Module):
 
 def state_space(run: Run) -> None:
     """A state-space model over short series."""
-    width, length, batch = run.size(8, 64), run.size(6, 32), run.size(4, 16)
+    width, length, batch = run.size(8, 64), run.size(4, 32), run.size(4, 16)
     model = nn.Sequential(
         nn.Linear(4, width),
         *(nn.Sequential(nn.LayerNorm(width), Scan(width, 8)) for _ in range(run.size(1, 2))),

@@ -89,16 +89,26 @@ class Run:
         Whether models are as small as a test needs them.
     rank, port : int
         Of a loop whose processes train together.
+    **keywords
+        Of every `fit`, besides those that the loop gives.
     """
 
     def __init__(
-        self, budget_bytes: int | None, *, steps: int, small: bool, rank: int = 0, port: int = 0
+        self,
+        budget_bytes: int | None,
+        *,
+        steps: int,
+        small: bool,
+        rank: int = 0,
+        port: int = 0,
+        **keywords: Any,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.steps = steps
         self.small = small
         self.rank = rank
         self.port = port
+        self._keywords = keywords
         gc.collect()
         self._meter = meter_for("cpu")
         self._base_bytes = self._meter.live_bytes()
@@ -123,7 +133,7 @@ class Run:
             self._change(found_bytes=self._meter.live_bytes() - self._base_bytes)
             self._end_of_peak(kept=False)
         if self.budget_bytes is not None:
-            tightfit.fit(model, budget or self.budget_bytes, **keywords)
+            tightfit.fit(model, budget or self.budget_bytes, **keywords, **self._keywords)
         self._began_s = time.perf_counter()
         return model
 
