@@ -16,7 +16,7 @@ from tightfit.capture.calls.signature import refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.errors import BadInput, CaptureError, CompileError, NothingToTrain, SecondForward
-from tightfit.execution.attach import attach, attached, original_forward
+from tightfit.execution.attach import attach, attached, original_forward, was_fitted
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -431,5 +431,10 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
     module = getattr(module, "_orig_mod", module)  # where torch.compile keeps what it wraps
     fitted = attached(module) if isinstance(module, nn.Module) else None
     if not isinstance(fitted, Fitted):
-        raise BadInput("this is neither a fitted model nor a step: call tightfit.fit first")
+        saved = isinstance(module, nn.Module) and was_fitted(module)
+        raise BadInput(
+            "this is neither a fitted model nor a step: call tightfit.fit first"
+            + " (it was fitted when it was saved; what is loaded was saved as the plain model)"
+            * saved
+        )
     return fitted
