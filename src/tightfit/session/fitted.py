@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
@@ -107,6 +108,7 @@ class Fitted:
         self.route = route
         self._whole = route if isinstance(route, WholeSteps) else None
         self._at_leaving: list[Callable[[], None]] = []
+        self._running_in: int | None = None
         self._join_budget()
 
     @classmethod
@@ -143,6 +145,15 @@ class Fitted:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one planned forward; the plain callable if no backward can come."""
+        if self._running_in == threading.get_ident():  # a forward over a tree calls itself
+            return self.callee.function(*args, **kwargs)
+        self._running_in = threading.get_ident()
+        try:
+            return self._run(args, kwargs)
+        finally:
+            self._running_in = None
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = Arguments.of(args, kwargs)
         if not self.callee.trains(given) or tools.is_exported():
             return self.callee.function(*args, **kwargs)
