@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Protocol
 
@@ -90,7 +90,9 @@ def announce(message: str) -> None:
 
 
 @contextlib.contextmanager
-def said_while_waiting(what: Callable[[], str], every_s: float = _SAID_EVERY_S) -> Iterator[None]:
+def said_while_waiting(
+    what: Callable[[], str], every_s: float = _SAID_EVERY_S
+) -> Generator[None, None, None]:
     """Tell the user every few seconds what is waited for, while a block runs.
 
     Parameters

@@ -14,10 +14,9 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
 from tightfit.capture.side_effects.python_state import PythonState
-from tightfit.capture.trace.strides import Layouts
+from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
-from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 from tightfit.torch_private import core as private
@@ -29,8 +28,7 @@ def capture(
     call: TracedCall,
     *,
     name: str = "",
-    measure_peak: PeakFunction | None = None,
-    layouts: Layouts | None = None,
+    strides: TrueStrides | None = None,
 ) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
 
@@ -44,10 +42,8 @@ def capture(
         The callable, its modules, example inputs.
     name : str
         A name for the graph.
-    measure_peak : callable, optional
-        Meters opaque modules; see `tightfit.allocator.measure_peak`.
-    layouts : mapping, optional
-        How kernels lay out their results where fake kernels say otherwise.
+    strides : mapping, optional
+        Those of results where fake kernels say otherwise.
 
     Raises
     ------
@@ -60,15 +56,14 @@ def capture(
     _require_plain_state(call)
     state = PythonState(call.modules)
     with state:
-        joint = trace(call, measure_peak, layouts)
+        joint = trace(call, strides)
     state.raise_if_changed()
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
     _refuse_shared_memory(call, joint)
     tied = _tied(call, joint)
-    normalise(joint, tied)
-    return lift(joint, device_of(call), name, tied)
+    return lift(normalise(joint, tied), device_of(call), name, tied)
 
 
 def device_of(call: TracedCall) -> Device:
@@ -179,7 +174,7 @@ def _refuse_sparse(joint: JointGraph) -> None:
     for node in joint.module.graph.nodes:
         for value in private.pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-                where = joint.trail.module_at(node.meta.get("seq_nr"))
+                where = joint.origins.module_at(node.meta.get("seq_nr"))
                 raise CaptureError(
                     f"module {where!r} makes a sparse tensor ({node.target}), such as the gradient "
                     "of Embedding(sparse=True): its size depends on the data and cannot be "
