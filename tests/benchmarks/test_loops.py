@@ -88,7 +88,7 @@ def test_the_page_tells_of_the_newest_rows() -> None:
         "equal",
         "2.0 / 0.1 s",
         "0.2 / 0.1 s",
-        "|",
+        " |",
     ]
 
 
