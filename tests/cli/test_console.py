@@ -1,4 +1,4 @@
-"""Progress is drawn on a terminal, nested, and gone afterwards; elsewhere long waiting is told of."""
+"""Progress is drawn on a terminal, nested, and gone afterwards; elsewhere it is told of."""
 
 from __future__ import annotations
 
