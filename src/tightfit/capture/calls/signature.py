@@ -53,6 +53,8 @@ _SKIPPED = frozenset(
         "_modules",
         "_non_persistent_buffers_set",
         "_is_full_backward_hook",
+        "__reduce_ex__",  # how a fitted module is copied and saved
+        "__deepcopy__",
     }
 )
 _KEPT_APART = frozenset(nn.Module().__dict__) | {"forward"}
