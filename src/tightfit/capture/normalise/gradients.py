@@ -1,4 +1,4 @@
-"""Gradients as autograd would leave them: summed where tied, each with a storage of its own."""
+"""Gradients as autograd would leave them: summed in place, each with a storage of its own."""
 
 from __future__ import annotations
 
@@ -11,43 +11,36 @@ from tightfit.capture.normalise.rewriting import (
     insert,
     outputs_of,
     owned,
-    position_of,
     readers_of,
 )
 from tightfit.torch_private import core as private
 
-__all__ = ["own_gradients", "sum_tied_gradients"]
+__all__ = ["own_gradients", "sum_in_place"]
 
 aten = torch.ops.aten
 
 
-def sum_tied_gradients(joint: JointGraph, tied: list[list[int]]) -> None:
-    """Add the gradients of one parameter used under several names inside the step.
+def sum_in_place(joint: JointGraph) -> None:
+    """Add up the gradients of a weight with several readers in place, where autograd does.
 
-    Autograd would keep all of them and add them outside; here the sum is made in place, as soon
-    as the next one is there, in the order autograd adds them.
+    Their order is that of the trace, which is autograd's.
     """
-    graph = joint.module.graph
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    for positions in tied:
-        group = [(n, i) for n, i in joint.gradients if i in positions]
-        group.sort(key=lambda item: order[item[0]])
-        if len(group) < 2:
+    bases = [base_of(n) for n in outputs_of(joint)]
+    waiting = [n for n, _ in joint.gradients]
+    while waiting:
+        node = waiting.pop()
+        if node.target is not aten.add.Tensor or node.kwargs:
             continue
-        total = group[0][0]
-        others = {base_of(n) for n in outputs_of(joint) if n is not total}
-        if len(readers_of(base_of(total))) > 0:
-            others.add(base_of(total))
-        total = owned(joint, total, others)
-        for node, _ in group[1:]:
-            anchor = max(total, node, key=lambda n: position_of(graph, n))
-            with graph.inserting_after(anchor):
-                added = graph.call_function(aten.add_.Tensor, (total, node))
-            added.meta = {"val": private.like(total.meta["val"]), "seq_nr": node.meta.get("seq_nr")}
-            total = added
-        members = {id(n) for n, _ in group}
-        joint.gradients[:] = [g for g in joint.gradients if id(g[0]) not in members]
-        joint.gradients.append((total, group[0][1]))
+        total, other = node.args
+        if not (isinstance(total, fx.Node) and isinstance(other, fx.Node)):
+            continue
+        waiting += [total, other]
+        base, given = base_of(total), (total.meta["val"], other.meta["val"])
+        is_own = base.op == "call_function" and base not in bases and readers_of(base) == {node}
+        is_whole = base.meta["val"].numel() == given[0].numel() and _is_dense(given[0])
+        if is_own and is_whole and all(t.shape == node.meta["val"].shape for t in given):
+            node.target = aten.add_.Tensor
+            node.meta["val"] = private.like(given[0])
 
 
 def own_gradients(joint: JointGraph) -> None:

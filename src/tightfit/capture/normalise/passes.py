@@ -16,7 +16,7 @@ from tightfit.capture.normalise.casts import share_casts
 from tightfit.capture.normalise.compact import compact_results
 from tightfit.capture.normalise.convolution import split_convolution_backward
 from tightfit.capture.normalise.copies import drop_clones, drop_detaches, drop_unread_arguments
-from tightfit.capture.normalise.gradients import own_gradients, sum_tied_gradients
+from tightfit.capture.normalise.gradients import own_gradients, sum_in_place
 from tightfit.capture.normalise.rewriting import (
     outputs_of,
 )
@@ -44,7 +44,7 @@ def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
     drop_clones(joint)
     drop_unread_arguments(joint)
     split_convolution_backward(joint)
-    sum_tied_gradients(joint, tied)
+    sum_in_place(joint)
     own_gradients(joint)
     own_write_backs(joint)
     snapshot_mutated(joint)

@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.capture.calls.structure import Structure, flatten, opened, structure_of
+from tightfit.capture.calls.structure import (
+    Structure,
+    flatten,
+    opened,
+    structure_of,
+    unflatten,
+)
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
 from tightfit.capture.opaque.tracing import OpaqueCalls
@@ -30,6 +36,8 @@ from tightfit.capture.side_effects.members import (
     write_replaced,
 )
 from tightfit.capture.side_effects.outside import PREFIX
+from tightfit.capture.side_effects.saving import without_saving_hooks
+from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.errors import explained
 from tightfit.capture.trace.strides import Layouts, note_calls, true_layouts
 from tightfit.capture.traced_call import TracedCall
@@ -61,8 +69,18 @@ class _Callee(nn.Module):
         self._traced_parameters: dict[int, Any] = {}
         for name, module in call.owners.items():
             self.add_module(name, module)
+        self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the callable on what the tracer gives for its inputs; return the tensors it makes."""
+        with self._tied.joined():
+            leaves, spec = flatten((args, kwargs))
+            joined = self._tied.joined_inputs(leaves)
+            if joined is not None:
+                args, kwargs = unflatten(joined, spec)
+            return self._traced(args, kwargs)
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
         children = dict(self.named_children())
@@ -126,6 +144,7 @@ def trace(
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(traced_operators(recorder.values_of))
             stack.enter_context(trail)
+            stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
             stack.enter_context(callee.repeated)
             stack.enter_context(opaque)
