@@ -20,7 +20,6 @@ DEBTS: dict[str, Any] = {
         "capture/decisions/reads.py": 1,
         "capture/lift.py": 1,
         "capture/nodes.py": 1,
-        "capture/side_effects/outside.py": 1,
         "capture/trace/strides.py": 2,
         "capture/trace/trace.py": 1,
         "costs/measured/call.py": 1,

@@ -12,7 +12,7 @@ from torch import nn
 from tightfit.capture.captured import Captured
 from tightfit.capture.probe import probe, warm_up
 from tightfit.capture.side_effects.attributes import KeptTensors
-from tightfit.capture.side_effects.outside import OutsideTensors, forget_traced_results
+from tightfit.capture.side_effects.outside import OutsideTensors
 from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
@@ -117,7 +117,7 @@ def _captured_around_data(
                     settled = PythonState(call.modules)
                     settled.__enter__()
                     warm_up(call)
-                elif error.cause == "state" and keeping:
+                elif error.cause in ("state", "hook") and keeping:
                     keeping = False
                     call = dataclasses.replace(
                         call, function=KeptTensors(call.function, call.modules)
@@ -198,7 +198,6 @@ def _of_the_same_class(modules: dict[str, nn.Module], name: str) -> frozenset[st
 def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
     """Return the call with the tensors the trace met that belong to nobody; raise if none did."""
     if call.outside is None:
-        forget_traced_results()
         warm_up(call)
         return dataclasses.replace(call, outside=OutsideTensors(()))
     if not call.outside.found or len(call.outside) >= _MOST_OUTSIDE:

@@ -353,8 +353,9 @@ def _modes() -> tuple[Any, ...]:
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             casts.append((device, torch.get_autocast_dtype(device)))
-    cache = torch.is_autocast_cache_enabled(), private.autocast_nesting() > 0
-    return (torch.is_grad_enabled(), tuple(casts), *cache, bool(saving_hook()))
+    kept = torch.is_autocast_cache_enabled(), private.autocast_nesting() > 0
+    around = bool(saving_hook()), private.caches_parametrizations()
+    return (torch.is_grad_enabled(), tuple(casts), *kept, *around)
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:

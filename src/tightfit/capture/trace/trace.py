@@ -29,6 +29,10 @@ from tightfit.capture.opaque.tracing import OpaqueCalls
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.origins import CastRegions, ModuleTrail
+from tightfit.capture.side_effects.backward_writes import (
+    StandInsInBackward,
+    refuse_backward_writes,
+)
 from tightfit.capture.side_effects.members import (
     DataAssignments,
     RepeatedMembers,
@@ -70,6 +74,7 @@ class _Callee(nn.Module):
         for name, module in call.owners.items():
             self.add_module(name, module)
         self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
+        self.in_backward = StandInsInBackward(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable on what the tracer gives for its inputs; return the tensors it makes."""
@@ -89,6 +94,7 @@ class _Callee(nn.Module):
         if self._replacing is not None:
             self._replacing.start(children[PREFIX])
         members = members_of(self)
+        self.in_backward.note()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
         assigned, lists = DataAssignments(), NumbersAskedFor(tracing=True)
@@ -148,6 +154,7 @@ def trace(
             stack.enter_context(regions)
             stack.enter_context(callee.repeated)
             stack.enter_context(opaque)
+            stack.enter_context(callee.in_backward)
             args, kwargs = opened((call.args, call.kwargs))
             joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
     assert callee.structure is not None
@@ -166,6 +173,7 @@ def trace(
 
 def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
+    refuse_backward_writes(module.graph)
     _refuse_communication(module, kept["trail"])
     note_calls(module.graph)
     metadata = joint._aot_state.fw_metadata
