@@ -16,10 +16,9 @@ from tightfit.capture.normalise.passes import normalise
 from tightfit.capture.side_effects.leftovers import forget_traced
 from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
-from tightfit.capture.trace.strides import Layouts
+from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
-from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 from tightfit.torch_private import core as private
@@ -31,8 +30,7 @@ def capture(
     call: TracedCall,
     *,
     name: str = "",
-    measure_peak: PeakFunction | None = None,
-    layouts: Layouts | None = None,
+    strides: TrueStrides | None = None,
 ) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
 
@@ -46,10 +44,8 @@ def capture(
         The callable, its modules, example inputs.
     name : str
         A name for the graph.
-    measure_peak : callable, optional
-        Meters opaque modules; see `tightfit.allocator.measure_peak`.
-    layouts : mapping, optional
-        How kernels lay out their results where fake kernels say otherwise.
+    strides : mapping, optional
+        Those of results where fake kernels say otherwise.
 
     Raises
     ------
@@ -64,7 +60,7 @@ def capture(
     state = PythonState(call.modules)
     try:
         with state:
-            joint = trace(call, measure_peak, layouts)
+            joint = trace(call, strides)
     finally:
         forget_traced()
     state.raise_if_changed()
@@ -73,8 +69,7 @@ def capture(
     _refuse_sparse(joint)
     _refuse_shared_memory(call, joint)
     tied = _tied(call, joint)
-    normalise(joint, tied)
-    return lift(joint, device_of(call), name, tied)
+    return lift(normalise(joint), device_of(call), name, tied)
 
 
 def device_of(call: TracedCall) -> Device:
@@ -185,7 +180,7 @@ def _refuse_sparse(joint: JointGraph) -> None:
     for node in joint.module.graph.nodes:
         for value in private.pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-                where = joint.trail.module_at(node.meta.get("seq_nr"))
+                where = joint.origins.module_at(node.meta.get("seq_nr"))
                 raise CaptureError(
                     f"module {where!r} makes a sparse tensor ({node.target}), such as the gradient "
                     "of Embedding(sparse=True): its size depends on the data and cannot be "

@@ -5,14 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of
-from tightfit.capture.normalise.rewriting import (
-    insert,
-    outputs_of,
-    owned,
-    readers_of,
-)
+from tightfit.capture.normalise.rewriting import Rewriting, readers_of
 from tightfit.torch_private import core as private
 
 __all__ = ["own_gradients", "sum_in_place"]
@@ -20,13 +14,13 @@ __all__ = ["own_gradients", "sum_in_place"]
 aten = torch.ops.aten
 
 
-def sum_in_place(joint: JointGraph) -> None:
+def sum_in_place(work: Rewriting) -> None:
     """Add up the gradients of a weight with several readers in place, where autograd does.
 
     Their order is that of the trace, which is autograd's.
     """
-    bases = [base_of(n) for n in outputs_of(joint)]
-    waiting = [n for n, _ in joint.gradients]
+    bases = [base_of(n) for n in work.outputs]
+    waiting = [n for n, _ in work.gradients]
     while waiting:
         node = waiting.pop()
         if node.target is not aten.add.Tensor or node.kwargs:
@@ -43,25 +37,25 @@ def sum_in_place(joint: JointGraph) -> None:
             node.meta["val"] = private.like(given[0])
 
 
-def own_gradients(joint: JointGraph) -> None:
+def own_gradients(work: Rewriting) -> None:
     """Make each gradient the only owner of a storage laid out as its parameter.
 
     Autograd would clone it otherwise, outside the plan.
     """
-    placeholders = joint.placeholders
-    taken = {base_of(n) for n in joint.raw_outputs if isinstance(n, fx.Node)}
-    taken |= {base_of(n) for n, _ in joint.write_backs}
+    placeholders = work.placeholders
+    taken = {base_of(n) for n in work.returned}
+    taken |= {base_of(n) for n, _ in work.write_backs}
     result = []
-    for node, position in joint.gradients:
+    for node, position in work.gradients:
         parameter = placeholders[position].meta["val"]
-        fixed = owned(joint, node, taken)
+        fixed = work.owned(node, taken)
         if fixed.meta["val"].stride() != parameter.stride() and _is_dense(parameter):
-            fixed = insert(
-                joint, fixed, _copy_like, (fixed, placeholders[position]), private.like(parameter)
+            fixed = work.insert(
+                fixed, _copy_like, (fixed, placeholders[position]), private.like(parameter)
             )
         taken.add(base_of(fixed))
         result.append((fixed, position))
-    joint.gradients[:] = result
+    work.set_gradients(result)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -75,8 +69,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _copy_like(source: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
-    """Return a copy of `source` with the strides of `layout`."""
+def _copy_like(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a copy of `source` with the strides of `like`."""
     return torch.empty_strided(
-        layout.shape, layout.stride(), dtype=source.dtype, device=source.device
+        like.shape, like.stride(), dtype=source.dtype, device=source.device
     ).copy_(source)

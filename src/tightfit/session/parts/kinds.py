@@ -139,7 +139,7 @@ class KnownCalls:
         key = _key(part, given)
         for owner, kind in self._known.get(key, ()):
             joint = kind.captured.joint
-            alike = owner is part or (not joint.opaque.blocks and part.is_like(owner))
+            alike = owner is part or (not joint.opaque.calls and part.is_like(owner))
             inputs = kind.inputs(given.leaves)
             if alike and joint.decisions.hold(inputs, {**part.modules, **joint.outside}):
                 if owner is not part:
