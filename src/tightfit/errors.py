@@ -72,7 +72,7 @@ class CaptureError(TightfitError):
     cause : str
         ``"data"``: what runs depends on the values of a tensor; ``"random"``: on drawn ones.
         ``"outside"``: a tensor is neither parameter, buffer nor input. ``"state"``: the forward
-        changes Python state.
+        changes Python state. ``"hook"``: hooks set weights of their modules, and nothing else.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CaptureError(TightfitError):
         message: str,
         *,
         module: str | None = None,
-        cause: Literal["", "data", "random", "outside", "state"] = "",
+        cause: Literal["", "data", "random", "outside", "state", "hook"] = "",
     ) -> None:
         super().__init__(message)
         self.module = module

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from support.models import Case
@@ -200,6 +200,12 @@ def image() -> torch.Tensor:
     return torch.randn(4, 8)
 
 
+def pruned() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    prune.l1_unstructured(layer, "weight", 0.3)
+    return layer
+
+
 SUPPORTED = [
     case("`torch.func.vmap`", lambda s, h: torch.func.vmap(lambda r: s.b(r).tanh())(h)),
     case("`torch.func.grad`", lambda s, h: torch.func.grad(lambda z: s.b(z).square().sum())(h)),
@@ -219,6 +225,17 @@ SUPPORTED = [
         ComplexWeights,
         lambda: (torch.randn(4, 8),),
         lambda output: output.sum(),
+    ),
+    case("pruning (`nn.utils.prune`)", lambda s, h: s.c(h), c=pruned),
+    case(
+        "spectral norm (`nn.utils.spectral_norm`)",
+        lambda s, h: s.c(h),
+        c=lambda: spectral_norm(nn.Linear(8, 8)),
+    ),
+    case(
+        "weight norm (`nn.utils.weight_norm`)",
+        lambda s, h: s.c(h),
+        c=lambda: weight_norm(nn.Linear(8, 8)),
     ),
     case(
         "parametrizations: spectral norm",
@@ -384,10 +401,16 @@ def forward_mode(fit):
         fit(Wrapped(lambda s, h: s.b(h)))(dual)
 
 
-def pruned() -> nn.Module:
-    layer = nn.Linear(8, 8)
-    prune.l1_unstructured(layer, "weight", 0.3)
-    return layer
+def saved_on_cpu(fit):
+    model = fit(Wrapped(lambda s, h: s.b(h)))
+    with torch.autograd.graph.save_on_cpu():
+        model(torch.randn(4, 8))
+
+
+def cached_around(fit):
+    model = fit(Wrapped(lambda s, h: s.c(h), c=parametrizations.weight_norm(nn.Linear(8, 8))))
+    with parametrize.cached():
+        model(torch.randn(4, 8))
 
 
 REFUSED = [
@@ -424,11 +447,25 @@ REFUSED = [
         "return what is new",
     ),
     Refused(
-        "pruning (`nn.utils.prune`)",
-        wrapped(lambda s, h: s.c(h), c=pruned),
+        "a norm's or pruning's hook on the outermost module itself",
+        called(pruned),
         CaptureError,
-        "'c.weight'.*prune.remove",
-        "the mask as a parametrization, or `prune.remove`",
+        "outermost module sets its 'weight'.*nn.Sequential",
+        "a module around it",
+    ),
+    Refused(
+        "hooks on what is saved for backward (`saved_tensors_hooks`, `save_on_cpu`)",
+        saved_on_cpu,
+        CaptureError,
+        "within hooks on what is saved.*move what runs",
+        "leave them out, or move what runs within them out of the fitted part",
+    ),
+    Refused(
+        "parametrizations cached around a call (`parametrize.cached`)",
+        cached_around,
+        CaptureError,
+        "parametrize.cached.*inside the forward",
+        "`parametrize.cached()` inside the forward",
     ),
     Refused(
         "computed numbers that the outermost forward reads (`loss.item()`)",
@@ -467,13 +504,6 @@ REFUSED = [
         CaptureError,
         "DTensor.*local tensors",
         "fit the blocks inside, on local tensors",
-    ),
-    Refused(
-        "norms by hooks (`nn.utils.spectral_norm`, `weight_norm`)",
-        wrapped(lambda s, h: s.c(h), c=lambda: nn.utils.spectral_norm(nn.Linear(8, 8))),
-        CaptureError,
-        "'c.weight'.*parametrizations",
-        "the same from `torch.nn.utils.parametrizations`",
     ),
     Refused(
         "compiled and scripted modules inside",

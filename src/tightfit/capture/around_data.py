@@ -14,7 +14,7 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.origins import module_names
 from tightfit.capture.probe import probe, warm_up
 from tightfit.capture.side_effects.attributes import KeptTensors
-from tightfit.capture.side_effects.outside import OutsideTensors, forget_traced_results
+from tightfit.capture.side_effects.outside import OutsideTensors
 from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
@@ -24,6 +24,8 @@ __all__ = ["capture_around_data", "has_parts", "may_be_planned"]
 
 _ONE_AT_A_TIME = threading.RLock()
 """The tracer of PyTorch patches classes while it runs: one thread at a time may capture."""
+_ASKS_OF_MASKS = nn.TransformerEncoder | nn.TransformerDecoder
+"""Modules that ask only whether a mask is the causal one: looked into, and the answer checked."""
 _LARGE_SHARE = 0.5  # of the parameters: run as one op, such a module would leave little to plan
 _MOST_ATTEMPTS = 8
 _MOST_OUTSIDE = 64  # a forward that makes new ones each time would never come to an end
@@ -118,7 +120,7 @@ def _captured_around_data(
                     settled = PythonState(call.modules)
                     settled.__enter__()
                     warm_up(call)
-                elif error.cause == "state" and keeping:
+                elif error.cause in ("state", "hook") and keeping:
                     keeping = False
                     call = dataclasses.replace(
                         call, function=KeptTensors(call.function, call.modules)
@@ -155,12 +157,14 @@ def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall
     inner = error.module or ""
     if inner in call.opaque or (not inner and call.answers is not None):
         raise error
-    if not inner or _share_of_parameters(call.modules, inner) > _LARGE_SHARE:
-        what = f"module {inner!r}, most of {name}," if inner else name
-        announce(
-            f"what {what} runs depends on values it computes: it is planned for those of this "
-            "call. Each step checks them, and another plan is made where they are others"
-        )
+    whole = not inner or _share_of_parameters(call.modules, inner) > _LARGE_SHARE
+    if whole or isinstance(module_names(call.modules)[inner], _ASKS_OF_MASKS):
+        if whole:
+            what = f"module {inner!r}, most of {name}," if inner else name
+            announce(
+                f"what {what} runs depends on values it computes: it is planned for those of this "
+                "call. Each step checks them, and another plan is made where they are others"
+            )
         call = dataclasses.replace(call, answered=call.answered | {inner})
     else:
         alike = _of_the_same_class(call.modules, inner)
@@ -191,7 +195,6 @@ def _of_the_same_class(modules: Mapping[str, nn.Module], name: str) -> frozenset
 def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
     """Return the call with the tensors the trace met that belong to nobody; raise if none did."""
     if call.outside is None:
-        forget_traced_results()
         warm_up(call)
         return dataclasses.replace(call, outside=OutsideTensors(()))
     if not call.outside.found or len(call.outside) >= _MOST_OUTSIDE:

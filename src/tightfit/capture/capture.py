@@ -13,7 +13,9 @@ from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
+from tightfit.capture.side_effects.leftovers import forget_traced
 from tightfit.capture.side_effects.python_state import PythonState
+from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
@@ -54,16 +56,20 @@ def capture(
     """
     _require_training(call)
     _require_plain_state(call)
+    refuse_weights_from_outside(call.function, call.modules)
     state = PythonState(call.modules)
-    with state:
-        joint = trace(call, strides)
+    try:
+        with state:
+            joint = trace(call, strides)
+    finally:
+        forget_traced()
     state.raise_if_changed()
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
     _refuse_shared_memory(call, joint)
     tied = _tied(call, joint)
-    return lift(normalise(joint, tied), device_of(call), name, tied)
+    return lift(normalise(joint), device_of(call), name, tied)
 
 
 def device_of(call: TracedCall) -> Device:

@@ -16,6 +16,7 @@ from tightfit.capture.around_data import has_parts
 from tightfit.capture.calls.signature import refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.errors import BadInput, CaptureError, CompileError, NothingToTrain, SecondForward
 from tightfit.execution.attach import attach, attached, original_forward, was_fitted
 from tightfit.execution.guard import Guard, StepPeaks
@@ -158,6 +159,7 @@ class Fitted:
         if not self.callee.trains(given) or tools.is_exported():
             return self.callee.function(*args, **kwargs)
         refuse_transforms(self.name)
+        refuse_saving_hooks(self.name)
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
         self._resolve_budget()

@@ -32,6 +32,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -47,6 +49,7 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "FunctionalTensor",
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "IntermediateBaseAOTOutput",
@@ -63,6 +66,7 @@ __all__ = [
     "autocast_cache",
     "autocast_nesting",
     "backward_without_autocast",
+    "caches_parametrizations",
     "composite",
     "forward_metadata",
     "global_settings",
@@ -171,6 +175,11 @@ def python_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator
 def composite(operator: Any, *args: Any) -> Any:
     """Run the decomposition of an operator that torch has, whatever stands in its place."""
     return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+
+
+def caches_parametrizations() -> bool:
+    """Whether a parametrized tensor is computed once until a context ends, for all its readers."""
+    return bool(parametrize._cache_enabled)
 
 
 def is_pytree_node(kind: type) -> bool:

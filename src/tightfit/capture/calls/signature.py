@@ -20,6 +20,7 @@ from tightfit.capture.calls.structure import flatten as flatten_tree
 from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private import tools as tools
+from tightfit.torch_private.saving import saving_hook
 
 __all__ = [
     "call_signature",
@@ -349,13 +350,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _modes() -> tuple[Any, ...]:
-    """Grad mode and autocast state of every device type in use."""
+    """What the modes of PyTorch are: gradients, autocast of every device type, saving hooks."""
     casts = []
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             casts.append((device, torch.get_autocast_dtype(device)))
-    cache = torch.is_autocast_cache_enabled(), private.autocast_nesting() > 0
-    return (torch.is_grad_enabled(), tuple(casts), *cache)
+    kept = torch.is_autocast_cache_enabled(), private.autocast_nesting() > 0
+    around = bool(saving_hook()), private.caches_parametrizations()
+    return (torch.is_grad_enabled(), tuple(casts), *kept, *around)
 
 
 def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:

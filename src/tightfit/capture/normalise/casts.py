@@ -14,7 +14,6 @@ import torch
 from torch import fx
 
 from tightfit.capture.normalise.rewriting import Rewriting
-from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
 __all__ = ["share_casts"]
@@ -24,7 +23,6 @@ aten = torch.ops.aten
 
 def share_casts(work: Rewriting) -> None:
     """Cast each weight once in every region of autocast, as eager's cache does."""
-    first = {i: group[0] for group in work.tied for i in group}
     groups: dict[Any, list[fx.Node]] = {}
     for position, (node, source) in enumerate(zip(work.placeholders, work.sources, strict=True)):
         if source.kind != "parameter":
@@ -32,7 +30,7 @@ def share_casts(work: Rewriting) -> None:
         for user in node.users:
             region = work.origins.region_at(user.meta.get("seq_nr"))
             if region is not None and _is_cast(user) and not _is_backward(user):
-                key = (first.get(position, position), region, user.kwargs.get("dtype"))
+                key = (position, region, user.kwargs.get("dtype"))
                 groups.setdefault(key, []).append(user)
     order = {node: i for i, node in enumerate(work.graph.nodes)}
     for (position, *_), casts in groups.items():
@@ -55,12 +53,6 @@ def _share(work: Rewriting, position: int, casts: list[fx.Node]) -> None:
     numbers = {c.meta["seq_nr"] for c in casts}
     backs = [n for n in _terms(work, casts) if n.meta.get("seq_nr") in numbers]
     if backs:
-        if len({id(c.args[0]) for c in casts}) > 1:
-            raise CaptureError(
-                f"{work.sources[position].name} is shared by several modules and cast by autocast "
-                "for more than one of them: eager adds up its gradients in low precision, which "
-                "is not planned yet. Way out: torch.autocast(..., cache_enabled=False)"
-            )
         _sum_before_cast(work, position, backs)
     for cast in casts[1:]:
         cast.replace_all_uses_with(casts[0])

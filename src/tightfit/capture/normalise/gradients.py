@@ -1,45 +1,40 @@
-"""Gradients as autograd would leave them: summed where tied, each with a storage of its own."""
+"""Gradients as autograd would leave them: summed in place, each with a storage of its own."""
 
 from __future__ import annotations
 
 import torch
+from torch import fx
 
 from tightfit.capture.nodes import base_of
 from tightfit.capture.normalise.rewriting import Rewriting, readers_of
 from tightfit.torch_private import core as private
 
-__all__ = ["own_gradients", "sum_tied_gradients"]
+__all__ = ["own_gradients", "sum_in_place"]
 
 aten = torch.ops.aten
 
 
-def sum_tied_gradients(work: Rewriting) -> None:
-    """Add the gradients of one parameter used under several names inside the step.
+def sum_in_place(work: Rewriting) -> None:
+    """Add up the gradients of a weight with several readers in place, where autograd does.
 
-    Autograd would keep all of them and add them outside; here the sum is made in place, as soon
-    as the next one is there, in the order autograd adds them.
+    Their order is that of the trace, which is autograd's.
     """
-    graph = work.graph
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    for positions in work.tied:
-        group = [(n, i) for n, i in work.gradients if i in positions]
-        group.sort(key=lambda item: order[item[0]])
-        if len(group) < 2:
+    bases = [base_of(n) for n in work.outputs]
+    waiting = [n for n, _ in work.gradients]
+    while waiting:
+        node = waiting.pop()
+        if node.target is not aten.add.Tensor or node.kwargs:
             continue
-        total = group[0][0]
-        others = {base_of(n) for n in work.outputs if n is not total}
-        if len(readers_of(base_of(total))) > 0:
-            others.add(base_of(total))
-        total = work.owned(total, others)
-        for node, _ in group[1:]:
-            anchor = max(total, node, key=work.position_of)
-            with graph.inserting_after(anchor):
-                added = graph.call_function(aten.add_.Tensor, (total, node))
-            added.meta = {"val": private.like(total.meta["val"]), "seq_nr": node.meta.get("seq_nr")}
-            total = added
-        members = {id(n) for n, _ in group}
-        rest = [g for g in work.gradients if id(g[0]) not in members]
-        work.set_gradients([*rest, (total, group[0][1])])
+        total, other = node.args
+        if not (isinstance(total, fx.Node) and isinstance(other, fx.Node)):
+            continue
+        waiting += [total, other]
+        base, given = base_of(total), (total.meta["val"], other.meta["val"])
+        is_own = base.op == "call_function" and base not in bases and readers_of(base) == {node}
+        is_whole = base.meta["val"].numel() == given[0].numel() and _is_dense(given[0])
+        if is_own and is_whole and all(t.shape == node.meta["val"].shape for t in given):
+            node.target = aten.add_.Tensor
+            node.meta["val"] = private.like(given[0])
 
 
 def own_gradients(work: Rewriting) -> None:

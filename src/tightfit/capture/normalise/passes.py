@@ -2,13 +2,13 @@
 
 Each pass leaves every bit of the results as it is: it removes copies nobody needs and arguments
 nobody reads, and makes explicit what autograd or the epilogue would otherwise do outside the
-graph (copies of shared gradients, sums of tied gradients, snapshots of mutated buffers), so that
+graph (copies of shared gradients, sums in place, snapshots of mutated buffers), so that
 their bytes are planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.joint_graph import JointGraph
@@ -19,23 +19,15 @@ from tightfit.capture.normalise.compact import compact_results
 from tightfit.capture.normalise.convolution import split_convolution_backward
 from tightfit.capture.normalise.copies import drop_clones, drop_detaches, drop_unread_arguments
 from tightfit.capture.normalise.dropout import correct_dropout
-from tightfit.capture.normalise.gradients import own_gradients, sum_tied_gradients
+from tightfit.capture.normalise.gradients import own_gradients, sum_in_place
 from tightfit.capture.normalise.rewriting import Rewriting
 
 __all__ = ["PASSES", "normalise"]
 
 
-def normalise(joint: JointGraph, tied: Sequence[Sequence[int]]) -> JointGraph:
-    """Return a traced step after every exact clean-up.
-
-    Parameters
-    ----------
-    joint : JointGraph
-        The traced step.
-    tied : sequence of sequence of int
-        Placeholder positions that hold the same parameter.
-    """
-    work = Rewriting(joint, tied)
+def normalise(joint: JointGraph) -> JointGraph:
+    """Return a traced step after every exact clean-up."""
+    work = Rewriting(joint)
     for each in PASSES:
         each(work)
     return work.finished()
@@ -72,7 +64,7 @@ PASSES: tuple[Callable[[Rewriting], None], ...] = (
     drop_clones,
     drop_unread_arguments,
     split_convolution_backward,
-    sum_tied_gradients,
+    sum_in_place,
     own_gradients,
     own_write_backs,
     snapshot_mutated,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -23,15 +23,12 @@ class Rewriting:
     ----------
     joint : JointGraph
         The traced step; it stays as it is.
-    tied : sequence of sequence of int
-        Placeholder positions that hold the same parameter.
     """
 
-    def __init__(self, joint: JointGraph, tied: Sequence[Sequence[int]]) -> None:
+    def __init__(self, joint: JointGraph) -> None:
         self._joint = joint
         self._constants: dict[str, Any] = {}
         self.graph, copies = _copy_of(joint.module.graph)
-        self.tied = tuple(map(tuple, tied))
         self.sources = joint.sources
         self.origins = joint.origins
         self.placeholders = tuple(copies[n] for n in joint.placeholders)

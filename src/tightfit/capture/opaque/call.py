@@ -21,7 +21,16 @@ from torch import nn
 from tightfit.allocator import measure_peak
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
-from tightfit.capture.opaque.record import TENSOR, Anchor, Keeper, Operand, Profile, Record, Result
+from tightfit.capture.opaque.record import (
+    TENSOR,
+    Anchor,
+    Backward,
+    Keeper,
+    Operand,
+    Profile,
+    Record,
+    Result,
+)
 from tightfit.capture.side_effects.members import members_of, write_replaced
 from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators, materialise
@@ -100,7 +109,7 @@ class OpaqueCall:
         self.profile: Profile | None = None
         self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide what it runs
         self.state: dict[str, torch.Tensor] = {}
-        self.gradients: dict[tuple[int, ...], tuple[Geometry | None, ...]] = {}
+        self.backwards: dict[tuple[int, ...], Backward] = {}  # by the outputs with a gradient
         self.retained: set[tuple[int, ...]] = set()  # backwards that keep their record to the end
 
     def forget_examples(self) -> None:
@@ -135,7 +144,7 @@ class OpaqueCall:
             passed = tuple(place.get(id(leaf)) for leaf in leaves)
             leaves = [x for x, i in zip(leaves, passed, strict=True) if i is None]
             others = [*tensors, *(state or {}).values(), *_members(self.module)]
-            outputs = self._own(leaves, others)
+            outputs = _own(leaves, others)
         if any(t._version != v for t, v in zip(tensors, versions, strict=True)):
             raise CaptureError(
                 f"the opaque module {self.name!r} writes over one of its inputs, which others may "
@@ -160,17 +169,6 @@ class OpaqueCall:
         swapped |= {f"inner.{n}": t for n, t in state.items() if n not in names}
         args, kwargs = unflatten(leaves, self.spec)
         return torch.func.functional_call(self.body, swapped, args, kwargs)
-
-    @staticmethod
-    def _own(leaves: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors, copied where they share a storage with what lives elsewhere."""
-        taken = {private.storage_key(t) for t in others if t.numel()}
-        outputs: list[torch.Tensor] = []
-        for leaf in leaves:
-            shared = leaf.numel() and private.storage_key(leaf) in taken
-            outputs.append(leaf.clone() if shared else leaf)
-            taken.add(private.storage_key(outputs[-1]))
-        return outputs
 
     def _record(
         self,
@@ -342,18 +340,25 @@ class OpaqueCall:
         """The device it runs on."""
         return next((o.geometry.device for o in self.operands), torch.device("cpu"))
 
-    def examine_backward(self, present: tuple[int, ...]) -> tuple[Geometry | None, ...]:
-        """Find how the gradients lie in memory, given which outputs receive one."""
-        if present not in self.gradients:
+    def examine_backward(
+        self, present: tuple[int, ...], tangents: Sequence[Geometry]
+    ) -> tuple[Geometry | None, ...]:
+        """Find how the gradients lie in memory, given how those of outputs lie.
+
+        Kernels copy a gradient that lies otherwise than they want it: that is room they take.
+        """
+        if present not in self.backwards:
+            self.backwards[present] = Backward(tuple(tangents))
             with fixed_generators(self.device), PythonState({"": self.module}):
-                record, saved, tangents = self.ready(present, self.state)
-                gradients = self.backward(record, saved, tangents, present)
+                record, saved, given = self.ready(present, self.state)
+                gradients = self.backward(record, saved, given, present)
             operands = [o for o in self.operands if o.requires_grad]
-            self.gradients[present] = tuple(
+            found = tuple(
                 Geometry.of(g) if g is not None else (o.geometry if o.parameter else None)
                 for o, g in zip(operands, gradients, strict=True)
             )
-        return self.gradients[present]
+            self.backwards[present] = Backward(tuple(tangents), found)
+        return self.backwards[present].gradients
 
     def ready(
         self, present: Sequence[int], state: dict[str, torch.Tensor] | None = None
@@ -369,7 +374,7 @@ class OpaqueCall:
         assert result.record is not None
         known = [*tensors, *result.outputs]
         saved = [known[i] for i in self.profile.saved]
-        geometries = [self.profile.outputs[i] for i in present]
+        geometries = self.backwards[tuple(present)].tangents
         tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in geometries]
         return result.record, saved, tangents
 
@@ -402,6 +407,17 @@ def _keeps_dropout_state(module: nn.Module) -> bool:
     """Whether cuDNN runs a module and draws its dropout from a generator of its own."""
     drops = isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1
     return drops and module.training and torch.backends.cudnn.enabled
+
+
+def _own(leaves: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors, copied where they share a storage with what lives elsewhere."""
+    taken = {private.storage_key(t) for t in others if t.numel()}
+    outputs: list[torch.Tensor] = []
+    for leaf in leaves:
+        shared = leaf.numel() and private.storage_key(leaf) in taken
+        outputs.append(leaf.clone() if shared else leaf)
+        taken.add(private.storage_key(outputs[-1]))
+    return outputs
 
 
 def _members(module: nn.Module) -> list[torch.Tensor]:

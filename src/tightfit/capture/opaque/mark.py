@@ -10,7 +10,7 @@ from torch import nn
 from tightfit.capture.origins import module_names
 from tightfit.errors import BadInput
 
-__all__ = ["is_opaque", "opaque", "opaque_modules"]
+__all__ = ["is_marked", "is_opaque", "opaque", "opaque_modules"]
 
 
 _MARK = "_tightfit_opaque"
@@ -52,7 +52,12 @@ def opaque(module: nn.Module) -> nn.Module:
 
 def is_opaque(module: nn.Module) -> bool:
     """Whether a module is not looked into."""
-    return isinstance(module, nn.RNNBase) or bool(module.__dict__.get(_MARK, False))
+    return isinstance(module, nn.RNNBase) or is_marked(module)
+
+
+def is_marked(module: nn.Module) -> bool:
+    """Whether somebody has said that a module is not to be looked into."""
+    return bool(module.__dict__.get(_MARK, False))
 
 
 def opaque_modules(

@@ -114,7 +114,7 @@ class OpaqueBackward:
         self, record: Any, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """Return the gradients of the operands, those left out that never have one."""
-        expected = self.call.gradients[self.present]
+        expected = self.call.backwards[self.present].gradients
         retain = self.present in self.call.retained
         gradients = self.call.backward(record, saved, tangents, self.present, retain=retain)
         operands = [o for o in self.call.operands if o.requires_grad]

@@ -18,7 +18,7 @@ from tightfit.capture.calls.structure import Structure
 from tightfit.costs.measured.call import materialise
 from tightfit.torch_private import core as private
 
-__all__ = ["TENSOR", "Anchor", "Keeper", "Operand", "Profile", "Record", "Result"]
+__all__ = ["TENSOR", "Anchor", "Backward", "Keeper", "Operand", "Profile", "Record", "Result"]
 
 
 class _Packed:
@@ -253,3 +253,19 @@ class Result:
     def is_like(self, other: Result) -> bool:
         """Whether another run returned as many tensors, in the same way."""
         return (self.passed, self.differentiable) == (other.passed, other.differentiable)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """How an opaque call's backward lies in memory.
+
+    Parameters
+    ----------
+    tangents : tuple of Geometry
+        The gradients it is given, of outputs.
+    gradients : tuple of Geometry or None
+        Those it gives, of operands that require one.
+    """
+
+    tangents: tuple[Geometry, ...]
+    gradients: tuple[Geometry | None, ...] = ()

@@ -7,6 +7,7 @@ with just those sizes, one for its forward and one for its backward.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,10 @@ from torch import fx, nn
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import flatten
 from tightfit.capture.opaque.call import OpaqueCall, OpaqueModules
-from tightfit.capture.opaque.mark import opaque_modules
+from tightfit.capture.opaque.mark import is_marked, opaque_modules
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.opaque.record import TENSOR, Operand
+from tightfit.capture.opaque.recurrent import RecurrentLayers, can_be_cut
 from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -87,6 +89,16 @@ class OpaqueStandIns:
             name: [n for n, p in m.named_parameters() if p.requires_grad]
             for name, m in self._modules.items()
         }
+        self._layers = {
+            name: RecurrentLayers(m)
+            for name, m in self._modules.items()
+            if can_be_cut(m) and not is_marked(m)
+        }
+        for name, cut in self._layers.items():
+            for number, layer in enumerate(cut.layers):
+                own = dict(layer.named_parameters())
+                self._members[_layer_name(name, number)] = own
+                self._trained[_layer_name(name, number)] = list(own)
         self._forwards = SwappedForwards()
         self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
         self._called: list[str] = []
@@ -95,8 +107,26 @@ class OpaqueStandIns:
 
     def __enter__(self) -> OpaqueStandIns:
         for name, module in self._modules.items():
-            self._forwards.swap(module, self._stand_in(name, module, module.forward))
+            parameters = functools.partial(_parameters_of, module)
+            forward = self._stand_in(name, module, module.forward, parameters)
+            if name in self._layers:
+                forward = self._layer_by_layer(name, forward)
+            self._forwards.swap(module, forward)
         return self
+
+    def _layer_by_layer(self, name: str, whole: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a forward of a recurrent module in which each layer is a call of its own."""
+        cut = self._layers[name]
+        for number, layer in enumerate(cut.layers):
+            parameters = functools.partial(cut.parameters_now, number)
+            forward = self._stand_in(_layer_name(name, number), layer, layer.forward, parameters)
+            self._forwards.swap(layer, forward)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            run = cut.forward if cut.follows(*args, **kwargs) else whole
+            return run(*args, **kwargs)
+
+        return forward
 
     def __exit__(self, *_: Any) -> None:
         self._forwards.put_back()
@@ -126,13 +156,17 @@ class OpaqueStandIns:
         }
 
     def _stand_in(
-        self, name: str, module: nn.Module, function: Callable[..., Any]
+        self,
+        name: str,
+        module: nn.Module,
+        function: Callable[..., Any],
+        parameters: Callable[[], Mapping[str, Any]],
     ) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = flatten((args, kwargs))
             self._note_examples(name, leaves)
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-            now = dict(module.named_parameters(remove_duplicate=False))
+            now = parameters()
             tensors += [now[n] for n in self._trained[name]]
             call = self._call(name, module, function, leaves, spec, tensors)
             outputs = _Boundary.apply(call, *tensors)
@@ -215,6 +249,14 @@ class OpaqueStandIns:
             call.examine(state)
 
 
+def _parameters_of(module: nn.Module) -> dict[str, Any]:
+    return dict(module.named_parameters(remove_duplicate=False))
+
+
+def _layer_name(name: str, number: int) -> str:
+    return f"{name}.layer{number}".lstrip(".")
+
+
 def _sharing(modules: Mapping[str, nn.Module], opaque: Mapping[str, nn.Module]) -> set[str]:
     """Return the opaque modules with a parameter that is also used outside of them."""
     uses: dict[int, int] = {}
@@ -254,9 +296,10 @@ class _Boundary(torch.autograd.Function):
         call: OpaqueCall = ctx.call
         record, *saved = ctx.saved_tensors
         present = tuple(i for i, t in enumerate(tangents) if t is not None)
-        with private.without_modes():
-            geometries = call.examine_backward(present)
         given = [t for t in tangents if t is not None]
+        lying = [Geometry.of(t) for t in given]
+        with private.without_modes():
+            geometries = call.examine_backward(present, lying)
         found = iter(_BACKWARD(record, saved, given, list(present), call.key))
         made = iter(geometries)
         gradients = [
@@ -285,7 +328,7 @@ def _fake_backward(
     present: list[int],
     key: int,
 ) -> list[torch.Tensor]:
-    geometries = _CALLS[key].gradients[tuple(present)]
+    geometries = _CALLS[key].backwards[tuple(present)].gradients
     return [geometry.empty() for geometry in geometries if geometry is not None]
 
 

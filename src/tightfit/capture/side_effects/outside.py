@@ -6,8 +6,6 @@ what they hold then, and writes to them as the forward does.
 
 from __future__ import annotations
 
-import functools
-import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +15,10 @@ from torch.overrides import TorchFunctionMode
 
 from tightfit.torch_private import core as private
 
-__all__ = ["PREFIX", "OutsideTensors", "forget_traced_results"]
+__all__ = ["PREFIX", "OutsideTensors"]
 
 PREFIX = "_outside"
 """The name under which a traced step knows the module that holds them."""
-_CACHED = type(functools.cache(len))  # what `functools.lru_cache` makes of a function
 
 
 class OutsideTensors(TorchFunctionMode):
@@ -78,21 +75,3 @@ class OutsideTensors(TorchFunctionMode):
         if instead is None and id(tensor) not in self._made:
             self.found[id(tensor)] = tensor
         return tensor if instead is None else instead
-
-
-def forget_traced_results() -> None:
-    """Empty every `functools` cache that a trace has filled with tensors without values."""
-    for wrapper in gc.get_objects():
-        if type(wrapper) is _CACHED and _holds_traced(wrapper):
-            wrapper.cache_clear()
-
-
-def _holds_traced(wrapper: Any) -> bool:
-    """Whether a cached result is a tensor of a trace, or a container or an object with one."""
-    waiting = [r for r in gc.get_referents(wrapper) if isinstance(r, dict)]
-    for _ in range(3):
-        found = [x for each in waiting for x in gc.get_referents(each)]
-        if any(isinstance(x, torch.Tensor) and private.is_traced(x) for x in found):
-            return True
-        waiting = [x for x in found if not isinstance(x, type | str | int | float)]
-    return False

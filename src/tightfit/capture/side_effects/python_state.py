@@ -111,21 +111,17 @@ class PythonState:
         """What had changed when the trace ended."""
         return list(self._changed)
 
-    def _set_by_hook(self) -> str | None:
-        """Return the name of a tensor that a hook gives its module anew on every forward.
+    def _set_by_hook(self, change: str) -> bool:
+        """Whether what changed is a tensor that a hook gives its module anew on every forward.
 
         So do `torch.nn.utils.weight_norm`, `spectral_norm` and `prune`.
         """
-        return next(
-            (
-                change
-                for change in self._changed
-                for name, module in self._modules.items()
-                if module._forward_pre_hooks
-                and change.rpartition(".")[0] == name
-                and isinstance(getattr(module, change.rpartition(".")[2], None), torch.Tensor)
-            ),
-            None,
+        owner, _, key = change.rpartition(".")
+        module = self._modules.get("" if owner == "the model" else owner)
+        return (
+            module is not None
+            and bool(module._forward_pre_hooks)
+            and isinstance(getattr(module, key, None), torch.Tensor)
         )
 
     def raise_if_changed(self) -> None:
@@ -139,13 +135,13 @@ class PythonState:
         if self._changed:
             changed = list(dict.fromkeys(self._changed))
             what = ", ".join(changed[:_MOST_NAMED])
-            weight = self._set_by_hook()
-            if weight is not None:
+            if all(map(self._set_by_hook, changed)):
                 raise CaptureError(
-                    f"a hook sets {weight!r} anew on every forward (an old norm, or pruning). Way "
-                    "out: the same as a parametrization (torch.nn.utils.parametrizations, "
-                    "parametrize.register_parametrization with the mask), or what it made for "
-                    "good (prune.remove). The model is unchanged",
+                    f"hooks set {what} anew on every forward (an old norm, or pruning), which is "
+                    "planned only where the whole step is. Way out: the same as a parametrization "
+                    "(torch.nn.utils.parametrizations, parametrize.register_parametrization with "
+                    "the mask), or what it made for good (prune.remove). The model is unchanged",
+                    cause="hook",
                 )
             if len(changed) > _MOST_NAMED:
                 what += f" and {len(changed) - _MOST_NAMED} more"

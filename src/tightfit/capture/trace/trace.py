@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.capture.calls.structure import Structure, flatten, opened, structure_of
+from tightfit.capture.calls.structure import (
+    Structure,
+    flatten,
+    opened,
+    structure_of,
+    unflatten,
+)
 from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
@@ -25,6 +31,10 @@ from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opa
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
+from tightfit.capture.side_effects.backward_writes import (
+    StandInsInBackward,
+    refuse_backward_writes,
+)
 from tightfit.capture.side_effects.members import (
     DataAssignments,
     RepeatedMembers,
@@ -32,6 +42,8 @@ from tightfit.capture.side_effects.members import (
     write_replaced,
 )
 from tightfit.capture.side_effects.outside import PREFIX
+from tightfit.capture.side_effects.saving import without_saving_hooks
+from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.errors import explained
 from tightfit.capture.trace.strides import TrueStrides, note_calls, with_true_strides
 from tightfit.capture.traced_call import TracedCall
@@ -64,8 +76,19 @@ class _Callee(nn.Module):
         self._traced_parameters: dict[int, Any] = {}
         for name, module in call.owners.items():
             self.add_module(name, module)
+        self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
+        self.in_backward = StandInsInBackward(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the callable on what the tracer gives for its inputs; return the tensors it makes."""
+        with self._tied.joined():
+            leaves, spec = flatten((args, kwargs))
+            joined = self._tied.joined_inputs(leaves)
+            if joined is not None:
+                args, kwargs = unflatten(joined, spec)
+            return self._traced(args, kwargs)
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
         children = dict(self.named_children())
@@ -74,6 +97,7 @@ class _Callee(nn.Module):
         if self._replacing is not None:
             self._replacing.start(children[PREFIX])
         members = members_of(self)
+        self.in_backward.note()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
         assigned, lists = DataAssignments(), NumbersAskedFor(tracing=True)
@@ -125,9 +149,11 @@ def trace(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(traced_operators(recorder.values_of))
             stack.enter_context(trail)
+            stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
             stack.enter_context(callee.repeated)
             stack.enter_context(opaque)
+            stack.enter_context(callee.in_backward)
             args, kwargs = opened((call.args, call.kwargs))
             joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
     assert callee.structure is not None
@@ -145,6 +171,7 @@ def trace(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
 
 def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
+    refuse_backward_writes(module.graph)
     _refuse_communication(module, kept["origins"])
     note_calls(module.graph)
     _note_random(module.graph)

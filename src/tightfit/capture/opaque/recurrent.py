@@ -1,0 +1,103 @@
+"""Recurrent modules of several layers: each layer is one op, so that it can be computed again.
+
+PyTorch runs the layers of an LSTM, GRU or RNN one after the other; on a CPU every bit is the same
+whether it does so inside one call or in several. Cut in time the bits would change: the input's
+share of all gates is one product of matrices over all steps, and so are the gradients of weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["RecurrentLayers", "can_be_cut"]
+
+
+def can_be_cut(module: nn.Module) -> bool:
+    """Whether a module is a recurrent one of several layers, all trained, on a CPU."""
+    return (
+        isinstance(module, nn.RNNBase)
+        and type(module) in (nn.LSTM, nn.GRU, nn.RNN)
+        and module.num_layers > 1
+        and all(p.requires_grad and p.device.type == "cpu" for p in module.parameters())
+    )
+
+
+class RecurrentLayers:
+    """The layers of a recurrent module, as modules of one layer that share its parameters.
+
+    Parameters
+    ----------
+    module : nn.RNNBase
+        See `can_be_cut`.
+    """
+
+    def __init__(self, module: nn.RNNBase) -> None:
+        self._module = module
+        self._directions = 2 if module.bidirectional else 1
+        self.names = [_names(module, number) for number in range(module.num_layers)]
+        self.layers = [_layer(module, number, names) for number, names in enumerate(self.names)]
+
+    def follows(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether a call can be run layer by layer: a batch, nothing packed, nothing cast."""
+        given = args[0] if args else kwargs.get("input")
+        plain = isinstance(given, Tensor) and given.dim() == 3
+        return plain and not torch.is_autocast_enabled("cpu")
+
+    def parameters_now(self, number: int) -> dict[str, Tensor]:
+        """Return what the module's parameters are now, by their names in one layer."""
+        return {own: getattr(self._module, name) for own, name in self.names[number].items()}
+
+    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        """Run the layers one after the other, with dropout between them."""
+        module, states = self._module, []
+        for number, layer in enumerate(self.layers):
+            input, state = layer.forward(input, self._state(hx, number))
+            states.append(state)
+            if module.dropout and number + 1 < len(self.layers):
+                input = torch.dropout(input, module.dropout, module.training)
+        if isinstance(module, nn.LSTM):
+            return input, tuple(torch.cat(each) for each in zip(*states, strict=True))
+        return input, torch.cat(states)
+
+    def _state(self, hx: Any, number: int) -> Any:
+        if hx is None:
+            return None
+        start = number * self._directions
+        if isinstance(hx, Tensor):
+            return hx.narrow(0, start, self._directions)
+        return tuple(each.narrow(0, start, self._directions) for each in hx)
+
+
+def _names(module: nn.RNNBase, number: int) -> dict[str, str]:
+    """Return the names of the parameters of one layer, by those they have in a module of one."""
+    ends = [f"_l{number}", f"_l{number}_reverse"]
+    return {
+        name.replace(end, end.replace(f"_l{number}", "_l0")): name
+        for end in ends
+        for name in module._parameters
+        if name.endswith(end)
+    }
+
+
+def _layer(module: nn.RNNBase, number: int, names: dict[str, str]) -> nn.RNNBase:
+    """Return a module of one layer that has the parameters of one layer of another."""
+    directions = 2 if module.bidirectional else 1
+    kept = module.proj_size or module.hidden_size
+    options: dict[str, Any] = {
+        "bias": module.bias,
+        "batch_first": module.batch_first,
+        "bidirectional": module.bidirectional,
+        "device": "meta",
+    }
+    if isinstance(module, nn.LSTM):
+        options["proj_size"] = module.proj_size
+    if isinstance(module, nn.RNN):
+        options["nonlinearity"] = module.nonlinearity
+    width = module.input_size if number == 0 else kept * directions
+    layer = type(module)(width, module.hidden_size, 1, **options)
+    for own, name in names.items():
+        setattr(layer, own, getattr(module, name))
+    return layer.train(module.training)

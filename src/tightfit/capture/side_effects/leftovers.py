@@ -1,0 +1,102 @@
+"""What a trace leaves behind where code keeps what it computes: tensors without values.
+
+A cache of positions, a memoized function, parametrizations that are cached: a trace fills them
+with tensors that stand for others. Whoever reads them later, outside of the trace, dies inside
+PyTorch. So after every trace what still holds such a tensor lets go of it, wherever that is.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tightfit.torch_private import core as private
+
+__all__ = ["forget_traced"]
+
+_CACHED = type(functools.cache(len))  # what `functools.lru_cache` makes of a function
+_OWN = ("torch._", "torch.fx", "torch.utils._", "tightfit")  # who may hold them, and forgets them
+_DEEPEST = 4  # tuples in tuples, and objects in them
+
+
+def forget_traced() -> None:
+    """Let every container, cache, object and closure forget the tensors of a trace that ended."""
+    traced = [x for x in gc.get_objects() if type(x) is private.FunctionalTensor]
+    if not traced:
+        return
+    for wrapper in gc.get_objects():
+        if type(wrapper) is _CACHED and _holds_traced(wrapper):
+            wrapper.cache_clear()
+    level: list[Any] = traced
+    for _ in range(_DEEPEST):
+        seen = {id(x) for x in level}
+        above: list[Any] = []
+        for holder in gc.get_referrers(*level):
+            if type(holder) in (tuple, frozenset):
+                above.append(holder)
+            elif holder is not level and holder is not traced:
+                _let_go(holder, seen)
+        if not above:
+            return
+        level = above
+        del above  # they would be found too
+
+
+def _let_go(holder: Any, forgotten: set[int]) -> None:
+    """Let one object forget some; what is no container, or PyTorch's and ours, stays as it is."""
+    match holder:
+        case types.ModuleType() | type():
+            return  # their names are in a dict that is found too
+        case dict() if (owner := _owner_of(holder)) is not None:
+            _reset(owner, forgotten)
+        case dict():
+            for key in [k for k, v in list(holder.items()) if {id(k), id(v)} & forgotten]:
+                del holder[key]
+        case list() | collections.deque():
+            kept = [x for x in holder if id(x) not in forgotten]
+            holder.clear()
+            holder.extend(kept)
+        case set():
+            holder.difference_update([x for x in holder if id(x) in forgotten])
+        case types.CellType():
+            holder.cell_contents = None
+        case _ if _is_users_object(holder):
+            _reset(holder, forgotten)
+
+
+def _reset(owner: Any, forgotten: set[int]) -> None:
+    for key in [k for k, v in vars(owner).items() if id(v) in forgotten]:
+        if isinstance(owner, type):
+            setattr(owner, key, None)
+        else:
+            vars(owner)[key] = None  # frozen or not
+
+
+def _owner_of(names: dict[Any, Any]) -> Any:
+    """Return the object, class or file whose attributes a dict holds; None: it is only a dict."""
+    for owner in gc.get_referrers(names):
+        if isinstance(owner, type) or getattr(owner, "__dict__", None) is names:
+            return owner
+    return None
+
+
+def _is_users_object(holder: Any) -> bool:
+    kind = type(holder)
+    return hasattr(holder, "__dict__") and not (kind.__module__ or "").startswith(_OWN)
+
+
+def _holds_traced(wrapper: Any) -> bool:
+    """Whether a cached result is a tensor of a trace, or a container or an object with one."""
+    waiting: Iterable[Any] = [r for r in gc.get_referents(wrapper) if isinstance(r, dict)]
+    for _ in range(3):
+        found = [x for each in waiting for x in gc.get_referents(each)]
+        if any(isinstance(x, torch.Tensor) and private.is_traced(x) for x in found):
+            return True
+        waiting = [x for x in found if not isinstance(x, type | str | int | float)]
+    return False

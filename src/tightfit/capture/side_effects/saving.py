@@ -1,0 +1,56 @@
+"""Hooks on what autograd saves for backward (`saved_tensors_hooks`): refused by name.
+
+They may save other values than those computed (in bfloat16, compressed) or elsewhere (on the CPU,
+on disk). The tracer never calls them, so a plan would keep what the program did not mean to keep
+and compute other gradients than it. The hooks of non-reentrant checkpoints only decide what is
+computed again: the plan does, and the bits are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tightfit.capture.origins import ModuleTrail
+from tightfit.errors import CaptureError
+from tightfit.torch_private import saving as private
+
+__all__ = ["refuse_saving_hooks", "without_saving_hooks"]
+
+_WAY_OUT = (
+    "Way out: leave them out (which of what is computed stays in memory is what the plan "
+    "decides), or move what runs within them out of the fitted part"
+)
+
+
+def refuse_saving_hooks(name: str) -> None:
+    """Refuse a call within hooks that decide what is saved for backward.
+
+    Raises
+    ------
+    CaptureError
+        Names the kind of the hooks.
+    """
+    pack = private.saving_hook()
+    if pack:
+        raise CaptureError(
+            f"{name} is fitted and called within hooks on what is saved for backward ({pack}): "
+            f"planned gradients would not be what they make of them. {_WAY_OUT}"
+        )
+
+
+@contextlib.contextmanager
+def without_saving_hooks(trail: ModuleTrail) -> Iterator[None]:
+    """Refuse a step that is traced within such hooks, or whose forward sets them."""
+
+    def refuse(pack: str) -> None:
+        where = f"module {trail.running!r}" if trail.running else "the outermost forward"
+        raise CaptureError(
+            f"{where} sets hooks on what is saved for backward (saved_tensors_hooks, save_on_cpu; "
+            f"here {pack}): planned gradients would not be what they make of them. {_WAY_OUT}",
+            module=trail.running,
+        )
+
+    refuse_saving_hooks("the call")
+    with private.watched_saving_hooks(refuse):
+        yield

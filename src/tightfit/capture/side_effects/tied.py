@@ -1,0 +1,89 @@
+"""Tensors that a call gets under several names: the tracer sees each of them as one.
+
+The tracer puts another tensor in the place of each name. A weight with two names would get two
+gradients, each a sum of its own; eager adds up all that readers send back in the order they do,
+whatever they call the weight. So while the forward is traced every name holds what stands for the
+first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["TiedTensors"]
+
+_Slot = tuple[dict[str, Any], str]
+
+
+class TiedTensors:
+    """Which parameters, buffers and inputs of a call are one tensor.
+
+    Parameters
+    ----------
+    module : nn.Module
+        That holds all members, before the tracer puts others in their place.
+    leaves : sequence
+        The flattened inputs.
+    """
+
+    def __init__(self, module: nn.Module, leaves: Sequence[Any]) -> None:
+        members: dict[int, list[_Slot]] = {}
+        for slot in _slots(module):
+            members.setdefault(id(slot[0][slot[1]]), []).append(slot)
+        positions: dict[int, list[int]] = {}
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                positions.setdefault(id(leaf), []).append(position)
+        self._names = [group for group in members.values() if len(group) > 1]
+        self._inputs = [
+            (members[key][0] if key in members else None, group)
+            for key, group in positions.items()
+            if key in members or len(group) > 1
+        ]
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Let every name of a tensor hold what its first name holds now."""
+        before = [(slot, slot[0][slot[1]]) for group in self._names for slot in group]
+        put: list[Any] = []
+        for (holder, key), *others in self._names:
+            for other, name in others:
+                other[name] = holder[key]
+            put += [holder[key]] * (len(others) + 1)
+        try:
+            yield
+        finally:
+            for ((holder, key), tensor), instead in zip(before, put, strict=True):
+                if holder.get(key) is instead:
+                    holder[key] = tensor
+
+    def joined_inputs(self, leaves: Sequence[Any]) -> list[Any] | None:
+        """Return the inputs with every tensor in place of its copies; None: there are no copies.
+
+        Parameters
+        ----------
+        leaves : sequence
+            What the tracer gives for them.
+        """
+        if not self._inputs:
+            return None
+        result = list(leaves)
+        for member, group in self._inputs:
+            first = result[group[0]] if member is None else member[0][member[1]]
+            for position in group:
+                result[position] = first
+        return result
+
+
+def _slots(module: nn.Module) -> Iterator[_Slot]:
+    """Yield where parameters and buffers lie, each place once."""
+    for child in module.modules():
+        for holder in (child._parameters, child._buffers):
+            for key, tensor in holder.items():
+                if tensor is not None:
+                    yield holder, key

@@ -1,0 +1,46 @@
+"""Hooks on what autograd saves for backward: which are active, who sets some. Private names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["saving_hook", "watched_saving_hooks"]
+
+_KNOWN = ("torch.utils.checkpoint", "tightfit.")
+"""Modules whose hooks change no bit of what is saved."""
+
+
+def saving_hook() -> str:
+    """Return which foreign hook packs what is saved for backward now; "": none does."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return "" if hooks is None else _named(hooks[0])
+
+
+@contextlib.contextmanager
+def watched_saving_hooks(entered: Callable[[str], None]) -> Iterator[None]:
+    """Call a function with the name of every foreign hook that code sets in the context."""
+    kind = torch.autograd.graph.saved_tensors_hooks
+    enter = kind.__enter__
+
+    def watched(self: Any) -> None:
+        name = _named(self.pack_hook)
+        if name:
+            entered(name)
+        enter(self)
+
+    kind.__enter__ = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__enter__ = enter  # type: ignore[method-assign]
+
+
+def _named(pack: Any) -> str:
+    module = getattr(pack, "__module__", None) or ""
+    if module.startswith(_KNOWN):
+        return ""
+    return f"{module}.{getattr(pack, '__qualname__', type(pack).__name__)}".lstrip(".")

@@ -1,0 +1,99 @@
+"""Hooks that write a buffer of their module while gradients flow: right, under a true message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from tightfit.capture.capture import capture
+from tightfit.capture.traced_call import TracedCall
+from tightfit.errors import CaptureError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:hooks on module"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+]
+
+
+class Watched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("norm", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).tanh()
+
+
+def writing(module: Any, gradient: Tensor) -> None:
+    module.count += 1
+    module.norm.copy_(gradient.norm())
+
+
+def assigning(module: Any, gradient: Tensor) -> None:
+    module.count = module.count + 1
+    module.norm = gradient.norm()
+
+
+def full(module: nn.Module, write: Callable[[Any, Tensor], None]) -> None:
+    module.register_full_backward_hook(lambda m, _, outputs: write(m, outputs[0]))
+
+
+def before(module: nn.Module, write: Callable[[Any, Tensor], None]) -> None:
+    module.register_full_backward_pre_hook(lambda m, outputs: write(m, outputs[0]))
+
+
+def of_output(module: nn.Module, write: Callable[[Any, Tensor], None]) -> None:
+    def forward_hook(m: nn.Module, _: Any, output: Tensor) -> None:
+        output.register_hook(lambda gradient: write(m, gradient))
+
+    module.register_forward_hook(forward_hook)
+
+
+HOOKS = [full, before, of_output]
+
+
+def make(hook: Callable[..., None], write: Callable[[Any, Tensor], None]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Watched(), Watched(), nn.Linear(8, 8))
+    hook(model[1], write)
+    hook(model[2], write)
+    return model
+
+
+@pytest.mark.parametrize("write", [writing, assigning])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_step_writes_what_the_plain_one_writes(
+    hook: Callable[..., None], write: Callable[[Any, Tensor], None]
+) -> None:
+    results = []
+    for fitted in (False, True):
+        model = make(hook, write)
+        if fitted:
+            tightfit.fit(model, "1GiB", costs="unit", cache=False)
+        torch.manual_seed(1)
+        for _ in range(3):
+            model(torch.randn(4, 8)).square().sum().backward()
+        gradients = [p.grad for p in model.parameters()]
+        results.append([*model.state_dict().values(), *gradients])
+        assert float(model[1].count) == 3
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("write", [writing, assigning])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_message_names_the_buffer_and_capture_changes_nothing(
+    hook: Callable[..., None], write: Callable[[Any, Tensor], None]
+) -> None:
+    model = make(hook, write)
+    stored = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    call = TracedCall(model.forward, {"model": model}, (torch.randn(4, 8),), {})
+    with pytest.raises(CaptureError, match=r"writes the buffer 'model\.[12]\.(count|norm)'.*Way"):
+        capture(call)
+    assert all(torch.equal(stored[key], t) for key, t in model.state_dict().items())

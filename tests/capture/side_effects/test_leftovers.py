@@ -1,0 +1,104 @@
+"""A trace leaves none of its tensors behind, whatever the model's code keeps, failed or not."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from tightfit.capture.capture import capture
+from tightfit.capture.traced_call import TracedCall
+from tightfit.errors import CaptureError
+from tightfit.torch_private import core as private
+
+TABLE: dict[int, Any] = {}
+PAIRS: dict[int, Any] = {}
+NAMED: dict[str, Any] = {}
+SEEN: list[Any] = []
+LATEST: collections.deque[Any] = collections.deque(maxlen=4)
+UNIQUE: set[Any] = set()
+STATE = types.SimpleNamespace(table=None, other=3)
+LAST: Tensor | None = None
+
+
+@functools.lru_cache(maxsize=4)
+def memoized(size: int) -> Tensor:
+    return torch.arange(size).float()
+
+
+def closure():
+    kept: Tensor | None = None
+
+    def positions(size: int) -> Tensor:
+        nonlocal kept
+        if kept is None:
+            kept = torch.arange(size).float()
+        return kept
+
+    return positions
+
+
+POSITIONS = closure()
+
+
+class Owner:
+    table: Any = None
+
+
+class Keeps(nn.Module):
+    """Keeps what it computes in ten places, then fails or not."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.layer = parametrizations.weight_norm(nn.Linear(8, 8))
+        self.fails = fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        global LAST  # noqa: PLW0603
+        table = torch.arange(8).float() * 2
+        TABLE[8] = table
+        PAIRS[8] = (table, (table.sin(), table.cos()))
+        NAMED["pair"] = types.SimpleNamespace(sin=table.sin())
+        SEEN.append(table)
+        LATEST.append(table)
+        UNIQUE.add(table)
+        STATE.table = table
+        Owner.table = table
+        LAST = table
+        with parametrize.cached():
+            y = self.layer(self.layer(x + table))
+            if self.fails:
+                y = y + memoized(8) + POSITIONS(8)
+                raise ValueError("of the model's own")
+        return y.square().sum()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_a_trace_is_left(fails: bool) -> None:
+    TABLE[1], SEEN[:] = "kept", ["kept"]
+    model = Keeps(fails)
+    call = TracedCall(model.forward, {"model": model}, (torch.randn(4, 8),), {})
+    try:
+        capture(call)
+    except CaptureError as error:
+        assert fails
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+    gc.collect()
+    assert [x for x in gc.get_objects() if type(x) is private.FunctionalTensor] == []
+    assert (TABLE, PAIRS, NAMED["pair"].sin, SEEN) == ({1: "kept"}, {}, None, ["kept"])
+    assert (list(LATEST), UNIQUE, STATE.table, Owner.table, LAST) == ([], set(), None, None, None)
+    assert STATE.other == 3
+    assert parametrize._cache == {}
+    model.fails = False
+    model(torch.randn(4, 8)).backward()  # plainly: nobody dies of what the trace has left
+    for kept in (TABLE, PAIRS, NAMED, SEEN, LATEST, UNIQUE):
+        kept.clear()
+    Owner.table = STATE.table = None
+    memoized.cache_clear()

@@ -1,0 +1,172 @@
+"""A weight with several readers gets the very gradient of plain PyTorch, whatever it is called."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import tightfit
+
+ROWS, WIDTH = 20, 16
+
+READERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "embedding": lambda w, x, i: F.embedding(i, w),
+    "linear": lambda w, x, i: F.linear(F.linear(x, w), w.t()),
+    "first rows": lambda w, x, i: F.linear(F.linear(x, w[:7]), w[:7].t()),
+    "last rows": lambda w, x, i: F.linear(x, w[4:]) @ w[4:],
+    "transposed": lambda w, x, i: (x @ w.t()) @ w,
+    "expanded": lambda w, x, i: (x[:, None, :] * w.expand(len(x), -1, -1)).sum(1),
+    "multiplied": lambda w, x, i: (w @ x.t()).t() @ w,
+    "columns": lambda w, x, i: F.pad(x[:, :5] @ w[:, 3:8].t() @ w[:, :9], (0, WIDTH - 9)),
+    "summed": lambda w, x, i: x * w.sum(0),
+    "flat": lambda w, x, i: x * w.view(-1)[: x.numel()].view_as(x),
+}
+
+
+class Reader(nn.Module):
+    """Reads its weight in one way."""
+
+    def __init__(self, kind: str, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.kind = kind
+        self.weight = weight
+
+    def forward(self, x: Tensor, i: Tensor) -> Tensor:
+        return READERS[self.kind](self.weight, x, i)
+
+
+class Several(nn.Module):
+    """One weight, read in several ways under several names.
+
+    Parameters
+    ----------
+    names : int
+        1: one parameter of one module; 2: two of it by turns; 3: each reader is a module.
+    """
+
+    def __init__(self, kinds: Sequence[str], names: int) -> None:
+        super().__init__()
+        weight = nn.Parameter(torch.randn(ROWS, WIDTH) / 4)
+        self.kinds, self.names = kinds, names
+        if names == 3:
+            self.readers = nn.ModuleList(Reader(kind, weight) for kind in kinds)
+        else:
+            for number in range(names):
+                self.register_parameter(f"weight{number}", weight)
+
+    def read(self, number: int, x: Tensor, i: Tensor) -> Tensor:
+        if self.names == 3:
+            return self.readers[number](x, i)
+        weight = getattr(self, f"weight{number % self.names}")
+        return READERS[self.kinds[number]](weight, x, i)
+
+    def forward(self, x: Tensor, i: Tensor) -> Tensor:
+        for number in range(len(self.kinds)):
+            x = x + torch.tanh(self.read(number, x, i))
+        return x.square().mean()
+
+
+def gradient(model: nn.Module, casts: bool) -> Tensor:
+    torch.manual_seed(1)
+    x, i = torch.randn(8, WIDTH), torch.randint(0, ROWS, (8,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        loss = model(x, i)
+    loss.backward()
+    (weight,) = model.parameters()
+    assert weight.grad is not None
+    return weight.grad
+
+
+def assert_equal(model: nn.Module, casts: bool = False) -> None:
+    expected = gradient(copy.deepcopy(model), casts)
+    fitted = tightfit.fit(model, "1GiB", costs="unit", cache=False)
+    found = gradient(fitted, casts)
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("names", [1, 2, 3])
+def test_the_issues_weight_in_four_ways(names: int) -> None:
+    assert_equal(Several(["embedding", "first rows", "last rows", "transposed"], names))
+
+
+@pytest.mark.parametrize("names", [2, 3])
+@pytest.mark.parametrize("casts", [False, True], ids=["float", "autocast"])
+def test_every_pair_and_every_reader_thrice(names: int, casts: bool) -> None:
+    torch.manual_seed(0)
+    ways = list(READERS)
+    pairs = list(itertools.pairwise([*ways, ways[0]]))
+    for first, second in pairs:
+        assert_equal(Several([first, second, first], names), casts)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.lists(st.sampled_from(sorted(READERS)), min_size=2, max_size=7),
+    st.sampled_from([1, 2, 3]),
+    st.booleans(),
+)
+def test_any_number_and_kind_of_readers(kinds: list[str], names: int, casts: bool) -> None:
+    torch.manual_seed(0)
+    assert_equal(Several(kinds, names), casts)
+
+
+class Inputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, a: Tensor, b: Tensor, c: dict[str, Tensor]) -> Tensor:
+        x = torch.tanh(a @ self.weight) @ b
+        return (torch.sin(x * a + c["c"]) @ (b + a) * self.weight).sum()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one input thrice", "the weight itself"])
+def test_one_tensor_as_several_inputs(own: bool) -> None:
+    torch.manual_seed(0)
+    model = Inputs()
+    given = torch.randn(6, 6)
+    found = []
+    for each in (copy.deepcopy(model), tightfit.fit(model, "1GiB", costs="unit", cache=False)):
+        x = each.weight if own else given.clone().requires_grad_()
+        each(x, x, {"c": x}).backward()
+        assert x.grad is not None and each.weight.grad is not None
+        found.append([x.grad, each.weight.grad])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+class TwoNames(nn.Module):
+    """One buffer under two names, written under both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("shift", self.mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.5).add_(x.detach().mean(0), alpha=0.5)
+        y = self.layer(x - self.shift)
+        self.shift.add_(1)
+        return (y * self.mean).square().sum()
+
+
+def test_a_buffer_written_under_two_names_is_written_twice() -> None:
+    torch.manual_seed(0)
+    model = TwoNames()
+    found = []
+    for each in (copy.deepcopy(model), tightfit.fit(model, "1GiB", costs="unit", cache=False)):
+        torch.manual_seed(1)
+        for _ in range(3):
+            each(torch.randn(5, 4)).backward()
+        assert each.mean is each.shift
+        found.append([each.mean, each.layer.weight.grad, each.layer.bias.grad])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
