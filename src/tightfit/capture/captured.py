@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tightfit.graph.ir import Graph
@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from torch import fx, nn
 
 from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.reads.guard import Reads
+from tightfit.capture.side_effects.attributes import Kept
 from tightfit.graph.ir import ValueId
 
 __all__ = [
@@ -72,6 +74,10 @@ class Captured:
         The node each op came from.
     value_of : dict of fx.Node to int
         The value a base node (placeholder, op or getitem of an op) holds.
+    reads : Reads
+        What the forward read besides its inputs and tensors of its modules.
+    left : frozenset
+        Where the forward leaves tensors that it does not read: they may go before it runs.
     """
 
     graph: Graph
@@ -79,6 +85,8 @@ class Captured:
     calls: tuple[tuple[Call, ...], ...]
     nodes: tuple[fx.Node, ...]
     value_of: dict[fx.Node, ValueId]
+    reads: Reads = field(default_factory=Reads)
+    left: frozenset[Kept] = frozenset()
 
     def with_graph(self, graph: Graph) -> Captured:
         """Return the step with another graph of the same ops and values, such as a priced one."""

@@ -34,15 +34,13 @@ __all__ = [
     "same_attributes",
 ]
 
-_BY_IDENTITY = (
-    torch.Generator,
-    torch.Tensor,
+_FUNCTIONS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
     functools.partial,
-    type,
 )
+_BY_IDENTITY = (torch.Generator, torch.Tensor, *_FUNCTIONS, type)
 _CONTAINERS = (tuple, list, dict, set)
 _SKIPPED = frozenset(
     {
@@ -116,10 +114,12 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
             parts.append((*_tensor(leaf), same, shared))
         elif isinstance(leaf, PLAIN):
             parts.append((type(leaf), leaf))
+        elif isinstance(leaf, _FUNCTIONS):
+            parts.append((type(leaf), _Identity(leaf)))
         else:
             raise BadInput(
-                f"input {index} is a {type(leaf).__name__}: a planned call takes tensors and "
-                "plain values (numbers, text, None, dtypes, enums) in lists, tuples, "
+                f"input {index} is a {type(leaf).__name__}: a planned call takes tensors, "
+                "functions and plain values (numbers, text, None, dtypes, enums) in lists, tuples, "
                 "dicts, named tuples, dataclasses and objects that hold nothing else"
             )
     return tuple(parts)

@@ -21,6 +21,7 @@ from tightfit.capture.opaque.call import Block
 from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.opaque.ops import BlockBackward, BlockForward
 from tightfit.capture.opaque.record import TENSOR, Operand
+from tightfit.capture.reads.executed import unheard
 from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -224,7 +225,7 @@ class OpaqueCalls:
                 f"the opaque module {block.name!r} must run once to be measured, but here there "
                 "are only shapes: use real parameters and inputs"
             )
-        with private.without_modes():
+        with private.without_modes(), unheard():
             block.examine(state, self.measure_peak)
 
 
@@ -272,7 +273,7 @@ class _Boundary(torch.autograd.Function):
         block: Block = ctx.block
         record, *saved = ctx.saved_tensors
         present = tuple(i for i, t in enumerate(tangents) if t is not None)
-        with private.without_modes():
+        with private.without_modes(), unheard():
             layouts = block.examine_backward(present)
         given = [t for t in tangents if t is not None]
         found = iter(_BACKWARD(record, saved, given, list(present), block.key))

@@ -7,6 +7,7 @@ name, and what capture changed is put back.
 
 from __future__ import annotations
 
+import collections
 import copy
 import random
 from typing import Any
@@ -20,7 +21,7 @@ from tightfit.torch_private.core import FakeTensor, is_traced
 __all__ = ["PythonState"]
 
 _BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "forward"})
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, collections.deque)
 _MOST_NAMED = 8
 
 
@@ -205,8 +206,9 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _refill(container: Any, snapshot: Any) -> None:
-    if isinstance(container, list):
-        container[:] = snapshot
+    if isinstance(container, list | collections.deque):
+        container.clear()
+        container.extend(snapshot)
     else:
         container.clear()
         container.update(snapshot)
