@@ -24,6 +24,8 @@ class Names:
     ----------
     globals, attributes : frozenset of str
         Names of globals, and of attributes of whatever objects.
+    asked : frozenset of str
+        Those of attributes that may well not be there.
     imports : frozenset of (str, str)
         Modules imported while it runs, each with a name taken from it; "": the module.
     whole : bool
@@ -32,6 +34,7 @@ class Names:
 
     globals: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
+    asked: frozenset[str] = frozenset()
     imports: frozenset[tuple[str, str]] = frozenset()
     whole: bool = False
 
@@ -42,6 +45,7 @@ class Names:
         return cls(
             frozenset().union(*(n.globals for n in every)),
             frozenset().union(*(n.attributes for n in every)),
+            frozenset().union(*(n.asked for n in every)),
             frozenset().union(*(n.imports for n in every)),
             any(n.whole for n in every),
         )
@@ -66,11 +70,10 @@ def names_of(code: CodeType) -> Names:
         elif instruction.opname == "IMPORT_FROM":
             imports.add((module, name))
     asks = not _ASKING.isdisjoint(loaded | attributes)
-    if asks:  # by constants among the arguments, or by names that are computed
-        texts = {text for text in code.co_consts if isinstance(text, str) and text.isidentifier()}
-        attributes |= texts
+    texts = {text for text in code.co_consts if isinstance(text, str) and text.isidentifier()}
+    asked = frozenset(texts) if asks else frozenset[str]()
     whole = not _WHOLE.isdisjoint(loaded | attributes) or (asks and _computes_names(code))
-    return Names(frozenset(loaded), frozenset(attributes), frozenset(imports), whole)
+    return Names(frozenset(loaded), frozenset(attributes) | asked, asked, frozenset(imports), whole)
 
 
 def _computes_names(code: CodeType) -> bool:

@@ -8,6 +8,7 @@ compared.
 from __future__ import annotations
 
 import operator
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
@@ -290,5 +291,6 @@ def shown(value: Any) -> str:
     if isinstance(value, (type(None), _Missing, *PLAIN)):
         text = repr(value)
         return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-    name = getattr(value, "__qualname__", None)
-    return name if isinstance(name, str) else f"a {type(value).__name__}"
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return value.__qualname__
+    return f"a {type(value).__name__}"

@@ -231,8 +231,10 @@ class Walk:
 
     def _visit_callable(self, value: Any, path: str) -> bool:
         if isinstance(value, types.FunctionType):
+            held = vars(value)
+            self.entries(f"{path}.", held, self._names.attributes & held.keys())
             if value.__code__ in self._codes:
-                self._visit_function(value, path)
+                self._visit_function(value)
         elif isinstance(value, types.MethodType):
             self._waiting += [(value.__func__, path), (value.__self__, path)]
         elif isinstance(value, functools.partial):
@@ -254,7 +256,7 @@ class Walk:
             return False
         return True
 
-    def _visit_function(self, function: types.FunctionType, path: str) -> None:
+    def _visit_function(self, function: types.FunctionType) -> None:
         name = function.__qualname__
         for variable, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
@@ -264,11 +266,11 @@ class Walk:
             if not self._held(where, fetch(), fetch):
                 self.places.append(Asked(where, fetch))
                 self._waiting.append((fetch(), where))
-        self.places.append(Asked(f"code of {name}", functools.partial(_code, function)))
-        defaults = (function.__defaults__, function.__kwdefaults__)
-        self._waiting.extend((values, f"a default of {name}") for values in defaults)
-        self.entries(f"{path}.", vars(function), self._names.attributes & vars(function).keys())
-        self._waiting.append((getattr(function, "__wrapped__", None), path))
+        if function.__defaults__ or function.__kwdefaults__:
+            fetch = functools.partial(_defaults, function)
+            self.places.append(Asked(f"what is by default in {name}", fetch))
+            self._waiting.append((fetch(), f"a default of {name}"))
+        self._waiting.append((vars(function).get("__wrapped__"), name))
 
     def _visit_contents(self, value: Any, path: str) -> None:
         if isinstance(value, tuple | list | collections.deque):
@@ -331,7 +333,7 @@ class Walk:
             if is_data and self._names.whole:
                 names = frozenset(held)
             hidden = self._inherited(type("", (kind,), {})) if _can_be_based(kind) else frozenset()
-            self.entries(f"{path}.", held, names | (hidden - held.keys()))
+            self.entries(f"{path}.", held, names | (hidden - held.keys()) | self._names.asked)
         for base in kind.__mro__:
             slots = vars(base).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
@@ -403,8 +405,8 @@ def _content(cell: Any) -> Any:
         return MISSING
 
 
-def _code(function: types.FunctionType) -> Any:
-    return function.__code__
+def _defaults(function: types.FunctionType) -> Any:
+    return function.__defaults__, function.__kwdefaults__
 
 
 def _item(value: Sequence[Any], place: int) -> Any:
