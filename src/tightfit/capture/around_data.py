@@ -11,9 +11,9 @@ from torch import nn
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.probe import probe, warm_up
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.side_effects.outside import OutsideTensors, forget_traced_results
-from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
 from tightfit.graph.ir import Graph

@@ -16,8 +16,8 @@ from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
 from tightfit.capture.reads.executed import Listener
 from tightfit.capture.reads.guard import Reads
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, holders
-from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.trace.strides import Layouts
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall

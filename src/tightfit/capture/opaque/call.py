@@ -21,8 +21,8 @@ from torch import nn
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
 from tightfit.capture.opaque.record import TENSOR, Keeper, Operand, Profile, Record, Result, Source
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
-from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.costs.measured.call import PeakFunction, fixed_generators, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private

@@ -13,7 +13,7 @@ import torch
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import Block
 from tightfit.capture.opaque.record import Result
-from tightfit.capture.side_effects.python_state import PythonState
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.costs.measured.call import Measurement, PeakFunction, fixed_generators, measure_call
 from tightfit.errors import PlanMismatch
 

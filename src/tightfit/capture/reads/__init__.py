@@ -1,1 +1,1 @@
-"""What a forward reads from Python state: which code ran, what it can have read, the guard of it."""
+"""What a forward reads from Python state and writes to it: found, guarded, put back."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from tightfit.capture.reads.executed import Executed
 from tightfit.capture.reads.names import Names, names_of
-from tightfit.capture.reads.places import Place, TensorPlace
+from tightfit.capture.reads.places import Place, TensorPlace, flattened
 from tightfit.capture.reads.walk import Walk, imported
 from tightfit.capture.side_effects.outside import OutsideTensors
 from tightfit.errors import CaptureError
@@ -40,7 +40,7 @@ class Reads:
         outside: OutsideTensors | None = None,
         executed: Executed | None = None,
     ) -> None:
-        self._places = places
+        self._places = flattened(places)
         self._fetched = dict(fetched or {})
         self._outside = outside
         self._executed = executed or Executed()

@@ -23,11 +23,14 @@ __all__ = [
     "Asked",
     "Buffer",
     "Entries",
+    "Flat",
     "Items",
     "Members",
     "Place",
     "Seen",
     "TensorPlace",
+    "flattened",
+    "same",
     "shown",
 ]
 
@@ -55,14 +58,14 @@ class Place(Protocol):
         ...
 
 
-def _same(now: Any, before: Any) -> bool:
+def same(now: Any, before: Any) -> bool:
     """Whether two objects are one, or equal plain data."""
     if now is before:
         return True
     if type(now) is not type(before):
         return False
     if isinstance(before, tuple):
-        return len(now) == len(before) and all(map(_same, now, before))
+        return len(now) == len(before) and all(map(same, now, before))
     return isinstance(before, PLAIN) and (now == before or (now != now and before != before))
 
 
@@ -81,14 +84,13 @@ class Entries:
 
     def __init__(self, path: str, holder: Mapping[str, Any], names: Sequence[str]) -> None:
         self._path = path
-        self._get = holder.get
-        self._names = tuple(names)
-        self._before = tuple(map(self._get, self._names, repeat(MISSING)))
+        self.holder = holder
+        self.names = tuple(names)
+        self.before = tuple(holder.get(name, MISSING) for name in self.names)
 
     def holds(self) -> bool:
         """Whether the same is there now."""
-        now = map(self._get, self._names, repeat(MISSING))
-        return all(map(operator.is_, now, self._before)) or not any(self._changes())
+        return not any(True for _ in self._changes())
 
     def change(self) -> str:
         """Say what is there instead."""
@@ -96,18 +98,58 @@ class Entries:
         return _difference(f"{self._path}{name}", before, now)
 
     def _changes(self) -> Iterator[tuple[str, Any, Any]]:
-        for name, before in zip(self._names, self._before, strict=True):
-            now = self._get(name, MISSING)
-            if not _same(now, before):
+        for name, before in zip(self.names, self.before, strict=True):
+            now = self.holder.get(name, MISSING)
+            if not same(now, before):
                 yield name, before, now
+
+
+class Flat:
+    """Entries of many dicts, compared by identity in one pass of C.
+
+    Parameters
+    ----------
+    kind : type
+        The class of the dicts.
+    entries : sequence of Entries
+        Those of such dicts.
+    """
+
+    def __init__(self, kind: Any, entries: Sequence[Entries]) -> None:
+        self._get = kind.get
+        self._entries = tuple(entries)
+        self._holders = tuple(each.holder for each in entries for _ in each.names)
+        self._names = tuple(name for each in entries for name in each.names)
+        self._before = tuple(value for each in entries for value in each.before)
+
+    def holds(self) -> bool:
+        """Whether the same is there now."""
+        now = map(self._get, self._holders, self._names, repeat(MISSING))
+        if all(map(operator.is_, now, self._before)):
+            return True
+        return all(each.holds() for each in self._entries)
+
+    def change(self) -> str:
+        """Say what is there instead."""
+        return next(each.change() for each in self._entries if not each.holds())
+
+
+def flattened(places: Sequence[Place]) -> tuple[Place, ...]:
+    """Return the same places, with all that lies in dicts compared at once."""
+    rest = list(places)
+    flat: list[Place] = []
+    for kind in (dict, types.MappingProxyType):
+        chosen = [p for p in rest if isinstance(p, Entries) and isinstance(p.holder, kind)]
+        if chosen:
+            flat.append(Flat(kind, chosen))
+        rest = [p for p in rest if not (isinstance(p, Entries) and isinstance(p.holder, kind))]
+    return (*flat, *rest)
 
 
 class Items:
     """The items of a list, a deque or another sequence that changes."""
 
-    def __init__(
-        self, path: str, holder: Any, skipped: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, path: str, holder: Any, skipped: frozenset[int] = frozenset()) -> None:
         self._path = path
         self._holder = holder
         self._skipped = skipped
@@ -130,7 +172,7 @@ class Items:
 
     def _place(self) -> int | None:
         for place, (now, before) in enumerate(zip(self._holder, self._before, strict=True)):
-            if place not in self._skipped and not _same(now, before):
+            if place not in self._skipped and not same(now, before):
                 return place
         return None
 
@@ -138,9 +180,7 @@ class Items:
 class Members:
     """All that a dict or a set holds, in its order."""
 
-    def __init__(
-        self, path: str, holder: Any, skipped: frozenset[Any] = frozenset()
-    ) -> None:
+    def __init__(self, path: str, holder: Any, skipped: frozenset[Any] = frozenset()) -> None:
         self._path = path
         self._holder = holder
         self._skipped = skipped
@@ -169,11 +209,11 @@ class Members:
     def _place(self) -> int | None:
         values = tuple(self._holder.values()) if self._is_dict else ()
         for place, (now, before) in enumerate(zip(self._holder, self._keys, strict=True)):
-            if not _same(now, before) and (self._is_dict or before not in self._holder):
+            if not same(now, before) and (self._is_dict or before not in self._holder):
                 return place
-            if self._is_dict and before not in self._skipped:
-                if not _same(values[place], self._values[place]):
-                    return place
+            compared = self._is_dict and before not in self._skipped
+            if compared and not same(values[place], self._values[place]):
+                return place
         return None
 
 
@@ -187,7 +227,7 @@ class Asked:
 
     def holds(self) -> bool:
         """Whether the same is there now."""
-        return _same(self._ask(), self._before)
+        return same(self._ask(), self._before)
 
     def change(self) -> str:
         """Say what is there instead."""
@@ -278,7 +318,7 @@ def _difference(path: str, before: Any, now: Any) -> str:
     old, new = (getattr(x, "__dict__", None) for x in (before, now))
     if type(before) is type(now) and isinstance(old, dict) and isinstance(new, dict):
         for name in old:
-            if not isinstance(old[name], torch.Tensor) and not _same(new.get(name), old[name]):
+            if not isinstance(old[name], torch.Tensor) and not same(new.get(name), old[name]):
                 before, now, path = old[name], new.get(name), f"{path}.{name}"
                 break
     return f"{path} changed from {shown(before)} to {shown(now)}"

@@ -107,6 +107,7 @@ class Walk:
         self._inputs = inputs
         self._unread = unread
         self._seen: set[int] = set()
+        self._classes: set[type] = set()
         self._alive: list[Any] = []
         self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
 
@@ -197,7 +198,7 @@ class Walk:
         if module in self._opaque:
             return
         held = module.__dict__
-        names = self._names.attributes & held.keys()
+        names = (self._names.attributes & held.keys()) - {"training"}
         if module not in self._own:  # its members and what PyTorch's code reads are noted as well
             names = held.keys() - _BOOKKEEPING | {"training"}
             for members in (module._parameters, module._buffers, module._modules):
@@ -209,14 +210,12 @@ class Walk:
 
     def _visit_class(self, kind: type) -> None:
         for base in kind.__mro__:
-            if is_ours(base.__module__) or id(vars(base)) in self._seen or issubclass(
-                base, enum.Enum
-            ):
+            if is_ours(base.__module__) or base in self._classes or issubclass(base, enum.Enum):
                 continue
+            self._classes.add(base)
             held = vars(base)
-            names = self._names.attributes & held.keys()
+            names = {name for name in self._names.attributes & held.keys() if name[:2] != "__"}
             inherited = self._inherited(base) - held.keys()
-            self._alive.append(held)
             self.entries(f"{base.__qualname__}.", held, names | inherited)
 
     def _inherited(self, kind: type) -> frozenset[str]:
@@ -226,7 +225,7 @@ class Walk:
             for base in kind.__mro__[1:]
             if not is_ours(base.__module__)
             for name in self._names.attributes & vars(base).keys()
-            if not isinstance(vars(base)[name], types.FunctionType)
+            if not isinstance(vars(base)[name], types.FunctionType) and name[:2] != "__"
         )
 
     def _visit_callable(self, value: Any, path: str) -> bool:

@@ -67,9 +67,7 @@ def forget(modules: Mapping[str, nn.Module], places: Iterable[Kept]) -> None:
             holder[place] = left.new_empty(1).expand(left.shape) if left.numel() else left
 
 
-def holders(
-    places: Iterable[Kept], modules: Mapping[str, nn.Module]
-) -> frozenset[tuple[int, Any]]:
+def holders(places: Iterable[Kept], modules: Mapping[str, nn.Module]) -> frozenset[tuple[int, Any]]:
     """Return the dict or list of each place by its id, and the key in it."""
     found: set[tuple[int, Any]] = set()
     for name, attribute, key in places:
@@ -220,11 +218,11 @@ def _taken_out(name: str, now: dict[str, Any], before: dict[str, Any]) -> dict[K
     kept: dict[Kept, Any] = {}
     for attribute in [key for key in now if key not in _BOOKKEEPING]:
         value, (old, elements) = now[attribute], before.get(attribute, (_MISSING, {}))
-        if value is old and isinstance(value, list | collections.deque):
-            if len(value) != len(elements) and _holds_traced(value):
-                kept[name, attribute, _ALL] = [_carried(name, attribute, x) for x in value]
-                value.clear()
-                value.extend(elements.values())
+        in_place = value is old and isinstance(value, list | collections.deque)
+        if in_place and _is_rearranged(value, elements):
+            kept[name, attribute, _ALL] = [_carried(name, attribute, x) for x in value]
+            value.clear()
+            value.extend(elements.values())
         if value is old and isinstance(value, _CHANGING):
             for key, element in list(_elements(value)):
                 if key in elements and element is not elements[key] and _holds_traced(element):
@@ -237,6 +235,15 @@ def _taken_out(name: str, now: dict[str, Any], before: dict[str, Any]) -> dict[K
             else:
                 now[attribute] = old
     return kept
+
+
+def _is_rearranged(value: Any, before: dict[Any, Any]) -> bool:
+    """Whether a list holds what was computed, and other changes than that in fixed places."""
+    if len(value) == len(before) and all(
+        element is before[i] or _holds_traced(element) for i, element in enumerate(value)
+    ):
+        return False
+    return _holds_traced(value)
 
 
 def _holds_traced(value: Any) -> bool:

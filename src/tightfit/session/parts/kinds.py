@@ -181,7 +181,7 @@ class KnownCalls:
         kind = Kind(captured, name, holding_of(graph, least), holding_of(graph, most), repeated)
         alike = self._known.setdefault(key, [])
         alike.append((part, kind, captured.reads))
-        del alike[: -_MOST_ALIKE]
+        del alike[:-_MOST_ALIKE]
         forget_oldest(self._known)
         return PartCall(key, kind, given)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.capture.reads.written import Written
 from tightfit.errors import CaptureError
 from tightfit.torch_private.core import FakeTensor, is_traced
 
@@ -63,6 +64,7 @@ class PythonState:
             for key, value in module.__dict__.items()
             if isinstance(value, torch.Generator)
         }
+        self._written = Written(self._modules) if not self._keeps else Written({})
         self._random = random.getstate()
         self._numpy = _numpy_state()
         self._torch = torch.get_rng_state()
@@ -72,6 +74,7 @@ class PythonState:
         for name, module in () if self._keeps else self._modules.items():
             self._restore_members(name, module)
             self._restore_attributes(name, module)
+        self._changed += self._written.put_back()
         for name, (generator, before) in self._generators.items():
             if not torch.equal(generator.get_state(), before):
                 self._changed.append(name)
