@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tightfit.api.prove import prove
-from tightfit.capture import around_data as capturing
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
+from tightfit.session import stages as capturing
 from tightfit.studies import comparison as proving
 from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example

@@ -208,7 +208,7 @@ def test_words(dtype: torch.dtype, reduction: str) -> None:
 def test_no_alternative_works_with_more_memory_on_real_data_than_was_measured() -> None:
     """Costs are measured on tensors of one value; what is planned must cover all data."""
     model, words = Words(), torch.arange(0, 7000, 100).reshape(2, 35)
-    captured = measured_costs(step_of(model, words), measure_peak, SILENT).captured
+    captured = measured_costs(step_of(model, words), SILENT).captured
     battery = battery_of(model, captured, words)
     assert add_embedding_gradient_ in battery.workspace
     for op, calls in zip(captured.graph.ops, captured.calls, strict=True):

@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 
-from tightfit.allocator import measure_peak
 from tightfit.costs.measured import call as measured
 from tightfit.costs.measured.call import call_key, environment_of, materialise, measure_call
 
@@ -16,9 +15,7 @@ KIB = 1024
 
 
 def measure(function, *arguments, **keywords):
-    return measure_call(
-        function, arguments, keywords, device="cpu", measure_peak=measure_peak, seconds=0.02
-    )
+    return measure_call(function, arguments, keywords, device="cpu", seconds=0.02)
 
 
 def test_a_plain_operator():

@@ -1,25 +1,24 @@
-"""Capturing a step of a session: around what data decides, with a word on hooks."""
+"""Capturing a step whatever data decides in it: around it, or for the answers of one call."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from tightfit.capture.captured import Captured
+from tightfit.capture.origins import module_names
 from tightfit.capture.probe import probe, warm_up
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.side_effects.outside import OutsideTensors, forget_traced_results
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
-from tightfit.graph.ir import Graph
 from tightfit.progress import announce
-from tightfit.session.options import Options
-from tightfit.session.stages import capture_step
 
 __all__ = ["capture_around_data", "has_parts", "may_be_planned"]
 
@@ -32,9 +31,8 @@ _MOST_OUTSIDE = 64  # a forward that makes new ones each time would never come t
 
 def capture_around_data(
     call: TracedCall,
-    options: Options,
+    capture: Callable[[TracedCall], Captured],
     name: str,
-    neighbour: Graph | None = None,
     *,
     keeping: bool = False,
     in_parts: bool = False,
@@ -46,6 +44,10 @@ def capture_around_data(
 
     Parameters
     ----------
+    capture : callable
+        Captures a call for which all that data decides is known.
+    name : str
+        What is captured, for messages.
     keeping : bool
         Whether tensors that the forward leaves in attributes may become further results.
     in_parts : bool
@@ -66,7 +68,7 @@ def capture_around_data(
     """
     with _ONE_AT_A_TIME:
         try:
-            return _captured_around_data(call, options, name, neighbour, keeping, in_parts)
+            return _captured_around_data(call, capture, name, keeping, in_parts)
         except CaptureError as error:
             _raise_what_plain_raises(call, error)
             raise
@@ -92,9 +94,8 @@ def _raise_what_plain_raises(call: TracedCall, error: CaptureError) -> None:
 
 def _captured_around_data(
     call: TracedCall,
-    options: Options,
+    capture: Callable[[TracedCall], Captured],
     name: str,
-    neighbour: Graph | None,
     keeping: bool,
     in_parts: bool,
 ) -> tuple[Captured, TracedCall]:
@@ -103,7 +104,7 @@ def _captured_around_data(
     try:
         while True:
             try:
-                return capture_step(call, options, name, neighbour), call
+                return capture(call), call
             except OpaqueChanged:  # there is room for what it kept next time
                 attempts += 1
                 if attempts > _MOST_ATTEMPTS:
@@ -158,7 +159,7 @@ def _goes_around(call: TracedCall, error: CaptureError, in_parts: bool) -> bool:
         return True
     if in_parts and (not inner or _share_of_parameters(call.modules, inner) > _LARGE_SHARE):
         return False
-    module = _labelled(call.modules).get(inner)
+    module = module_names(call.modules).get(inner)
     held = list(module.modules())[1:] if module is not None else list(call.modules.values())
     return not any(map(may_be_planned, held))
 
@@ -188,25 +189,17 @@ def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall
     return dataclasses.replace(call, answers=answers, examples=found.examples)
 
 
-def _share_of_parameters(modules: dict[str, nn.Module], name: str) -> float:
+def _share_of_parameters(modules: Mapping[str, nn.Module], name: str) -> float:
     """Return the share of all parameters that lie in one module."""
     total = sum(p.numel() for m in modules.values() for p in m.parameters())
-    own = sum(p.numel() for p in _labelled(modules)[name].parameters())
+    own = sum(p.numel() for p in module_names(modules)[name].parameters())
     return own / max(1, total)
 
 
-def _labelled(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    return {
-        name if len(modules) == 1 else f"{prefix}.{name}".rstrip("."): module
-        for prefix, top in modules.items()
-        for name, module in top.named_modules()
-    }
-
-
-def _of_the_same_class(modules: dict[str, nn.Module], name: str) -> frozenset[str]:
+def _of_the_same_class(modules: Mapping[str, nn.Module], name: str) -> frozenset[str]:
     """Return the names of the modules that run the same code as the one named."""
-    labels = _labelled(modules)
-    return frozenset(n for n, m in labels.items() if n and type(m) is type(labels[name]))
+    named = module_names(modules)
+    return frozenset(n for n, m in named.items() if n and type(m) is type(named[name]))
 
 
 def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
@@ -219,7 +212,7 @@ def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
     return dataclasses.replace(call, outside=call.outside.with_found())
 
 
-def has_parts(modules: dict[str, nn.Module], root: Any) -> bool:
+def has_parts(modules: Mapping[str, nn.Module], root: Any) -> bool:
     """Whether there is something to plan below the outermost forward, on one device."""
     tops = modules.values()
     if len({p.device for top in tops for p in top.parameters()}) > 1:

@@ -14,14 +14,14 @@ from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
+from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.reads.executed import Listener
 from tightfit.capture.reads.guard import Reads
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, holders
-from tightfit.capture.trace.strides import Layouts
+from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
-from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
 from tightfit.torch_private import core as private
@@ -33,8 +33,7 @@ def capture(
     call: TracedCall,
     *,
     name: str = "",
-    measure_peak: PeakFunction | None = None,
-    layouts: Layouts | None = None,
+    strides: TrueStrides | None = None,
 ) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
 
@@ -48,10 +47,8 @@ def capture(
         The callable, its modules, example inputs.
     name : str
         A name for the graph.
-    measure_peak : callable, optional
-        Meters opaque modules; see `tightfit.allocator.measure_peak`.
-    layouts : mapping, optional
-        How kernels lay out their results where fake kernels say otherwise.
+    strides : mapping, optional
+        Those of results where fake kernels say otherwise.
 
     Raises
     ------
@@ -65,22 +62,19 @@ def capture(
     state = PythonState(call.modules)
     listener = Listener()
     with state, listener:
-        joint = trace(call, measure_peak, layouts)
+        joint = trace(call, strides)
     state.raise_if_changed()
-    reads, left = _reads(call, joint, listener)
+    reads, left = _reads(call, listener)
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
     _refuse_shared_memory(call, joint)
     tied = _tied(call, joint)
-    normalise(joint, tied)
-    captured = lift(joint, device_of(call), name, tied)
+    captured = lift(normalise(joint, tied), device_of(call), name, tied)
     return dataclasses.replace(captured, reads=reads, left=left)
 
 
-def _reads(
-    call: TracedCall, joint: JointGraph, listener: Listener
-) -> tuple[Reads, frozenset[Kept]]:
+def _reads(call: TracedCall, listener: Listener) -> tuple[Reads, frozenset[Kept]]:
     """Return what a traced call has read, and what it leaves without having read it."""
     inputs = frozenset(call.outside.numbers) if call.outside is not None else frozenset()
     kept = call.function if isinstance(call.function, KeptTensors) else None
@@ -90,7 +84,7 @@ def _reads(
         call.function,
         call.modules,
         tuple(_leaves(call)),
-        opaque=frozenset(joint.opaque.modules.values()),
+        opaque=frozenset(opaque_modules(call.modules, call.opaque).values()),
         outside=call.outside,
         unread=holders(left, call.modules),
     )
@@ -205,7 +199,7 @@ def _refuse_sparse(joint: JointGraph) -> None:
     for node in joint.module.graph.nodes:
         for value in private.pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-                where = joint.trail.module_at(node.meta.get("seq_nr"))
+                where = joint.origins.module_at(node.meta.get("seq_nr"))
                 raise CaptureError(
                     f"module {where!r} makes a sparse tensor ({node.target}), such as the gradient "
                     "of Embedding(sparse=True): its size depends on the data and cannot be "

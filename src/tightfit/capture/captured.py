@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from tightfit.graph.ir import Graph
-
-if TYPE_CHECKING:
-    pass
-
-
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx, nn
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.reads.guard import Reads
 from tightfit.capture.side_effects.attributes import Kept
-from tightfit.graph.ir import ValueId
+from tightfit.graph.ir import Graph, ValueId
 
 __all__ = [
     "Call",
@@ -47,7 +40,7 @@ class Call:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     outputs: tuple[ValueId | None, ...]
     is_tuple: bool
 
@@ -72,7 +65,7 @@ class Captured:
         For each op, one call for each alternative.
     nodes : tuple of fx.Node
         The node each op came from.
-    value_of : dict of fx.Node to int
+    value_of : mapping of fx.Node to int
         The value a base node (placeholder, op or getitem of an op) holds.
     reads : Reads
         What the forward read besides its inputs and tensors of its modules.
@@ -84,7 +77,7 @@ class Captured:
     joint: JointGraph
     calls: tuple[tuple[Call, ...], ...]
     nodes: tuple[fx.Node, ...]
-    value_of: dict[fx.Node, ValueId]
+    value_of: Mapping[fx.Node, ValueId]
     reads: Reads = field(default_factory=Reads)
     left: frozenset[Kept] = frozenset()
 
@@ -94,7 +87,7 @@ class Captured:
 
 
 def placeholder_tensors(
-    joint: JointGraph, modules: dict[str, nn.Module], leaves: list[Any]
+    joint: JointGraph, modules: Mapping[str, nn.Module], leaves: Sequence[Any]
 ) -> list[Any]:
     """Return the tensors of the placeholders of a call, tangents left out.
 

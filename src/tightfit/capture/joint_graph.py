@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import fx, nn
 from tightfit.capture.calls.structure import Structure
 from tightfit.capture.decisions.answers import Answer, Question
 from tightfit.capture.decisions.reads import Decisions
-from tightfit.capture.opaque.tracing import OpaqueCalls
-from tightfit.capture.origins import CastRegions, ModuleTrail
+from tightfit.capture.opaque.call import OpaqueModules
+from tightfit.capture.origins import Origins
 
 __all__ = ["JointGraph", "OutputInfo", "Source"]
 
@@ -65,48 +66,45 @@ class JointGraph:
     ----------
     module : torch.fx.GraphModule
         Placeholders (in the order of `sources`), operators, one output node.
-    placeholders : list of node
+    placeholders : tuple of node
         The input nodes.
-    sources : list of Source
+    sources : tuple of Source
         One for each placeholder.
-    write_backs : list of (node, int)
+    write_backs : tuple of (node, int)
         New content and the placeholder position of each mutated buffer or input.
-    raw_outputs : list of node or constant
+    raw_outputs : tuple of node or constant
         Tensor outputs and, after them, bases that several outputs view.
-    outputs : list of OutputInfo
+    outputs : tuple of OutputInfo
         How each flattened output follows from the raw ones.
-    gradients : list of (node, int)
+    gradients : tuple of (node, int)
         Gradient and the placeholder position of what it is the gradient of.
     structure : Structure
         The call's output without its tensors.
-    trail : ModuleTrail
-        Which module was running at which autograd sequence number.
+    origins : Origins
+        Where its operators come from: modules, and regions of autocast.
     decisions : Decisions
         The values the step read in Python: the trace holds as long as they are the same.
     questions : tuple of Question
         The ops of the step that check what else it read.
     answers : tuple of Answer, optional
         What the call was told for which the step was traced, if anything was computed.
-    outside : dict of str to nn.Module
+    outside : mapping of str to nn.Module
         What holds tensors that belong to no module of the call, if it uses any.
-    opaque : OpaqueCalls
-        Keeps the modules that run as one op.
-    regions : CastRegions
-        Where autocast kept the casts of weights.
+    opaque : OpaqueModules
+        The modules that run as one op.
     """
 
     module: fx.GraphModule
-    placeholders: list[fx.Node]
-    sources: list[Source]
-    write_backs: list[tuple[fx.Node, int]]
-    raw_outputs: list[Any]
-    outputs: list[OutputInfo]
-    gradients: list[tuple[fx.Node, int]]
+    placeholders: tuple[fx.Node, ...]
+    sources: tuple[Source, ...]
+    write_backs: tuple[tuple[fx.Node, int], ...]
+    raw_outputs: tuple[Any, ...]
+    outputs: tuple[OutputInfo, ...]
+    gradients: tuple[tuple[fx.Node, int], ...]
     structure: Structure
-    trail: ModuleTrail
+    origins: Origins
     decisions: Decisions
     questions: tuple[Question, ...]
     answers: tuple[Answer, ...] | None
-    outside: dict[str, nn.Module]
-    opaque: OpaqueCalls
-    regions: CastRegions
+    outside: Mapping[str, nn.Module]
+    opaque: OpaqueModules

@@ -7,6 +7,7 @@ copied back into buffers, what may not run twice) is said in fates and pins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,21 +21,23 @@ from tightfit.capture.nodes import (
     base_of,
     flat_outputs,
     is_getitem,
+    is_kept_forward,
     is_op,
     is_random,
     storage_bytes,
     writes_in_place,
 )
-from tightfit.capture.opaque.tracing import block_call, pin_of
+from tightfit.capture.opaque.tracing import opaque_function, pin_of
 from tightfit.graph.ir import Alternative, Device, Fate, Graph, Op, Role, Segment, Value, ValueId
 from tightfit.graph.validate import validate_graph
+from tightfit.torch_private import core as private
 
 __all__ = ["lift"]
 
 FORWARD, BACKWARD = 0, 1
 
 
-def lift(joint: JointGraph, device: Device, name: str, tied: list[list[int]]) -> Captured:
+def lift(joint: JointGraph, device: Device, name: str, tied: Sequence[Sequence[int]]) -> Captured:
     """Return the planner's graph of a normalised joint graph.
 
     Parameters
@@ -45,14 +48,14 @@ def lift(joint: JointGraph, device: Device, name: str, tied: list[list[int]]) ->
         Sizes are rounded up to its granularity.
     name : str
         A name for the graph.
-    tied : list of list of int
+    tied : sequence of sequence of int
         Placeholder positions that share a storage; they become one value.
     """
     return _Lifter(joint, device, tied).run(name)
 
 
 class _Lifter:
-    def __init__(self, joint: JointGraph, device: Device, tied: list[list[int]]) -> None:
+    def __init__(self, joint: JointGraph, device: Device, tied: Sequence[Sequence[int]]) -> None:
         self.joint = joint
         self.device = device
         self.tied = {i: group[0] for group in tied for i in group}
@@ -134,7 +137,7 @@ class _Lifter:
         roots = [n for n in self.joint.raw_outputs if isinstance(n, fx.Node)]
         roots += [n for n, _ in self.joint.write_backs]
         graph = self.joint.module.graph
-        roots += [n for n in graph.nodes if n.meta.get("tightfit_forward") or question_of(n)]
+        roots += [n for n in graph.nodes if is_kept_forward(n) or question_of(n)]
         roots += [n for n in graph.nodes if is_op(n) and is_random(n) and self._is_forward(n)]
         found: set[fx.Node] = set()
         while roots:
@@ -171,7 +174,7 @@ class _Lifter:
             Op(
                 id=number,
                 target=_target_name(node),
-                module=self.joint.trail.module_at(sequence),
+                module=self.joint.origins.module_at(sequence),
                 segment=segment,
                 partner=partner,
                 alternatives=(alternative,),
@@ -241,7 +244,7 @@ def _function_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     question = question_of(node)
     if question is not None:
         return question, (node.args[0],)
-    return block_call(node) or (node.target, node.args)
+    return opaque_function(node) or (node.target, node.args)
 
 
 def _is_tuple(node: fx.Node) -> bool:
@@ -251,7 +254,7 @@ def _is_tuple(node: fx.Node) -> bool:
 def _target_name(node: fx.Node) -> str:
     question = question_of(node)
     target: Any = node.target if question is None else question.function
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, private.OpOverload):
         return f"{'asked.' if question else ''}{target.name().replace('::', '.')}"
     return getattr(target, "__name__", str(target)).lstrip("_")
 

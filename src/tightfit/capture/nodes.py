@@ -1,4 +1,7 @@
-"""What an operator of a traced step does besides computing: views, randomness, tuple outputs."""
+"""What an operator of a traced step does besides computing: views, randomness, tuple outputs.
+
+What neither the operator's schema nor its fake tensors tell is noted on its node by who knows it.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.decisions.answers import question_of
-from tightfit.capture.opaque.tracing import draws_inside, is_opaque_operator
-from tightfit.capture.operators.dropout import scaled_dropout
 from tightfit.torch_private import core as private
 
 __all__ = [
     "base_of",
-    "classify",
     "draws",
     "flat_outputs",
     "is_getitem",
+    "is_kept_forward",
     "is_op",
     "is_random",
     "is_view",
+    "note_kept_forward",
+    "note_random",
     "note_view",
+    "note_views",
     "storage_bytes",
     "writes_in_place",
 ]
@@ -31,6 +34,8 @@ __all__ = [
 aten = torch.ops.aten
 
 _VIEW = "tightfit_view"
+_RANDOM = "tightfit_random"
+_FORWARD = "tightfit_forward"
 
 
 def is_getitem(node: fx.Node) -> bool:
@@ -38,11 +43,11 @@ def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
-def classify(graph: fx.Graph) -> None:
-    """Decide once, from the fake tensors of the trace, which nodes only view their first input.
+def note_views(graph: fx.Graph) -> None:
+    """Note, from the fake tensors of a trace, which nodes only view their first input.
 
     The schema does not tell it of `_unsafe_view`, and once a copy has been dropped the fake
-    tensors no longer tell it either; so it is noted on the nodes before anything is rewritten.
+    tensors no longer tell it either; so it is noted before anything is rewritten.
     """
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
@@ -108,22 +113,32 @@ def storage_bytes(tensor: Any) -> int:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether an operator draws random numbers.
+    """Whether an operator draws random numbers."""
+    noted = node.meta.get(_RANDOM)
+    return draws(node.target, node.args, node.kwargs) if noted is None else noted
 
-    Attention is tagged as random even without dropout; its argument decides.
-    """
-    if is_opaque_operator(node):
-        return draws_inside(node)
-    if question_of(node) is not None:
-        return False
-    if node.target is scaled_dropout:
-        return True
-    return draws(node.target, node.args, node.kwargs)
+
+def note_random(node: fx.Node, drawing: bool) -> None:
+    """Note of a node whether it draws random numbers, whatever its schema says."""
+    node.meta[_RANDOM] = drawing
+
+
+def note_kept_forward(node: fx.Node) -> None:
+    """Note of a node added later that it belongs to the forward, though only backward reads it."""
+    node.meta[_FORWARD] = True
+
+
+def is_kept_forward(node: fx.Node) -> bool:
+    """Whether a node belongs to the forward though nothing that the forward returns needs it."""
+    return node.meta.get(_FORWARD, False)
 
 
 def draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator of PyTorch draws random numbers with these arguments."""
-    if not isinstance(operator, torch._ops.OpOverload):
+    """Whether an operator of PyTorch draws random numbers with these arguments.
+
+    Attention is tagged as random even without dropout; its argument decides.
+    """
+    if not isinstance(operator, private.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False

@@ -1,8 +1,10 @@
-"""Which module runs when: names for operators and for errors."""
+"""Where operators come from: which module ran, and which region of autocast was open."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +16,70 @@ from torch.nn.modules.module import (
 
 from tightfit.torch_private import core as private
 
-__all__ = ["CastRegions", "ModuleTrail"]
+__all__ = ["CastRegions", "ModuleTrail", "Origins", "Stretches", "module_names"]
+
+
+def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules of a step and all inside them, by the names that messages use.
+
+    Parameters
+    ----------
+    modules : mapping of str to nn.Module
+        The outermost ones. Names begin with that of the outermost only where there are several.
+    """
+    alone = len(modules) == 1
+    return {
+        name if alone else f"{prefix}.{name}".rstrip("."): module
+        for prefix, top in modules.items()
+        for name, module in top.named_modules()
+    }
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """What held while a step was traced, from which autograd sequence number on.
+
+    Parameters
+    ----------
+    starts : tuple of int
+        Rising.
+    values : tuple
+        What held from each of them on.
+    """
+
+    starts: tuple[int, ...]
+    values: tuple[Any, ...]
+
+    def at(self, sequence: int | None, otherwise: Any) -> Any:
+        """Return what held at a number; something else for no number, or one before the first."""
+        position = -1 if sequence is None else bisect_right(self.starts, sequence) - 1
+        return self.values[position] if position >= 0 else otherwise
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where each operator of a step comes from, by the autograd sequence number that it carries.
+
+    Its backward carries the same number, and so does what is put in its place later.
+
+    Parameters
+    ----------
+    modules : Stretches
+        The names of the modules that ran.
+    regions : Stretches
+        The stretches in which autocast kept casts, numbered; None: it kept none.
+    """
+
+    modules: Stretches
+    regions: Stretches
+
+    def module_at(self, sequence: int | None) -> str:
+        """Return the name of the module that was running at a number; "": the outermost."""
+        return self.modules.at(sequence, "")
+
+    def region_at(self, sequence: int | None) -> int | None:
+        """Return the region of autocast at a number; None: casts were not kept there."""
+        return self.regions.at(sequence, None)
 
 
 class ModuleTrail:
@@ -25,13 +90,10 @@ class ModuleTrail:
     which carries the same number) finds its module.
     """
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._names: dict[nn.Module, str] = {}
-        alone = len(modules) == 1
-        for prefix, root in modules.items():
-            for name, module in root.named_modules():
-                parts = (name,) if alone else (prefix, name)
-                self._names.setdefault(module, ".".join(p for p in parts if p))
+        for name, module in module_names(modules).items():
+            self._names.setdefault(module, name)
         self._stack: list[str] = []
         self._starts: list[int] = []
         self._running: list[str] = []
@@ -74,12 +136,9 @@ class ModuleTrail:
         """The name of the module that was called last."""
         return self._last
 
-    def module_at(self, sequence: int | None) -> str:
-        """Return the name of the module that was running at an autograd sequence number."""
-        if sequence is None:
-            return ""
-        position = bisect_right(self._starts, sequence) - 1
-        return self._running[position] if position >= 0 else ""
+    def stretches(self) -> Stretches:
+        """Return which module was running from which number on."""
+        return Stretches(tuple(self._starts), tuple(self._running))
 
     def culprit(self, error: BaseException) -> str | None:
         """Return the innermost module in whose forward an error was raised; "": the outermost."""
@@ -134,9 +193,6 @@ class CastRegions:
         self._starts.append(private.sequence_number())
         self._regions.append(self._region if keeps and casts else None)
 
-    def region_at(self, sequence: int | None) -> int | None:
-        """Return the region of an operator; None: casts were not kept there."""
-        if sequence is None:
-            return None
-        position = bisect_right(self._starts, sequence) - 1
-        return self._regions[position] if position >= 0 else None
+    def stretches(self) -> Stretches:
+        """Return which region was open from which number on; None where casts were not kept."""
+        return Stretches(tuple(self._starts), tuple(self._regions))

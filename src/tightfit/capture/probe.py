@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tightfit.capture.decisions.answers import Answer, answer_of, is_asking
 from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.reads.python_state import PythonState
+from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError
@@ -32,13 +33,13 @@ class Findings:
     ----------
     answers : tuple of Answer
         What it was told, in order, opaque modules left out.
-    examples : dict of str to list
+    examples : mapping of str to tuple of tuple
         By opaque module: the flattened arguments of each call, those that are no index, mask or
         count left out (None).
     """
 
     answers: tuple[Answer, ...]
-    examples: dict[str, list[list[Any]]]
+    examples: Mapping[str, tuple[tuple[Any, ...], ...]]
 
 
 def probe(call: TracedCall) -> Findings:
@@ -55,7 +56,7 @@ def probe(call: TracedCall) -> Findings:
     listener = _Listener(call)
     with PythonState(call.modules), listener:
         _run(call)
-    return Findings(tuple(listener.answers), listener.examples)
+    return listener.findings()
 
 
 def warm_up(call: TracedCall) -> None:
@@ -128,7 +129,7 @@ def _refuse_backward(_: None) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _own_buffers(modules: dict[str, nn.Module]) -> Iterator[list[torch.Tensor]]:
+def _own_buffers(modules: Mapping[str, nn.Module]) -> Iterator[list[torch.Tensor]]:
     """Let modules write into copies of their buffers; yield these."""
     owners = {m: dict(m._buffers) for top in modules.values() for m in top.modules()}
     copies: dict[int, torch.Tensor] = {}
@@ -196,30 +197,30 @@ class _Listener(private.TorchDispatchMode):
 
     def __init__(self, call: TracedCall) -> None:
         super().__init__()
-        self.answers: list[Answer] = []
-        self.examples: dict[str, list[list[Any]]] = {}
+        self._answers: list[Answer] = []
+        self._examples: dict[str, list[tuple[Any, ...]]] = {}
         self._opaque = opaque_modules(call.modules, call.opaque)
-        self._own: dict[str, Any] = {}
+        self._forwards = SwappedForwards()
         self._depth = 0
 
     def __enter__(self) -> Any:
         for name, module in self._opaque.items():
-            self._own[name] = module.__dict__.get("forward")
-            module.__dict__["forward"] = self._stand_in(name, module.forward)
+            self._forwards.swap(module, self._stand_in(name, module.forward))
         return super().__enter__()
 
     def __exit__(self, *details: Any) -> None:
         super().__exit__(*details)
-        for name, module in self._opaque.items():
-            if self._own[name] is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = self._own[name]
+        self._forwards.put_back()
+
+    def findings(self) -> Findings:
+        """Return what it was told."""
+        examples = {name: tuple(calls) for name, calls in self._examples.items()}
+        return Findings(tuple(self._answers), examples)
 
     def _stand_in(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            leaves = [_kept(x) for x in flatten(args, kwargs)[0]]
-            self.examples.setdefault(name, []).append(leaves)
+            leaves = tuple(_kept(x) for x in flatten(args, kwargs)[0])
+            self._examples.setdefault(name, []).append(leaves)
             self._depth += 1
             try:
                 return function(*args, **kwargs)
@@ -234,5 +235,5 @@ class _Listener(private.TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self._depth == 0 and is_asking(func, args, kwargs):
-            self.answers.append(answer_of(func, result))
+            self._answers.append(answer_of(func, result))
         return result

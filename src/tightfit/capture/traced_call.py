@@ -22,7 +22,7 @@ class TracedCall:
     ----------
     function : callable
         The model's own forward, or a function of the inputs.
-    modules : dict of str to nn.Module
+    modules : mapping of str to nn.Module
         The modules whose parameters it uses.
     args, kwargs
         Real or fake.
@@ -34,7 +34,7 @@ class TracedCall:
         What the forward was told about computed values when it really ran; see `probe`.
     answered : frozenset of str
         The inner modules for which these answers hold, besides the outermost.
-    examples : dict of str to list
+    examples : mapping of str to sequence
         For opaque modules: the flattened arguments of each call when it really ran, as far as
         their values may decide something.
     outside : OutsideTensors, optional
@@ -42,9 +42,9 @@ class TracedCall:
     """
 
     function: Callable[..., Any]
-    modules: dict[str, nn.Module]
+    modules: Mapping[str, nn.Module]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     detached_outputs: frozenset[int] = frozenset()
     opaque: frozenset[str] = frozenset()
     answers: tuple[Answer, ...] | None = None
@@ -53,7 +53,7 @@ class TracedCall:
     outside: OutsideTensors | None = None
 
     @property
-    def owners(self) -> dict[str, nn.Module]:
+    def owners(self) -> Mapping[str, nn.Module]:
         """The modules, and the one that holds outside tensors if there are any."""
         if self.outside is None:
             return self.modules

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -17,7 +18,6 @@ from tightfit.costs import Cache
 from tightfit.costs.measured.call import environment_of
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
-from tightfit.session.background import searching
 
 __all__ = ["TIMED_STEPS", "StepCosts", "Tuner", "recall", "remember", "with_step_costs"]
 
@@ -40,9 +40,15 @@ class Tuner:
     """Collects the CPU time of every compute of the first steps.
 
     Only on a CPU: a GPU runs ahead of the clock, and its isolated timings are true.
+
+    Parameters
+    ----------
+    is_disturbed : callable
+        Whether something else in this process takes processor time now, such as a planner.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_disturbed: Callable[[], bool]) -> None:
+        self._is_disturbed = is_disturbed
         self._times: dict[tuple[int, int], list[list[float]]] = {}
         self._last = 0.0
         self._now = time.thread_time if torch.get_num_threads() == 1 else time.process_time
@@ -54,8 +60,8 @@ class Tuner:
         self._last = self._now()
 
     def begin_step(self) -> None:
-        """Start a new timed step; none while a planner takes part of the processor time."""
-        self._counts = self._now is time.thread_time or not searching()
+        """Start a new timed step; none that is disturbed, unless the clock is the thread's own."""
+        self._counts = self._now is time.thread_time or not self._is_disturbed()
         if self._counts:
             self.steps += 1
         self.begin()

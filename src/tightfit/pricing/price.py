@@ -13,13 +13,12 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import Question
-from tightfit.capture.opaque.ops import BlockBackward, BlockForward
-from tightfit.capture.trace.strides import Layouts, Strides, misreported
+from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
+from tightfit.capture.trace.strides import Strides, TrueStrides, misreported
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,
     Measurement,
-    PeakFunction,
     call_key,
     environment_of,
     measure_call,
@@ -58,12 +57,12 @@ class Priced:
     ----------
     captured : Captured
         The step with what was measured.
-    layouts : mapping
-        How kernels laid out results of which the trace has other strides.
+    strides : mapping
+        Those that kernels gave results of which the trace has others.
     """
 
     captured: Captured
-    layouts: Layouts
+    strides: TrueStrides
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -71,45 +70,45 @@ class Prices(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    layouts : dict
+    strides : dict
         What the step is to be traced with.
     graph : Graph
         Priced, without alternatives whose results are laid out otherwise.
     """
 
-    layouts: dict[str, tuple[Strides, ...]]
+    strides: dict[str, tuple[Strides, ...]]
     graph: Graph
 
 
 def priced_as_kernels_run(
-    first: Captured, trace: Callable[[Layouts], Captured], price: Callable[[Captured], Priced]
+    first: Captured, trace: Callable[[TrueStrides], Captured], price: Callable[[Captured], Priced]
 ) -> Priced:
-    """Price a step, and trace it again until it has every layout as kernels make it.
+    """Price a step, and trace it again until it has all strides as kernels make them.
 
     Parameters
     ----------
     first : Captured
-        The step, traced without knowing of layouts.
+        The step, traced without knowing of such.
     trace : callable
-        Traces the step again, given the layouts that are known.
+        Traces the step again, given the true strides that are known.
     price : callable
         `measured_costs` or its like.
     """
     known: dict[str, tuple[Strides, ...]] = {}
     priced = price(first)
-    while not priced.layouts.keys() <= known.keys():
-        known.update(priced.layouts)
+    while not priced.strides.keys() <= known.keys():
+        known.update(priced.strides)
         priced = price(trace(known))
     return Priced(priced.captured, known)
 
 
 def prices_of(priced: Priced) -> Prices:
     """Return what another process needs to price the same step."""
-    return Prices(dict(priced.layouts), priced.captured.graph)
+    return Prices(dict(priced.strides), priced.captured.graph)
 
 
 def with_prices(captured: Captured, prices: Prices) -> Captured:
-    """Return a step, traced with the layouts of some prices, with these prices."""
+    """Return a step, traced with the strides of some prices, with these prices."""
     kept = [{way.name for way in op.alternatives} for op in prices.graph.ops]
     calls = tuple(
         tuple(call for way, call in zip(op.alternatives, own, strict=True) if way.name in names)
@@ -118,7 +117,7 @@ def with_prices(captured: Captured, prices: Prices) -> Captured:
     return dataclasses.replace(captured, graph=prices.graph, calls=calls)
 
 
-def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Progress) -> Priced:
+def measured_costs(captured: Captured, progress: Progress) -> Priced:
     """Return the captured step with the cost and workspace of every alternative measured.
 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
@@ -128,32 +127,26 @@ def measured_costs(captured: Captured, measure_peak: PeakFunction, progress: Pro
     ----------
     captured : Captured
         The step.
-    measure_peak : callable
-        Meters one call; see `tightfit.allocator.measure_peak`.
     progress : Progress
         Told of each call that is measured.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = _measured(captured, calls, Measurement, measure_call, measure_peak, progress)
+    known = _measured(captured, calls, Measurement, measure_call, progress)
     return _priced(captured, known, "measured")
 
 
-def measured_workspaces(
-    captured: Captured, measure_peak: PeakFunction, progress: Progress
-) -> Priced:
+def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     """Return the captured step with the workspace of every alternative measured, costs kept.
 
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
     Parameters are those of `measured_costs`; each distinct call runs twice.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = _measured(captured, calls, Footprint, measure_workspace, measure_peak, progress)
+    known = _measured(captured, calls, Footprint, measure_workspace, progress)
     return _priced(captured, known, captured.graph.cost_source)
 
 
-def scaled_costs(
-    captured: Captured, neighbour: Graph, measure_peak: PeakFunction, progress: Progress
-) -> Priced:
+def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Priced:
     """Return the captured step with costs scaled from those of another shape of its inputs.
 
     Workspaces are measured, except where the neighbour's is nothing and the kernel is not chosen
@@ -165,23 +158,23 @@ def scaled_costs(
         The step.
     neighbour : Graph
         Priced, of the same callable on inputs of another shape.
-    measure_peak, progress
+    progress
         As for `measured_costs`.
     """
     likes = matched(captured.graph, neighbour)
     strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
-    known = _measured(captured, strange, Measurement, measure_call, measure_peak, progress)
+    known = _measured(captured, strange, Measurement, measure_call, progress)
     hungry = [
         call
         for op in captured.graph.ops
         if op.id in likes
         for call in captured.calls[op.id]
-        if _may_need_workspace(likes[op.id]) or _is_block(call)
+        if _may_need_workspace(likes[op.id]) or _is_opaque(call)
     ]
-    taken = _measured(captured, hungry, Footprint, measure_workspace, measure_peak, progress)
+    taken = _measured(captured, hungry, Footprint, measure_workspace, progress)
     priced = _priced(captured, {**taken, **known}, captured.graph.cost_source)
     scaled = priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour))
-    return Priced(scaled, priced.layouts)
+    return Priced(scaled, priced.strides)
 
 
 def _may_need_workspace(like: Op) -> bool:
@@ -197,7 +190,6 @@ def _measured(
     calls: Iterable[Call],
     kind: Any,
     measure: Callable[..., Any],
-    measure_peak: PeakFunction,
     progress: Progress,
 ) -> dict[str, Any]:
     """Return a record of a kind for the key of every call, from the disk cache or measured."""
@@ -212,16 +204,14 @@ def _measured(
     try:
         for done, (key, call) in enumerate(missing):
             progress.update(done, _name(call.function))
-            if _is_block(call):
-                known[key] = _of_block(call.function, kind, measure_peak)
+            if _is_opaque(call):
+                known[key] = _of_opaque(call.function, kind)
                 continue
             args, kwargs = synthetic_arguments(captured.joint.module, call)
             is_question = isinstance(call.function, Question)
             function = call.function.unchecked if is_question else call.function
             with private.without_autocast():
-                known[key] = measure(
-                    function, args, kwargs, device=device, measure_peak=measure_peak
-                )
+                known[key] = measure(function, args, kwargs, device=device)
             cache.put(f"{kind.__name__}\n{key}", known[key])
     finally:
         cache.save()
@@ -229,15 +219,13 @@ def _measured(
     return known
 
 
-def _is_block(call: Call) -> bool:
-    return isinstance(call.function, BlockForward | BlockBackward)
+def _is_opaque(call: Call) -> bool:
+    return isinstance(call.function, OpaqueForward | OpaqueBackward)
 
 
-def _of_block(
-    function: BlockForward | BlockBackward, kind: type[Footprint], measure_peak: PeakFunction
-) -> Footprint:
+def _of_opaque(function: OpaqueForward | OpaqueBackward, kind: type[Footprint]) -> Footprint:
     """Return what an opaque module takes; it is known in this process only."""
-    measured = function.measure(measure_peak)
+    measured = function.measure()
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
 
 
@@ -251,9 +239,9 @@ def _device(captured: Captured) -> torch.device:
 
 def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Priced:
     records = [[known.get(_key(captured, c), _UNKNOWN) for c in calls] for calls in captured.calls]
-    layouts: dict[str, tuple[Strides, ...]] = {}
+    strides: dict[str, tuple[Strides, ...]] = {}
     for node, (default, *_) in zip(captured.nodes, records, strict=True):
-        layouts |= misreported(node, default.output_strides)
+        strides |= misreported(node, default.output_strides)
     captured = _with_true_sizes(captured, records)
     ops, calls = [], []
     for op in captured.graph.ops:
@@ -262,7 +250,7 @@ def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Priced
         ops.append(msgspec.structs.replace(op, alternatives=alternatives))
         calls.append(tuple(call for _, call, _ in alike))
     graph = msgspec.structs.replace(captured.graph, ops=tuple(ops), cost_source=source)
-    return Priced(dataclasses.replace(captured, graph=graph, calls=tuple(calls)), layouts)
+    return Priced(dataclasses.replace(captured, graph=graph, calls=tuple(calls)), strides)
 
 
 def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]]) -> Captured:
@@ -288,9 +276,9 @@ def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]])
 def _made_alike(
     captured: Captured, op: Op, records: Sequence[Footprint]
 ) -> list[tuple[Alternative, Call, Footprint]]:
-    """Return the default and the alternatives whose results have its layouts and sizes.
+    """Return the default and the alternatives whose results have its strides and sizes.
 
-    Kernels choose their path by the layout of what they read: with another one bits may differ.
+    Kernels choose their path by the strides of what they read: with another one bits may differ.
     """
     calls, values = captured.calls[op.id], captured.graph.values
     default = _made(calls[0], records[0])
@@ -320,17 +308,17 @@ def _with_record(op: Op, alternative: Alternative, record: Footprint) -> Alterna
 
 
 def _name(function: Any) -> str:
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, private.OpOverload):
         return function.name()
-    if isinstance(function, BlockForward | BlockBackward):
-        return f"opaque module {function.block.name}"
+    if isinstance(function, OpaqueForward | OpaqueBackward):
+        return f"opaque module {function.call.name}"
     if isinstance(function, Question):
         return f"asked {function}"
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def _key(captured: Captured, call: Call) -> str:
-    if _is_block(call):
+    if _is_opaque(call):
         return f"this process: {call.function!r}"
 
     def fake(node: fx.Node) -> Any:

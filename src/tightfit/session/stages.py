@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
+from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
-from tightfit.capture.trace.strides import Layouts
+from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.graph.fingerprint import fingerprint
@@ -34,6 +34,7 @@ from tightfit.session.processes import agreed
 __all__ = [
     "cached_outcome",
     "capture_step",
+    "capture_step_around_data",
     "plan_step",
 ]
 
@@ -48,9 +49,28 @@ def capture_step(
     Of several ranks that train the same model one measures.
     """
     captured = _captured_and_priced(call, options, name, neighbour)
-    for block in captured.joint.opaque.blocks.values():
-        block.forget_examples()
+    captured.joint.opaque.forget_examples()
     return captured
+
+
+def capture_step_around_data(
+    call: TracedCall,
+    options: Options,
+    name: str,
+    neighbour: Graph | None = None,
+    *,
+    keeping: bool = False,
+    in_parts: bool = False,
+) -> tuple[Captured, TracedCall]:
+    """Capture a step as `capture_step` does, whatever data decides in it.
+
+    Parameters and what is returned and raised are those of `capture.around_data`.
+    """
+
+    def priced(call: TracedCall) -> Captured:
+        return capture_step(call, options, name, neighbour)
+
+    return capture_around_data(call, priced, name, keeping=keeping, in_parts=in_parts)
 
 
 def _captured_and_priced(
@@ -58,8 +78,8 @@ def _captured_and_priced(
 ) -> Captured:
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
-    def traced(layouts: Layouts) -> Captured:
-        step = capture(call, name=name, measure_peak=measure_peak, layouts=layouts)
+    def traced(strides: TrueStrides) -> Captured:
+        step = capture(call, name=name, strides=strides)
         step = with_alternatives(step)
         if not kept_bytes:
             return step
@@ -76,16 +96,16 @@ def _captured_and_priced(
         Prices,
         lambda: prices_of(priced_as_kernels_run(first, traced, priced)),
     )
-    return with_prices(traced(prices.layouts) if prices.layouts else first, prices)
+    return with_prices(traced(prices.strides) if prices.strides else first, prices)
 
 
 def _priced(captured: Captured, options: Options, neighbour: Graph | None) -> Priced:
     if options.costs != "measured":
         modelled = captured.with_graph(with_costs(captured.graph, options.costs))
-        return measured_workspaces(modelled, measure_peak, options.progress)
+        return measured_workspaces(modelled, options.progress)
     if neighbour is not None:
-        return scaled_costs(captured, neighbour, measure_peak, options.progress)
-    return measured_costs(captured, measure_peak, options.progress)
+        return scaled_costs(captured, neighbour, options.progress)
+    return measured_costs(captured, options.progress)
 
 
 def plan_step(

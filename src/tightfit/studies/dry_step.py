@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured, outputs_beside_the_loss
@@ -60,9 +59,10 @@ def captured_step(
     finally:
         progress.stop()
     if costs == "measured":
-        captured = measured_costs(captured, measure_peak, progress).captured
+        captured = measured_costs(captured, progress).captured
     else:
         captured = captured.with_graph(with_costs(captured.graph, costs))
+    captured.joint.opaque.forget_examples()
     trainable = _trainable_bytes(example.model, captured.graph.device.granularity_bytes)
     graph = captured.graph.with_constants(
         gradients=trainable if gradients == "accumulated" else 0,

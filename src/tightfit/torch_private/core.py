@@ -64,12 +64,14 @@ __all__ = [
     "autocast_nesting",
     "backward_without_autocast",
     "composite",
+    "forward_metadata",
     "global_settings",
     "hidden_changes_without_tangents",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
     "is_wrapper",
+    "is_zero_tensor",
     "keep_composites_whole",
     "like",
     "min_cut_partition",
@@ -176,6 +178,11 @@ def is_pytree_node(kind: type) -> bool:
     return kind in pytree.SUPPORTED_NODES
 
 
+def forward_metadata(joint: Any) -> Any:
+    """Return what the tracer has found out about the forward of an exported step."""
+    return joint._aot_state.fw_metadata
+
+
 @contextlib.contextmanager
 def lists_number_by_number() -> Iterator[None]:
     """While tracing, let `tolist` ask for each number as `item` does, which modes see."""
@@ -195,6 +202,11 @@ def lists_number_by_number() -> Iterator[None]:
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of a class that wraps other tensors, such as a DTensor."""
     return is_traceable_wrapper_subclass(tensor) or tensor.is_nested
+
+
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is known to be zero throughout and has no memory, as some gradients are."""
+    return tensor._is_zerotensor()
 
 
 @contextlib.contextmanager

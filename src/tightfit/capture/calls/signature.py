@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -87,7 +87,7 @@ class _Identity:
 def call_signature(
     leaves: list[Any],
     spec: Any,
-    modules: dict[str, nn.Module],
+    modules: Mapping[str, nn.Module],
     root: nn.Module | None,
     kept: frozenset[tuple[str, str]] = frozenset(),
 ) -> tuple[Any, Any]:
@@ -208,7 +208,7 @@ def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def module_signature(
-    modules: dict[str, nn.Module],
+    modules: Mapping[str, nn.Module],
     root: nn.Module | None,
     kept: frozenset[tuple[str, str]] = frozenset(),
     leaves: Iterable[Any] = (),
@@ -219,7 +219,7 @@ def module_signature(
 
     Parameters
     ----------
-    modules : dict of str to nn.Module
+    modules : mapping of str to nn.Module
         The modules a step uses.
     root : nn.Module or None
         The module whose own hooks run around the step and so do not matter.
@@ -253,7 +253,7 @@ def module_signature(
 
 
 def hooked_modules(
-    modules: dict[str, nn.Module], root: nn.Module | None
+    modules: Mapping[str, nn.Module], root: nn.Module | None
 ) -> list[tuple[str, nn.Module]]:
     """Return the modules with hooks of their own, the root left out, with their names."""
     return [
@@ -311,7 +311,7 @@ def _counts_by(kind: type) -> Literal["value", "identity", "contents", "nothing"
     return "contents" if issubclass(kind, _CONTAINERS) else "nothing"
 
 
-def same_attributes(one: dict[str, nn.Module], other: dict[str, nn.Module]) -> bool:
+def same_attributes(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
     """Whether modules of the same signature also agree in every further attribute.
 
     A signature tells whether one module has changed; it leaves out attributes that would be dear to
@@ -356,6 +356,6 @@ def _modes() -> tuple[Any, ...]:
     return (torch.is_grad_enabled(), tuple(casts), *cache)
 
 
-def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Return the leaves of a call's inputs and how they nest."""
     return flatten_tree((args, kwargs))

@@ -66,7 +66,7 @@ class Answer:
     operator : str
         Its name.
     value : bool, int, float, or tuple of Geometry
-        A number read in Python, or the layout of each result.
+        A number read in Python, or how each result lies in memory.
     """
 
     operator: str
@@ -182,10 +182,10 @@ class Question:
         """Put the question into the trace; return what stands for its results."""
         return _ASKED(tensors, self.key)
 
-    def layouts(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def empty_results(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return new tensors that lie as the results do; one byte for a number."""
         if isinstance(self.answer.value, tuple):
-            return [layout.empty() for layout in self.answer.value]
+            return [geometry.empty() for geometry in self.answer.value]
         return [tensors[0].new_empty(1, dtype=torch.uint8)]
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
@@ -200,7 +200,7 @@ class Question:
         answer = answer_of(self.function, result)
         if isinstance(answer.value, tuple):
             return answer, list(result) if isinstance(result, tuple | list) else [result]
-        return answer, self.layouts(tensors)
+        return answer, self.empty_results(tensors)
 
     def unchecked(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the operator whatever it tells, to be measured."""
@@ -222,7 +222,7 @@ class Question:
 
 @torch.library.register_fake("tightfit::asked")
 def _fake_asked(tensors: list[torch.Tensor], key: int) -> list[torch.Tensor]:
-    return _QUESTIONS[key].layouts(tensors)
+    return _QUESTIONS[key].empty_results(tensors)
 
 
 def question_of(node: fx.Node) -> Question | None:

@@ -18,16 +18,13 @@ import torch
 from torch import nn
 
 from tightfit.capture.decisions.answers import Answer, answer_of
-from tightfit.capture.nodes import draws
 from tightfit.torch_private import core as private
 
 __all__ = [
     "Decisions",
     "Read",
-    "Slot",
-    "Step",
-    "is_drawn",
-    "is_repeatable",
+    "TapeSlot",
+    "TapeStep",
     "itself",
     "owned",
     "run_step",
@@ -35,31 +32,31 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Slot:
+class TapeSlot:
     """Stands for a tensor among the arguments of a recorded operator."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class Step:
+class TapeStep:
     """One operator that ran while the step was traced; tensors among its arguments are slots."""
 
     function: Any
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     outputs: tuple[int | None, ...]
 
     def slots(self) -> Iterator[int]:
         """Yield the slots among the arguments."""
         for leaf in private.pytree.tree_leaves((self.args, self.kwargs)):
-            if isinstance(leaf, Slot):
+            if isinstance(leaf, TapeSlot):
                 yield leaf.number
 
     def result(self, tensors: Mapping[int, torch.Tensor]) -> Any:
         """Run the operator on the tensors of its slots."""
         args, kwargs = private.pytree.tree_map(
-            lambda x: tensors[x.number] if isinstance(x, Slot) else x, (self.args, self.kwargs)
+            lambda x: tensors[x.number] if isinstance(x, TapeSlot) else x, (self.args, self.kwargs)
         )
         return self.function(*args, **kwargs)
 
@@ -68,7 +65,7 @@ class Step:
 class Read:
     """A step whose result tells Python something: a number, or how large a tensor is."""
 
-    step: Step
+    step: TapeStep
     answer: Answer
 
 
@@ -78,15 +75,15 @@ class Decisions:
 
     Parameters
     ----------
-    steps : tuple of Step or Read
+    steps : tuple of TapeStep or Read
         Operators on inputs and buffers, and the values read from them, in order.
-    leaves : dict of int to (int or str)
+    leaves : mapping of int to (int or str)
         The slots that are inputs (their position) or buffers (their qualified name).
     copied : frozenset of int
         Leaves that a step writes to: each check works on a copy.
     """
 
-    steps: tuple[Step | Read, ...] = ()
+    steps: tuple[TapeStep | Read, ...] = ()
     leaves: Mapping[int, int | str] = field(default_factory=dict)
     copied: frozenset[int] = frozenset()
 
@@ -117,7 +114,7 @@ class Decisions:
             tensors[slot] = owned(tensor, copied=slot in self.copied)
         with torch.no_grad(), private.without_autocast():
             for step in self.steps:
-                if isinstance(step, Step):
+                if isinstance(step, TapeStep):
                     run_step(step, tensors)
                 elif answer_of(step.step.function, step.step.result(tensors)) != step.answer:
                     return False
@@ -129,7 +126,7 @@ def owned(tensor: torch.Tensor, *, copied: bool) -> torch.Tensor:
     return tensor.detach().clone() if copied else tensor.detach()
 
 
-def run_step(step: Step, tensors: dict[int, torch.Tensor]) -> None:
+def run_step(step: TapeStep, tensors: dict[int, torch.Tensor]) -> None:
     """Run a step on the tensors known so far; add its results to them."""
     outputs = private.pytree.tree_leaves(step.result(tensors))
     for slot, output in zip(step.outputs, outputs, strict=True):
@@ -137,23 +134,6 @@ def run_step(step: Step, tensors: dict[int, torch.Tensor]) -> None:
             tensors[slot] = output
 
 
-def itself(slot: int) -> Step:
+def itself(slot: int) -> TapeStep:
     """Return a step whose result is the tensor of a slot."""
-    return Step(torch.ops.aten.alias.default, (Slot(slot),), {}, ())
-
-
-def is_drawn(tape: Sequence[Step | Read], slots: set[int]) -> bool:
-    """Whether values follow from random draws and constants alone."""
-    wanted, drew = set(slots), False
-    for step in reversed(tape):
-        if isinstance(step, Step) and not wanted.isdisjoint(step.outputs):
-            wanted = (wanted - set(step.outputs)) | set(step.slots())
-            drew = drew or draws(step.function, step.args, step.kwargs)
-    return drew and not wanted
-
-
-def is_repeatable(function: Any) -> bool:
-    """Whether running an operator again gives the same values."""
-    if not isinstance(function, torch._ops.OpOverload):
-        return False
-    return torch.Tag.nondeterministic_seeded not in function.tags
+    return TapeStep(torch.ops.aten.alias.default, (TapeSlot(slot),), {}, ())

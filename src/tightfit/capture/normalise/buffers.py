@@ -5,13 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.nodes import base_of, is_getitem
-from tightfit.capture.normalise.rewriting import (
-    ancestors_of,
-    insert,
-    readers_of,
-)
+from tightfit.capture.nodes import base_of, is_getitem, note_kept_forward
+from tightfit.capture.normalise.rewriting import Rewriting, ancestors_of, readers_of
 from tightfit.torch_private import core as private
 
 __all__ = ["correct_statistics", "own_write_backs", "snapshot_mutated"]
@@ -25,13 +20,13 @@ _BATCH_NORMS = (
 )
 
 
-def correct_statistics(joint: JointGraph) -> None:
+def correct_statistics(work: Rewriting) -> None:
     """Give the batch statistics of half-precision inputs the precision the kernel gives them.
 
     In evaluation they are empty, but backward wants their precision. The fake kernel says half
     precision where the CPU kernel returns single precision.
     """
-    for node in joint.module.graph.nodes:
+    for node in work.graph.nodes:
         if node.target not in _BATCH_NORMS:
             continue
         x = node.args[0].meta["val"]
@@ -52,52 +47,46 @@ def correct_statistics(joint: JointGraph) -> None:
                 user.meta["val"] = fixed[user.args[1]]
 
 
-def own_write_backs(joint: JointGraph) -> None:
+def own_write_backs(work: Rewriting) -> None:
     """Make what is copied into a buffer a value of its own that nobody else keeps."""
-    kept = {base_of(n) for n in joint.raw_outputs if isinstance(n, fx.Node)}
-    kept |= {base_of(n) for n, _ in joint.gradients}
-    forward = ancestors_of(
-        [n for n in joint.raw_outputs if isinstance(n, fx.Node)] + [n for n, _ in joint.write_backs]
-    )
+    kept = {base_of(n) for n in work.returned}
+    kept |= {base_of(n) for n, _ in work.gradients}
+    forward = ancestors_of([*work.returned, *(n for n, _ in work.write_backs)])
     result = []
-    for written, position in joint.write_backs:
+    for written, position in work.write_backs:
         node, base = written, base_of(written)
         read_later = any(user not in forward for user in readers_of(base))
         if base.op != "call_function" or base in kept or read_later:
-            node = insert(joint, node, aten.clone.default, (node,), private.like(node.meta["val"]))
+            node = work.cloned(node)
         kept.add(base_of(node))
         result.append((node, position))
-    joint.write_backs[:] = result
+    work.set_write_backs(result)
 
 
-def snapshot_mutated(joint: JointGraph) -> None:
+def snapshot_mutated(work: Rewriting) -> None:
     """Let backward operators read a copy of a buffer the forward pass overwrites."""
-    placeholders = joint.placeholders
-    forward = ancestors_of(
-        [n for n in joint.raw_outputs if isinstance(n, fx.Node)] + [n for n, _ in joint.write_backs]
-    )
-    for _, position in joint.write_backs:
+    placeholders = work.placeholders
+    forward = ancestors_of([*work.returned, *(n for n, _ in work.write_backs)])
+    for _, position in work.write_backs:
         primal = placeholders[position]
         late = [n for n in readers_of(primal) if n not in forward]
         if not late:
             continue
-        copy = insert(
-            joint, primal, aten.clone.default, (primal,), private.like(primal.meta["val"])
-        )
-        copy.meta["tightfit_forward"] = True
+        copy = work.cloned(primal)
+        note_kept_forward(copy)
         rebuilt = {primal: copy}
         for node in late:
             for argument in node.all_input_nodes:
                 if base_of(argument) is primal:
-                    node.replace_input_with(argument, _rebuild(joint, argument, rebuilt))
+                    node.replace_input_with(argument, _rebuild(work, argument, rebuilt))
 
 
-def _rebuild(joint: JointGraph, view: fx.Node, rebuilt: dict[fx.Node, fx.Node]) -> fx.Node:
+def _rebuild(work: Rewriting, view: fx.Node, rebuilt: dict[fx.Node, fx.Node]) -> fx.Node:
     """Return the same chain of views over another base."""
     if view not in rebuilt:
         source = view.all_input_nodes[0]
-        base = _rebuild(joint, source, rebuilt)
-        with joint.module.graph.inserting_after(view):
-            node = joint.module.graph.node_copy(view, lambda n: base if n is source else n)
+        base = _rebuild(work, source, rebuilt)
+        with work.graph.inserting_after(view):
+            node = work.graph.node_copy(view, lambda n: base if n is source else n)
         rebuilt[view] = node
     return rebuilt[view]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.normalise.rewriting import Rewriting
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
@@ -22,30 +22,22 @@ __all__ = ["share_casts"]
 aten = torch.ops.aten
 
 
-def share_casts(joint: JointGraph, tied: list[list[int]]) -> None:
-    """Cast each weight once in every region of autocast, as eager's cache does.
-
-    Parameters
-    ----------
-    joint : JointGraph
-        The traced step; changed in place.
-    tied : list of list of int
-        Placeholder positions that hold one parameter.
-    """
-    first = {i: group[0] for group in tied for i in group}
+def share_casts(work: Rewriting) -> None:
+    """Cast each weight once in every region of autocast, as eager's cache does."""
+    first = {i: group[0] for group in work.tied for i in group}
     groups: dict[Any, list[fx.Node]] = {}
-    for position, (node, source) in enumerate(zip(joint.placeholders, joint.sources, strict=True)):
+    for position, (node, source) in enumerate(zip(work.placeholders, work.sources, strict=True)):
         if source.kind != "parameter":
             continue
         for user in node.users:
-            region = joint.regions.region_at(user.meta.get("seq_nr"))
+            region = work.origins.region_at(user.meta.get("seq_nr"))
             if region is not None and _is_cast(user) and not _is_backward(user):
                 key = (first.get(position, position), region, user.kwargs.get("dtype"))
                 groups.setdefault(key, []).append(user)
-    order = {node: i for i, node in enumerate(joint.module.graph.nodes)}
+    order = {node: i for i, node in enumerate(work.graph.nodes)}
     for (position, *_), casts in groups.items():
         if len(casts) > 1:
-            _share(joint, position, sorted(casts, key=order.__getitem__))
+            _share(work, position, sorted(casts, key=order.__getitem__))
 
 
 def _is_cast(node: fx.Node) -> bool:
@@ -59,26 +51,26 @@ def _is_backward(node: fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
-def _share(joint: JointGraph, position: int, casts: list[fx.Node]) -> None:
+def _share(work: Rewriting, position: int, casts: list[fx.Node]) -> None:
     numbers = {c.meta["seq_nr"] for c in casts}
-    backs = [n for n in _terms(joint, casts) if n.meta.get("seq_nr") in numbers]
+    backs = [n for n in _terms(work, casts) if n.meta.get("seq_nr") in numbers]
     if backs:
         if len({id(c.args[0]) for c in casts}) > 1:
             raise CaptureError(
-                f"{joint.sources[position].name} is shared by several modules and cast by autocast "
+                f"{work.sources[position].name} is shared by several modules and cast by autocast "
                 "for more than one of them: eager adds up its gradients in low precision, which "
                 "is not planned yet. Way out: torch.autocast(..., cache_enabled=False)"
             )
-        _sum_before_cast(joint, position, backs)
+        _sum_before_cast(work, position, backs)
     for cast in casts[1:]:
         cast.replace_all_uses_with(casts[0])
-        joint.module.graph.erase_node(cast)
+        work.graph.erase_node(cast)
 
 
-def _terms(joint: JointGraph, casts: list[fx.Node]) -> Iterator[fx.Node]:
+def _terms(work: Rewriting, casts: list[fx.Node]) -> Iterator[fx.Node]:
     """Yield the casts back to full precision that the gradients of some weights add up."""
     weights = {c.args[0] for c in casts}
-    waiting = [n for n, i in joint.gradients if joint.placeholders[i] in weights]
+    waiting = [n for n, i in work.gradients if work.placeholders[i] in weights]
     while waiting:
         node = waiting.pop()
         if node.target is aten._to_copy.default:
@@ -87,14 +79,14 @@ def _terms(joint: JointGraph, casts: list[fx.Node]) -> Iterator[fx.Node]:
             waiting.extend(a for a in node.args if isinstance(a, fx.Node))
 
 
-def _sum_before_cast(joint: JointGraph, position: int, backs: list[fx.Node]) -> None:
+def _sum_before_cast(work: Rewriting, position: int, backs: list[fx.Node]) -> None:
     """Replace sum(cast(g) for g in gs) by cast(sum(gs)), in the order autograd adds."""
-    index = next(i for i, (_, p) in enumerate(joint.gradients) if p == position)
-    root = joint.gradients[index][0]
+    index = next(i for i, (_, p) in enumerate(work.gradients) if p == position)
+    root = work.gradients[index][0]
     members = set(backs)
     leaves = list(_leaves(root, members))
     last = max(i for i, leaf in enumerate(leaves) if leaf in members)
-    graph = joint.module.graph
+    graph = work.graph
     with graph.inserting_before(root.next):
         low = _chain(graph, [leaf.args[0] for leaf in leaves if leaf in members], root)
     with graph.inserting_before(low.next):
@@ -104,7 +96,9 @@ def _sum_before_cast(joint: JointGraph, position: int, backs: list[fx.Node]) -> 
     terms = [t for t in terms if t is cast or t not in members]
     with graph.inserting_before(cast.next):
         total = _chain(graph, terms, cast)
-    joint.gradients[index] = (total, position)
+    gradients = list(work.gradients)
+    gradients[index] = (total, position)
+    work.set_gradients(gradients)
     tail = next(iter(reversed(graph.nodes)))
     tail.replace_input_with(root, total)
 

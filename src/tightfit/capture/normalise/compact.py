@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
+
+from tightfit.capture.normalise.rewriting import Rewriting
 
 __all__ = ["compact_results"]
 
@@ -43,9 +44,9 @@ def compact_embedding_bag(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]
     return output, bag_of_index.clone(), sizes, places
 
 
-def compact_results(graph: fx.Graph) -> None:
+def compact_results(work: Rewriting) -> None:
     """Let every reduced loss of a traced step own only its number, and bags only their places."""
-    for node in graph.nodes:
+    for node in work.graph.nodes:
         if node.target is aten._embedding_bag.default:
             if node.meta["val"][1].device.type == "cpu":
                 node.target = compact_embedding_bag

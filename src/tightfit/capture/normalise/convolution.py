@@ -2,7 +2,7 @@
 
 MONeT (section 5.2) splits it for the same reason: the gradient of the input does not read the
 input, which can be freed before that gradient is made. The kernels are those that the one
-operator runs one after the other, so every bit stays as it is (operators.md, section 4).
+operator runs one after the other, so every bit stays as it is.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of, is_getitem, is_op, note_view, storage_bytes
+from tightfit.capture.normalise.rewriting import Rewriting
 
 __all__ = ["split_convolution_backward"]
 
@@ -22,29 +22,28 @@ _WEIGHT_AND_BIAS = (1, 2)  # outputs of the first half
 _LARGE_SHARE = 0.5  # of the largest input of a convolution: what counts as large
 
 
-def split_convolution_backward(joint: JointGraph) -> None:
+def split_convolution_backward(work: Rewriting) -> None:
     """Split the backward of each convolution that is the last to read a value, or is a large one.
 
     Where somebody else reads the value later (the backward of the ReLU that made it), only the
     workspace shrinks: that matters for the largest, elsewhere it would only be one more op. The
-    operator wants some tensor of the input's
-    shape even where it does not look at it; the incoming gradient is given another shape for
-    that, so it must be at least as large.
+    operator wants some tensor of the input's shape even where it does not look at it; the incoming
+    gradient is given another shape for that, so it must be at least as large.
     """
     last_reader: dict[fx.Node, fx.Node] = {}
-    for node in joint.module.graph.nodes:
+    for node in work.graph.nodes:
         if is_op(node) or node.op == "output":
             last_reader.update(dict.fromkeys(map(base_of, node.all_input_nodes), node))
     splittable = [
         node
-        for node in joint.module.graph.nodes
+        for node in work.graph.nodes
         if node.target is aten.convolution_backward.default and _is_splittable(node)
     ]
     largest = max((_read_bytes(node) for node in splittable), default=0)
     for node in splittable:
         is_large = _read_bytes(node) >= _LARGE_SHARE * largest
         if is_large or last_reader[base_of(node.args[_INPUT])] is node:
-            _split(joint.module.graph, node)
+            _split(work.graph, node)
 
 
 def _read_bytes(node: fx.Node) -> int:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of
-from tightfit.capture.normalise.rewriting import (
-    outputs_of,
-    replace,
-)
+from tightfit.capture.normalise.rewriting import Rewriting
 
 __all__ = ["drop_clones", "drop_detaches", "drop_unread_arguments"]
 
 aten = torch.ops.aten
 
 
-# Backward operators that only read the shape of these arguments (operators.md section 6).
 _SHAPE_ONLY: dict[object, tuple[int, ...]] = {
     aten.nll_loss_backward.default: (1,),
     aten.nll_loss2d_backward.default: (1,),
@@ -31,28 +26,29 @@ _SHAPE_ONLY: dict[object, tuple[int, ...]] = {
     aten.reflection_pad2d_backward.default: (1,),
     aten.replication_pad2d_backward.default: (1,),
 }
+"""Arguments of backward operators of which their kernels read nothing but the shape."""
 
 
-def drop_detaches(joint: JointGraph) -> None:
-    for node in list(joint.module.graph.nodes):
+def drop_detaches(work: Rewriting) -> None:
+    """Drop operators that give their argument itself."""
+    for node in list(work.graph.nodes):
         if node.op == "call_function" and node.target in (
             aten.detach.default,
             aten.alias.default,
             aten.lift_fresh.default,
         ):
-            replace(joint, node, node.args[0])
-            joint.module.graph.erase_node(node)
+            work.replace(node, node.args[0])
 
 
-def drop_clones(joint: JointGraph) -> None:
+def drop_clones(work: Rewriting) -> None:
     """Drop copies with unchanged strides: in a functional graph they are the identity.
 
     Unless somebody outside could tell: a copy that is returned, or of what the step mutates. And
     unless it carries out what views put off: conjugation, negation.
     """
-    outputs = {base_of(n) for n in outputs_of(joint)}
-    mutated = {joint.placeholders[i] for _, i in joint.write_backs}
-    for node in list(joint.module.graph.nodes):
+    outputs = {base_of(n) for n in work.outputs}
+    mutated = {work.placeholders[i] for _, i in work.write_backs}
+    for node in list(work.graph.nodes):
         if node.op != "call_function" or node.target is not aten.clone.default:
             continue
         source = node.args[0]
@@ -61,12 +57,12 @@ def drop_clones(joint: JointGraph) -> None:
         if value.is_conj() or value.is_neg():
             continue
         if same and base_of(source) not in mutated and base_of(node) not in outputs:
-            replace(joint, node, source)
-            joint.module.graph.erase_node(node)
+            work.replace(node, source)
 
 
-def drop_unread_arguments(joint: JointGraph) -> None:
-    for node in list(joint.module.graph.nodes):
+def drop_unread_arguments(work: Rewriting) -> None:
+    """Drop arguments that a kernel does not read, or of which it reads the shape only."""
+    for node in list(work.graph.nodes):
         if node.op != "call_function":
             continue
         if node.target is aten.native_batch_norm_backward.default and node.args[7]:
@@ -74,16 +70,15 @@ def drop_unread_arguments(joint: JointGraph) -> None:
         if node.target is aten.batch_norm_backward.default and node.args[7]:
             node.args = (*node.args[:3], None, None, *node.args[5:])
         for index in _SHAPE_ONLY.get(node.target, ()):
-            _read_shape_only(joint, node, index)
+            _read_shape_only(work, node, index)
 
 
-def _read_shape_only(joint: JointGraph, node: fx.Node, index: int) -> None:
+def _read_shape_only(work: Rewriting, node: fx.Node, index: int) -> None:
     """Replace an argument whose values nobody reads by one element expanded to its shape.
 
-    Only for dense standard layouts: with channels_last the memory format of the argument
+    Only for dense tensors in standard order: with channels_last the memory format of the argument
     decides the format of the result.
     """
-    graph = joint.module.graph
     source = node.args[index]
     if not isinstance(source, fx.Node) or base_of(source).op == "placeholder":
         return
@@ -91,9 +86,6 @@ def _read_shape_only(joint: JointGraph, node: fx.Node, index: int) -> None:
     if not value.is_contiguous() or value.numel() == 0:
         return
     shell = torch.empty(1, dtype=value.dtype, device=value.device).expand(value.shape)
-    name = f"_shape_only_{node.name}"
-    joint.module.register_buffer(name, shell, persistent=False)
-    with graph.inserting_before(node):
-        constant = graph.get_attr(name)
-    constant.meta = {"val": value}
+    with work.graph.inserting_before(node):
+        constant = work.constant(f"_shape_only_{node.name}", shell, value)
     node.update_arg(index, constant)

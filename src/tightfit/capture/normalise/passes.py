@@ -8,63 +8,74 @@ their bytes are planned.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.nodes import classify, is_random
+from tightfit.capture.nodes import is_random, note_views
 from tightfit.capture.normalise.buffers import correct_statistics, own_write_backs, snapshot_mutated
 from tightfit.capture.normalise.casts import share_casts
 from tightfit.capture.normalise.compact import compact_results
 from tightfit.capture.normalise.convolution import split_convolution_backward
 from tightfit.capture.normalise.copies import drop_clones, drop_detaches, drop_unread_arguments
+from tightfit.capture.normalise.dropout import correct_dropout
 from tightfit.capture.normalise.gradients import own_gradients, sum_tied_gradients
-from tightfit.capture.normalise.rewriting import (
-    outputs_of,
-)
-from tightfit.capture.operators.dropout import correct_dropout
+from tightfit.capture.normalise.rewriting import Rewriting
 
-__all__ = ["normalise"]
+__all__ = ["PASSES", "normalise"]
 
 
-def normalise(joint: JointGraph, tied: list[list[int]]) -> JointGraph:
-    """Apply every exact clean-up to a traced step, in place, and return it.
+def normalise(joint: JointGraph, tied: Sequence[Sequence[int]]) -> JointGraph:
+    """Return a traced step after every exact clean-up.
 
     Parameters
     ----------
     joint : JointGraph
         The traced step.
-    tied : list of list of int
+    tied : sequence of sequence of int
         Placeholder positions that hold the same parameter.
     """
-    classify(joint.module.graph)
-    share_casts(joint, tied)
-    correct_statistics(joint)
-    correct_dropout(joint.module.graph)
-    compact_results(joint.module.graph)
-    drop_detaches(joint)
-    drop_clones(joint)
-    drop_unread_arguments(joint)
-    split_convolution_backward(joint)
-    sum_tied_gradients(joint, tied)
-    own_gradients(joint)
-    own_write_backs(joint)
-    snapshot_mutated(joint)
-    _erase_dead(joint)
-    joint.module.recompile()
-    return joint
+    work = Rewriting(joint, tied)
+    for each in PASSES:
+        each(work)
+    return work.finished()
 
 
-def _erase_dead(joint: JointGraph) -> None:
-    """Erase what nobody reads, random operators included.
+def find_views(work: Rewriting) -> None:
+    """Note which nodes are views, while the fake tensors still tell."""
+    note_views(work.graph)
+
+
+def erase_dead(work: Rewriting) -> None:
+    """Erase what nobody reads.
 
     A random operator nobody reads still advanced the generator in eager, so it stays; and so does
     one that is asked for the step's sake.
     """
-    graph = joint.module.graph
-    outputs = outputs_of(joint)
-    tail = next(iter(reversed(graph.nodes)))
+    outputs = work.outputs
+    tail = next(iter(reversed(work.graph.nodes)))
     tail.args = (tuple(outputs),)
-    for node in reversed(list(graph.nodes)):
+    for node in reversed(list(work.graph.nodes)):
         unread = node.op == "call_function" and not node.users and node not in outputs
         kept = is_random(node) or question_of(node) is not None
         if (unread and not kept) or (node.op == "get_attr" and not node.users):
-            graph.erase_node(node)
+            work.graph.erase_node(node)
+
+
+PASSES: tuple[Callable[[Rewriting], None], ...] = (
+    find_views,
+    share_casts,
+    correct_statistics,
+    correct_dropout,
+    compact_results,
+    drop_detaches,
+    drop_clones,
+    drop_unread_arguments,
+    split_convolution_backward,
+    sum_tied_gradients,
+    own_gradients,
+    own_write_backs,
+    snapshot_mutated,
+    erase_dead,
+)
+"""What is done, in this order: later passes count on what earlier ones have made of the step."""

@@ -1,8 +1,10 @@
-"""Rewriting a traced step: its module and its lists of outputs change together."""
+"""Rewriting a traced step on a copy: its graph and its lists of outputs change together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,58 +13,128 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.torch_private import core as private
 
-__all__ = [
-    "ancestors_of",
-    "insert",
-    "outputs_of",
-    "owned",
-    "position_of",
-    "readers_of",
-    "replace",
-]
+__all__ = ["Rewriting", "ancestors_of", "readers_of"]
 
 
-def outputs_of(joint: JointGraph) -> set[fx.Node]:
-    nodes = [n for n in joint.raw_outputs if isinstance(n, fx.Node)]
-    nodes += [n for n, _ in joint.write_backs] + [n for n, _ in joint.gradients]
-    return set(nodes)
+class Rewriting:
+    """A copy of a traced step that the passes rewrite.
 
+    Parameters
+    ----------
+    joint : JointGraph
+        The traced step; it stays as it is.
+    tied : sequence of sequence of int
+        Placeholder positions that hold the same parameter.
+    """
 
-def replace(joint: JointGraph, old: fx.Node, new: fx.Node) -> None:
-    """Replace a node everywhere, the lists of outputs included."""
-    old.replace_all_uses_with(new)
-    joint.raw_outputs[:] = [new if n is old else n for n in joint.raw_outputs]
-    joint.write_backs[:] = [(new if n is old else n, i) for n, i in joint.write_backs]
-    joint.gradients[:] = [(new if n is old else n, i) for n, i in joint.gradients]
+    def __init__(self, joint: JointGraph, tied: Sequence[Sequence[int]]) -> None:
+        self._joint = joint
+        self._constants: dict[str, Any] = {}
+        self.graph, copies = _copy_of(joint.module.graph)
+        self.tied = tuple(map(tuple, tied))
+        self.sources = joint.sources
+        self.origins = joint.origins
+        self.placeholders = tuple(copies[n] for n in joint.placeholders)
+        self.write_backs = [(copies[n], i) for n, i in joint.write_backs]
+        self.raw_outputs = [copies[n] if isinstance(n, fx.Node) else n for n in joint.raw_outputs]
+        self.gradients = [(copies[n], i) for n, i in joint.gradients]
 
+    @property
+    def returned(self) -> list[fx.Node]:
+        """The outputs and bases that the step returns, constants left out."""
+        return [n for n in self.raw_outputs if isinstance(n, fx.Node)]
 
-def position_of(graph: fx.Graph, node: fx.Node) -> int:
-    return next(i for i, n in enumerate(graph.nodes) if n is node)
+    @property
+    def outputs(self) -> set[fx.Node]:
+        """Everything that the step gives: outputs, new content of buffers, gradients."""
+        written = [n for n, _ in self.write_backs] + [n for n, _ in self.gradients]
+        return {*self.returned, *written}
 
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Replace a node everywhere, the lists of outputs included, and erase it."""
+        old.replace_all_uses_with(new)
+        self.raw_outputs = [new if n is old else n for n in self.raw_outputs]
+        self.write_backs = [(new if n is old else n, i) for n, i in self.write_backs]
+        self.gradients = [(new if n is old else n, i) for n, i in self.gradients]
+        self.graph.erase_node(old)
 
-def owned(joint: JointGraph, node: fx.Node, taken: set[fx.Node]) -> fx.Node:
-    """Return the node, or a copy of it if its storage is shared or not the step's own."""
-    base = base_of(node)
-    own = base.op == "call_function" and base not in taken
-    dense = base.meta["val"].numel() == node.meta["val"].numel() if own else False
-    if own and dense:
+    def set_gradients(self, gradients: Iterable[tuple[fx.Node, int]]) -> None:
+        """Hand over other gradients."""
+        self.gradients = list(gradients)
+
+    def set_write_backs(self, write_backs: Iterable[tuple[fx.Node, int]]) -> None:
+        """Write other contents back."""
+        self.write_backs = list(write_backs)
+
+    def owned(self, node: fx.Node, taken: set[fx.Node]) -> fx.Node:
+        """Return the node, or a copy of it if its storage is shared or not the step's own."""
+        base = base_of(node)
+        own = base.op == "call_function" and base not in taken
+        dense = base.meta["val"].numel() == node.meta["val"].numel() if own else False
+        return node if own and dense else self.cloned(node)
+
+    def cloned(self, node: fx.Node) -> fx.Node:
+        """Return a copy of a node, made right behind it."""
+        value = private.like(node.meta["val"])
+        return self.insert(node, torch.ops.aten.clone.default, (node,), value)
+
+    def insert(
+        self, after: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], value: torch.Tensor
+    ) -> fx.Node:
+        """Return a new operator behind a node, from whose module it comes too."""
+        anchor = after
+        while anchor.next.op == "placeholder":
+            anchor = anchor.next
+        with self.graph.inserting_after(anchor):
+            node = self.graph.call_function(target, args)
+        node.meta = {"val": value, "seq_nr": after.meta.get("seq_nr")}
         return node
-    return insert(
-        joint, node, torch.ops.aten.clone.default, (node,), private.like(node.meta["val"])
-    )
+
+    def constant(self, name: str, tensor: torch.Tensor, value: torch.Tensor) -> fx.Node:
+        """Return a new node, made where the graph inserts now, that gives a constant.
+
+        Parameters
+        ----------
+        value : Tensor
+            The fake tensor that stands for it.
+        """
+        self._constants[name] = tensor
+        node = self.graph.get_attr(name)
+        node.meta = {"val": value}
+        return node
+
+    def position_of(self, node: fx.Node) -> int:
+        """Return which node of the graph a node is."""
+        return next(i for i, n in enumerate(self.graph.nodes) if n is node)
+
+    def finished(self) -> JointGraph:
+        """Return the step as it has become."""
+        held = {str(n.target) for n in self.graph.nodes if n.op == "get_attr"}
+        given = {n: _attribute(self._joint.module, n) for n in held - self._constants.keys()}
+        return replace(
+            self._joint,
+            module=fx.GraphModule({**given, **self._constants}, self.graph),
+            placeholders=self.placeholders,
+            write_backs=tuple(self.write_backs),
+            raw_outputs=tuple(self.raw_outputs),
+            gradients=tuple(self.gradients),
+        )
 
 
-def insert(
-    joint: JointGraph, after: fx.Node, target: Callable, args: tuple, value: torch.Tensor
-) -> fx.Node:
-    graph = joint.module.graph
-    anchor = after
-    while anchor.next.op == "placeholder":
-        anchor = anchor.next
-    with graph.inserting_after(anchor):
-        node = graph.call_function(target, args)
-    node.meta = {"val": value, "seq_nr": after.meta.get("seq_nr")}
-    return node
+def _copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """Return a copy of a graph, and of each node."""
+    copy = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    result: Any = copy.graph_copy(graph, copies, return_output_node=True)
+    value, tail = result
+    copy.output(value).meta = dict(tail.meta)
+    return copy, copies
+
+
+def _attribute(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module
 
 
 def readers_of(base: fx.Node) -> set[fx.Node]:
@@ -79,6 +151,7 @@ def readers_of(base: fx.Node) -> set[fx.Node]:
 
 
 def ancestors_of(roots: list[fx.Node]) -> set[fx.Node]:
+    """Return some nodes and all that they are computed from."""
     found: set[fx.Node] = set()
     waiting = list(roots)
     while waiting:

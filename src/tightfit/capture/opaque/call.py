@@ -12,24 +12,24 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from tightfit.allocator import measure_peak
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
-from tightfit.capture.opaque.record import TENSOR, Keeper, Operand, Profile, Record, Result, Source
+from tightfit.capture.opaque.record import TENSOR, Anchor, Keeper, Operand, Profile, Record, Result
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
-from tightfit.costs.measured.call import PeakFunction, fixed_generators, materialise
+from tightfit.costs.measured.call import fixed_generators, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private
 from tightfit.units import format_bytes
 
-__all__ = ["Block"]
-
+__all__ = ["OpaqueCall", "OpaqueModules"]
 
 _DRAWS = 8
 """How many times a module that draws numbers is run to see whether they decide what it runs."""
@@ -44,18 +44,18 @@ class _Body(nn.Module):
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.block = module
+        self.inner = module
         object.__setattr__(self, "function", function)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        before = members_of(self.block)
+        before = members_of(self.inner)
         output = self.function(*args, **kwargs)
-        write_replaced(self.block, before)
+        write_replaced(self.inner, before)
         return output
 
 
-class Block:
-    """One module, called with operands of given geometry.
+class OpaqueCall:
+    """One opaque module, called with operands of given geometry.
 
     Parameters
     ----------
@@ -143,21 +143,21 @@ class Block:
             )
         flags = tuple(t.requires_grad for t in outputs)
         record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
-        return Result([t.detach() for t in outputs], record, flags, structure, passed)
+        return Result(tuple(t.detach() for t in outputs), record, flags, structure, passed)
 
     def _source(self, operand: Operand, tensor: torch.Tensor, anchor: torch.Tensor) -> Any:
         if not (operand.requires_grad and self.has_record):
             return tensor
         if operand.parameter is not None:  # a leaf, as in eager: autocast casts a leaf only once
             return tensor.detach().requires_grad_()
-        return Source.apply(anchor, tensor)
+        return Anchor.apply(anchor, tensor)
 
     def _call(self, sources: Sequence[Any], state: dict[str, torch.Tensor]) -> Any:
         arguments = iter(sources)
         leaves = [next(arguments) if leaf is TENSOR else leaf for leaf in self.leaves]
         names = [o.parameter for o in self.operands if o.parameter is not None]
-        swapped = {f"block.{n}": t for n, t in zip(names, arguments, strict=True)}
-        swapped |= {f"block.{n}": t for n, t in state.items() if n not in names}
+        swapped = {f"inner.{n}": t for n, t in zip(names, arguments, strict=True)}
+        swapped |= {f"inner.{n}": t for n, t in state.items() if n not in names}
         args, kwargs = unflatten(leaves, self.spec)
         return torch.func.functional_call(self.body, swapped, args, kwargs)
 
@@ -185,17 +185,17 @@ class Block:
         chosen = keeper.refer(known, allowed)
         if self.profile is not None:
             self._refuse_growth(keeper.held_bytes(self._resident()), self.profile)
-        keeper.packed = []
+        keeper.finish()
         return Record(
             keeper,
-            [
+            tuple(
                 edge(s)
                 for s, o in zip(sources, self.operands, strict=True)
                 if o.requires_grad and s.requires_grad
-            ],
-            [edge(t) if t.requires_grad else None for t in outputs],
-            chosen,
-            [known[i].storage_offset() * known[i].element_size() for i in chosen],
+            ),
+            tuple(edge(t) if t.requires_grad else None for t in outputs),
+            tuple(chosen),
+            tuple(known[i].storage_offset() * known[i].element_size() for i in chosen),
         )
 
     def _refuse_growth(self, held_bytes: int, profile: Profile) -> None:
@@ -222,12 +222,11 @@ class Block:
         retain: bool = False,
     ) -> list[torch.Tensor | None]:
         """Return the gradient of every operand that requires one, or None where it has none."""
-        record.keeper.bound = list(zip(saved, record.offsets_bytes, strict=True))
         results = [record.results[i] for i in present]
-        gradients = torch.autograd.grad(
-            results, record.sources, list(tangents), allow_unused=True, retain_graph=retain
-        )
-        record.keeper.bound = []
+        with record.keeper.bound(saved, record.offsets_bytes):
+            gradients = torch.autograd.grad(
+                results, record.sources, list(tangents), allow_unused=True, retain_graph=retain
+            )
         taken = {private.storage_key(t) for t in (*saved, *tangents) if t.numel()}
         taken |= self._resident()
         owned: list[torch.Tensor | None] = []
@@ -241,17 +240,19 @@ class Block:
             owned.append(own)
         return owned
 
+    def keep_record(self, present: tuple[int, ...]) -> None:
+        """Let the backward for some outputs keep its record to its end, in every step."""
+        self.retained.add(present)
+
     # -- measuring ----------------------------------------------------------------------------
 
-    def examine(self, state: dict[str, torch.Tensor], measure_peak: PeakFunction) -> None:
+    def examine(self, state: dict[str, torch.Tensor]) -> None:
         """Run the forward on real tensors, find out what matters of it, change nothing.
 
         Parameters
         ----------
         state : dict of str to tensor
             The module's real parameters and buffers.
-        measure_peak : callable
-            Meters a call.
         """
         self.state = state
         tensors = [o.real() for o in self.operands]
@@ -261,10 +262,9 @@ class Block:
         python = PythonState({"": self.module})
         with fixed_generators(self.device), python:
             generator = torch.get_rng_state()
-            result = self._explained(tensors, copies)
+            result = replace(self._explained(tensors, copies), record=None)
             drew = not torch.equal(generator, torch.get_rng_state())
-            result.record = None
-            kept = self._kept(result, copies, measure_peak, drew) if self.has_record else {}
+            kept = self._kept(result, copies, drew) if self.has_record else {}
         self.draws = tuple(kept)[: None if len({*kept.values()}) > 1 else 1] or (0,)
         size = max(
             *(held for _, held in kept.values()),
@@ -307,7 +307,7 @@ class Block:
             torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
 
     def _kept(
-        self, expected: Result, copies: dict[str, torch.Tensor], meter: PeakFunction, drew: bool
+        self, expected: Result, copies: dict[str, torch.Tensor], drew: bool
     ) -> dict[int, tuple[tuple[int, ...], int]]:
         """Return by seed what backward reads, and what lives on besides.
 
@@ -329,9 +329,9 @@ class Block:
                 alike.append(result.is_like(expected))
                 return result.record
 
-            record, peak = meter(only_the_record, device=self.device)
+            record, peak = measure_peak(only_the_record, device=self.device)
             kept = found if all(alike) else others
-            kept[seed] = tuple(record.saved), max(0, peak.growth_bytes)
+            kept[seed] = record.saved, max(0, peak.growth_bytes)
             del record
             if time.perf_counter() - begin > _DRAWS_S:
                 break
@@ -343,7 +343,7 @@ class Block:
         return next((o.geometry.device for o in self.operands), torch.device("cpu"))
 
     def examine_backward(self, present: tuple[int, ...]) -> tuple[Geometry | None, ...]:
-        """Find the layout of the gradients, given which outputs receive one."""
+        """Find how the gradients lie in memory, given which outputs receive one."""
         if present not in self.gradients:
             with fixed_generators(self.device), PythonState({"": self.module}):
                 record, saved, tangents = self.ready(present, self.state)
@@ -369,9 +369,33 @@ class Block:
         assert result.record is not None
         known = [*tensors, *result.outputs]
         saved = [known[i] for i in self.profile.saved]
-        layouts = [self.profile.outputs[i] for i in present]
-        tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in layouts]
+        geometries = [self.profile.outputs[i] for i in present]
+        tangents = [materialise(g.shape, g.strides, g.dtype, g.device) for g in geometries]
         return result.record, saved, tangents
+
+
+@dataclass(frozen=True)
+class OpaqueModules:
+    """The opaque modules of a captured step.
+
+    Parameters
+    ----------
+    calls : tuple of OpaqueCall
+        Kept here: the step's operators know them by their keys only.
+    changing : frozenset of (str, str)
+        Names of modules, with attributes that they change: these tell no step from another.
+    changes_state : bool
+        Whether one changes buffers or Python state when it runs.
+    """
+
+    calls: tuple[OpaqueCall, ...]
+    changing: frozenset[tuple[str, str]]
+    changes_state: bool
+
+    def forget_examples(self) -> None:
+        """Let go of the tensors they were measured with, once the step is priced."""
+        for call in self.calls:
+            call.forget_examples()
 
 
 def _keeps_dropout_state(module: nn.Module) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
+from tightfit.capture.origins import module_names
 from tightfit.errors import BadInput
 
 __all__ = ["is_opaque", "opaque", "opaque_modules"]
@@ -53,17 +56,12 @@ def is_opaque(module: nn.Module) -> bool:
 
 
 def opaque_modules(
-    modules: dict[str, nn.Module], named: frozenset[str] = frozenset()
+    modules: Mapping[str, nn.Module], named: frozenset[str] = frozenset()
 ) -> dict[str, nn.Module]:
     """Return the outermost opaque modules by name: marked, recurrent or named."""
     found: dict[str, nn.Module] = {}
-    for prefix, top in modules.items():
-        inside: list[str] = []
-        for name, module in top.named_modules():
-            if any(name == o or name.startswith(f"{o}." if o else "") for o in inside):
-                continue
-            label = name if len(modules) == 1 else f"{prefix}.{name}".rstrip(".")
-            if is_opaque(module) or label in named:
-                inside.append(name)
-                found[label] = module
+    for name, module in module_names(modules).items():
+        inside = any(name.startswith(f"{outer}." if outer else "") for outer in found)
+        if not inside and (is_opaque(module) or name in named):
+            found[name] = module
     return found

@@ -10,34 +10,35 @@ from typing import Any
 import msgspec
 import torch
 
+from tightfit.allocator import measure_peak
 from tightfit.capture.calls.geometry import Geometry
-from tightfit.capture.opaque.call import Block
+from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Result
 from tightfit.capture.reads.python_state import PythonState
-from tightfit.costs.measured.call import Measurement, PeakFunction, fixed_generators, measure_call
+from tightfit.costs.measured.call import Measurement, fixed_generators, measure_call
 from tightfit.errors import PlanMismatch
 
-__all__ = ["BlockBackward", "BlockForward"]
+__all__ = ["OpaqueBackward", "OpaqueForward"]
 
 _SECONDS = 0.12  # for the timing of one call
 
 
 @dataclass(frozen=True)
-class BlockForward:
-    """Runs a block's forward inside a program: outputs, then the record."""
+class OpaqueForward:
+    """Runs an opaque module's forward inside a program: outputs, then the record."""
 
-    block: Block
+    call: OpaqueCall
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Return the tensors the module returns and the record of its backward."""
-        profile = self.block.profile
+        profile = self.call.profile
         assert profile is not None
-        buffers = () if profile.pinned else tuple(self.block.module.buffers())
+        buffers = () if profile.pinned else tuple(self.call.module.buffers())
         before = [b._version for b in buffers]
-        result = self.block.forward(tensors)
+        result = self.call.forward(tensors)
         if any(b._version != v for b, v in zip(buffers, before, strict=True)):
             raise PlanMismatch(
-                f"the opaque module {self.block.name!r} changes its buffers, though it did not "
+                f"the opaque module {self.call.name!r} changes its buffers, though it did not "
                 "when it was measured: computing it again would change them twice. Move what "
                 "changes them out of the module, or the module out of the fitted part"
             )
@@ -50,7 +51,7 @@ class BlockForward:
                 if a != b
             ]
             raise PlanMismatch(
-                f"the opaque module {self.block.name!r} returned other tensors than when it was "
+                f"the opaque module {self.call.name!r} returned other tensors than when it was "
                 f"measured ({wrong[0] if wrong else 'their number or differentiability'}): its "
                 "output depends on the data, which a plan cannot hold. Way out: pad to a fixed "
                 "shape, or move it out of the fitted part"
@@ -58,39 +59,29 @@ class BlockForward:
         now, then = result.structure.constants, profile.structure.constants
         if now != then:
             raise PlanMismatch(
-                f"the opaque module {self.block.name!r} returned {now} besides its tensors, but "
+                f"the opaque module {self.call.name!r} returned {now} besides its tensors, but "
                 f"{then} when it was captured: a planned step would go on with the old values. "
                 "Return tensors, or move it out of the fitted part"
             )
-        return [*result.outputs, result.record] if self.block.has_record else result.outputs
+        return [*result.outputs, *([result.record] if self.call.has_record else ())]
 
-    def measure(self, measure_peak: PeakFunction) -> Measurement:
+    def measure(self) -> Measurement:
         """Return what the forward costs, over some draws where they decide."""
-        block = self.block
-        tensors = [o.real() for o in block.operands]
-        buffers = {n: t.clone() for n, t in block.module.named_buffers()}
+        call = self.call
+        tensors = [o.real() for o in call.operands]
+        buffers = {n: t.clone() for n, t in call.module.named_buffers()}
 
         def run(seed: int) -> list[Any]:
-            block.seed(seed)
-            return _everything(block.forward(tensors, buffers))
+            call.seed(seed)
+            return _everything(call.forward(tensors, buffers))
 
-        with PythonState({"": block.module}):
-            return _over_draws(
-                [_measured(block, run, (seed,), measure_peak) for seed in block.draws]
-            )
+        with PythonState({"": call.module}):
+            return _over_draws([_measured(call, run, (seed,)) for seed in call.draws])
 
 
-def _measured(
-    block: Block, call: Callable[..., Any], arguments: tuple[Any, ...], measure_peak: PeakFunction
-) -> Measurement:
-    """Return what a call costs, timed the shorter the more draws there are."""
-    return measure_call(
-        call,
-        arguments,
-        device=block.device,
-        measure_peak=measure_peak,
-        seconds=_SECONDS / len(block.draws),
-    )
+def _measured(call: OpaqueCall, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Measurement:
+    """Return what a run of a call costs, timed the shorter the more draws there are."""
+    return measure_call(run, arguments, device=call.device, seconds=_SECONDS / len(call.draws))
 
 
 def _over_draws(measured: Sequence[Measurement]) -> Measurement:
@@ -107,8 +98,8 @@ def _everything(result: Result) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class BlockBackward:
-    """Runs a block's backward inside a program.
+class OpaqueBackward:
+    """Runs an opaque module's backward inside a program.
 
     Parameters
     ----------
@@ -116,63 +107,59 @@ class BlockBackward:
         The outputs that have a gradient.
     """
 
-    block: Block
+    call: OpaqueCall
     present: tuple[int, ...]
 
     def __call__(
         self, record: Any, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """Return the gradients of the operands, those left out that never have one."""
-        expected = self.block.gradients[self.present]
-        retain = self.present in self.block.retained
-        gradients = self.block.backward(record, saved, tangents, self.present, retain=retain)
-        operands = [o for o in self.block.operands if o.requires_grad]
-        for operand, layout, gradient in zip(operands, expected, gradients, strict=True):
-            if operand.parameter is None and (layout is None) != (gradient is None):
+        expected = self.call.gradients[self.present]
+        retain = self.present in self.call.retained
+        gradients = self.call.backward(record, saved, tangents, self.present, retain=retain)
+        operands = [o for o in self.call.operands if o.requires_grad]
+        for operand, geometry, gradient in zip(operands, expected, gradients, strict=True):
+            if operand.parameter is None and (geometry is None) != (gradient is None):
                 raise PlanMismatch(
-                    f"the opaque module {self.block.name!r} differentiates with respect to other "
+                    f"the opaque module {self.call.name!r} differentiates with respect to other "
                     "inputs than when it was captured: which ones depends on the data, which a "
                     "plan cannot hold. Way out: move it out of the fitted part"
                 )
-        return [g for g, layout in zip(gradients, expected, strict=True) if layout is not None]
+        return [g for g, geometry in zip(gradients, expected, strict=True) if geometry is not None]
 
-    def measure(self, measure_peak: PeakFunction) -> Measurement:
+    def measure(self) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.
 
         Where less is held so than its results and the record together, as a plan counts them, the
         record is kept to the end instead: the plan has made room for it, and foretells the peak.
         """
-        seeds = self.block.draws
-        with fixed_generators(self.block.device), PythonState({"": self.block.module}):
-            timed = [self._timed(seed, measure_peak) for seed in seeds]
-            workspaces = [self._workspace(t, measure_peak, retain=False) for t in enumerate(timed)]
+        seeds = self.call.draws
+        with fixed_generators(self.call.device), PythonState({"": self.call.module}):
+            timed = [self._timed(seed) for seed in seeds]
+            workspaces = [self._workspace(t, retain=False) for t in enumerate(timed)]
             if min(workspaces) < 0:
-                self.block.retained.add(self.present)
-                workspaces = [
-                    self._workspace(t, measure_peak, retain=True) for t in enumerate(timed)
-                ]
+                self.call.keep_record(self.present)
+                workspaces = [self._workspace(t, retain=True) for t in enumerate(timed)]
         return msgspec.structs.replace(_over_draws(timed), workspace_bytes=max(0, *workspaces))
 
-    def _timed(self, seed: int, measure_peak: PeakFunction) -> Measurement:
-        block = self.block
-        block.seed(seed)
-        record, saved, tangents = block.ready(self.present)
+    def _timed(self, seed: int) -> Measurement:
+        call = self.call
+        call.seed(seed)
+        record, saved, tangents = call.ready(self.present)
 
         def run() -> list[torch.Tensor | None]:
-            return block.backward(record, saved, tangents, self.present, retain=True)
+            return call.backward(record, saved, tangents, self.present, retain=True)
 
-        return _measured(block, run, (), measure_peak)
+        return _measured(call, run, ())
 
-    def _workspace(
-        self, timed: tuple[int, Measurement], measure_peak: PeakFunction, *, retain: bool
-    ) -> int:
+    def _workspace(self, timed: tuple[int, Measurement], *, retain: bool) -> int:
         """Return what a backward holds at its peak besides its results, above its begin."""
-        block = self.block
+        call = self.call
         seed, measurement = timed
-        block.seed(seed)
-        record, saved, tangents = block.ready(self.present)
+        call.seed(seed)
+        record, saved, tangents = call.ready(self.present)
         _, peak = measure_peak(
-            lambda: block.backward(record, saved, tangents, self.present, retain=retain),
-            device=block.device,
+            lambda: call.backward(record, saved, tangents, self.present, retain=retain),
+            device=call.device,
         )
         return peak.peak_bytes - sum(measurement.output_bytes)

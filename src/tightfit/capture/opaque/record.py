@@ -6,7 +6,8 @@ so that nothing is held twice or behind the plan's back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from tightfit.capture.calls.structure import Structure
 from tightfit.costs.measured.call import materialise
 from tightfit.torch_private import core as private
 
-__all__ = ["TENSOR", "Keeper", "Operand", "Profile", "Record", "Result", "Source"]
+__all__ = ["TENSOR", "Anchor", "Keeper", "Operand", "Profile", "Record", "Result"]
 
 
 class _Packed:
@@ -30,6 +31,13 @@ class _Packed:
         self.geometry: Geometry | None = None
         self.index = 0
 
+    def refer_to(self, index: int) -> None:
+        """Let go of the tensor: backward finds it in the value that is bound at a place."""
+        assert self.tensor is not None
+        self.geometry = Geometry.of(self.tensor)
+        self.index = index
+        self.tensor = None
+
 
 class Keeper:
     """Packs what an autograd graph saves, and unpacks it when backward asks.
@@ -38,19 +46,19 @@ class Keeper:
     """
 
     def __init__(self) -> None:
-        self.packed: list[_Packed] = []
-        self.bound: list[tuple[torch.Tensor, int]] = []
+        self._packed: list[_Packed] = []
+        self._bound: list[tuple[torch.Tensor, int]] = []
 
     def pack(self, tensor: torch.Tensor) -> _Packed:
         packed = _Packed(tensor.detach())
-        self.packed.append(packed)
+        self._packed.append(packed)
         return packed
 
     def unpack(self, packed: _Packed) -> torch.Tensor:
         if packed.tensor is not None:
             return packed.tensor
         assert packed.geometry is not None
-        base, offset_bytes = self.bound[packed.index]
+        base, offset_bytes = self._bound[packed.index]
         moved_bytes = base.storage_offset() * base.element_size() - offset_bytes
         return packed.geometry.over(base, moved_bytes)
 
@@ -61,26 +69,44 @@ class Keeper:
             if tensor.numel() and (allowed is None or index in allowed):
                 storages.setdefault(private.storage_key(tensor), index)
         found = sorted(
-            {storages[k] for p in self.packed if (k := _key(p)) is not None and k in storages}
+            {storages[k] for p in self._packed if (k := _key(p)) is not None and k in storages}
         )
         place = {index: i for i, index in enumerate(allowed if allowed is not None else found)}
-        for packed in self.packed:
+        for packed in self._packed:
             index = storages.get(_key(packed) or 0)
             if index is not None:
-                assert packed.tensor is not None
-                packed.geometry = Geometry.of(packed.tensor)
-                packed.index = place[index]
-                packed.tensor = None
+                packed.refer_to(place[index])
         return list(allowed) if allowed is not None else found
 
     def held_bytes(self, resident: set[int]) -> int:
         """Return the bytes of the storages held here, those of the module itself left out."""
         held = {
             key: p.tensor.untyped_storage().nbytes()
-            for p in self.packed
+            for p in self._packed
             if p.tensor is not None and (key := _key(p)) is not None
         }
         return sum(size for key, size in held.items() if key not in resident)
+
+    def finish(self) -> None:
+        """Leave what was packed to the graph alone: it holds all of it by itself."""
+        self._packed = []
+
+    @contextlib.contextmanager
+    def bound(
+        self, tensors: Sequence[torch.Tensor], offsets_bytes: Sequence[int]
+    ) -> Iterator[None]:
+        """While backward runs, find in tensors what was referred to them.
+
+        Parameters
+        ----------
+        offsets_bytes : sequence of int
+            Where each of them began in its storage when the graph was made.
+        """
+        self._bound = list(zip(tensors, offsets_bytes, strict=True))
+        try:
+            yield
+        finally:
+            self._bound = []
 
 
 def _key(packed: _Packed) -> int | None:
@@ -88,7 +114,7 @@ def _key(packed: _Packed) -> int | None:
     return private.storage_key(tensor) if tensor is not None and tensor.numel() else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Record:
     """An autograd graph that awaits its backward: the value that a plan keeps and frees.
 
@@ -96,22 +122,22 @@ class Record:
     ----------
     keeper : Keeper
         Holds what the graph saved.
-    sources, results : list of GradientEdge
+    sources, results : tuple of GradientEdge
         Where gradients leave the graph and where they enter; None: an output without gradient.
-    saved : list of int
+    saved : tuple of int
         Which operands, then outputs, are bound before backward.
-    offsets_bytes : list of int
+    offsets_bytes : tuple of int
         Where each of them began in its storage.
     """
 
     keeper: Keeper
-    sources: list[Any]
-    results: list[Any]
-    saved: list[int]
-    offsets_bytes: list[int]
+    sources: tuple[Any, ...]
+    results: tuple[Any, ...]
+    saved: tuple[int, ...]
+    offsets_bytes: tuple[int, ...]
 
 
-class Source(torch.autograd.Function):
+class Anchor(torch.autograd.Function):
     """Gives an existing tensor a place in an autograd graph that does not hold it."""
 
     @staticmethod
@@ -124,21 +150,21 @@ class Source(torch.autograd.Function):
 
 
 TENSOR = object()
-"""Stands for a tensor among the flattened arguments of a block."""
+"""Stands for a tensor among the flattened arguments of a call."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor a block reads.
+    """One tensor that an opaque module reads.
 
     Parameters
     ----------
     geometry : Geometry
-        Its layout.
+        How it lies in memory.
     requires_grad : bool
-        Whether the block passes a gradient to it.
+        Whether a gradient is passed to it.
     parameter : str or None
-        The parameter's name inside the block; None: an argument of the call.
+        The parameter's name inside the module; None: an argument of the call.
     example : tensor or None
         A real tensor to measure with, where one is at hand.
     """
@@ -158,7 +184,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one real run of a block's forward showed.
+    """What one real run of an opaque module's forward showed.
 
     Parameters
     ----------
@@ -200,13 +226,13 @@ class Profile:
         return self.structure.filled([next(new) if i is None else operands[i] for i in self.passed])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Result:
-    """What one run of a block gave.
+    """What one run of an opaque module's forward gave.
 
     Parameters
     ----------
-    outputs : list of tensor
+    outputs : tuple of tensor
         The tensors it returns, detached.
     record : Record or None
         What its backward needs.
@@ -218,7 +244,7 @@ class Result:
         As in `Profile`.
     """
 
-    outputs: list[torch.Tensor]
+    outputs: tuple[torch.Tensor, ...]
     record: Record | None
     differentiable: tuple[bool, ...]
     structure: Structure

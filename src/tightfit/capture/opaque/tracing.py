@@ -17,24 +17,24 @@ from torch import fx, nn
 
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import flatten
-from tightfit.capture.opaque.call import Block
+from tightfit.capture.opaque.call import OpaqueCall, OpaqueModules
 from tightfit.capture.opaque.mark import opaque_modules
-from tightfit.capture.opaque.ops import BlockBackward, BlockForward
+from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.opaque.record import TENSOR, Operand
 from tightfit.capture.reads.executed import unheard
-from tightfit.costs.measured.call import PeakFunction
+from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
 __all__ = [
-    "OpaqueCalls",
-    "block_call",
+    "OpaqueStandIns",
     "draws_inside",
     "is_opaque_operator",
+    "opaque_function",
     "pin_of",
 ]
 
-_BLOCKS: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+_CALLS: weakref.WeakValueDictionary[int, OpaqueCall] = weakref.WeakValueDictionary()
 _KEYS = itertools.count()
 
 _LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
@@ -49,82 +49,71 @@ _FORWARD = torch.ops.tightfit.opaque_forward.default
 _BACKWARD = torch.ops.tightfit.opaque_backward.default
 
 
-class OpaqueCalls:
-    """Stands in for the opaque modules while a step is traced; keeps the blocks it makes.
+class OpaqueStandIns:
+    """Stands in for the opaque modules while a step is traced; keeps the calls it makes.
 
     Parameters
     ----------
-    modules : dict of str to nn.Module
+    modules : mapping of str to nn.Module
         The modules the step uses.
-    measure_peak : callable or None
-        Meters a call; needed if there is an opaque module.
     named : frozenset of str
         Modules that are opaque without being marked.
-    examples : mapping of str to list of list
+    examples : mapping of str to sequence of sequence
         By module: the flattened arguments of its calls in a real run, None where unknown.
+    look_up : callable
+        Returns what a traced tensor is, if it follows from inputs and buffers alone; else None.
     """
 
     def __init__(
         self,
-        modules: dict[str, nn.Module],
-        measure_peak: PeakFunction | None = None,
-        named: frozenset[str] = frozenset(),
-        examples: Mapping[str, Sequence[Sequence[Any]]] | None = None,
+        modules: Mapping[str, nn.Module],
+        named: frozenset[str],
+        examples: Mapping[str, Sequence[Sequence[Any]]],
+        look_up: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
-        self.modules = opaque_modules(modules, named)
+        self._modules = opaque_modules(modules, named)
         self._prefix = f"{next(iter(modules))}." if len(modules) == 1 else ""
-        self._real_calls = examples or {}
+        self._real_calls = examples
         self._calls: dict[str, int] = {}
-        self.look_up: Callable[[torch.Tensor], torch.Tensor | None] = _unknown
-        self.measure_peak = measure_peak
-        self.blocks: dict[Any, Block] = {}
-        self.members = {
+        self._look_up = look_up
+        self._made: dict[Any, OpaqueCall] = {}
+        self._members = {
             name: {
                 **dict(m.named_parameters(remove_duplicate=False)),
                 **dict(m.named_buffers(remove_duplicate=False)),
             }
-            for name, m in self.modules.items()
+            for name, m in self._modules.items()
         }
-        self.trained = {
+        self._trained = {
             name: [n for n, p in m.named_parameters() if p.requires_grad]
-            for name, m in self.modules.items()
+            for name, m in self._modules.items()
         }
-        self._own: dict[str, Any] = {}
+        self._forwards = SwappedForwards()
         self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
         self._called: list[str] = []
         self._caches_casts = torch.is_autocast_cache_enabled()  # off while a step is traced
-        self._tied = _sharing(modules, self.modules)
+        self._tied = _sharing(modules, self._modules)
 
-    def __enter__(self) -> OpaqueCalls:
-        for name, module in self.modules.items():
-            self._own[name] = module.__dict__.get("forward")
-            module.__dict__["forward"] = self._stand_in(name, module, module.forward)
+    def __enter__(self) -> OpaqueStandIns:
+        for name, module in self._modules.items():
+            self._forwards.swap(module, self._stand_in(name, module, module.forward))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for name, module in self.modules.items():
-            if self._own[name] is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = self._own[name]
+        self._forwards.put_back()
         self._examples.clear()
-        self._real_calls = {}
-        self.look_up = _unknown  # nothing of the call that was traced is kept
 
-    @property
-    def changes_state(self) -> bool:
-        """Whether a block changes buffers or Python state when it runs."""
-        return any(b.profile is None or b.profile.pinned for b in self.blocks.values())
-
-    @property
-    def changing(self) -> frozenset[tuple[str, str]]:
-        """Names of modules, with attributes that blocks change: they tell no step from another."""
-        return frozenset(
-            (f"{self._prefix}{block.name}.{owner.removeprefix('the model')}".rstrip("."), attribute)
-            for block in self.blocks.values()
-            if block.profile is not None
-            for owner, _, attribute in (name.rpartition(".") for name in block.profile.changed)
+    def found(self) -> OpaqueModules:
+        """Return what a traced step needs to know of the opaque modules it calls."""
+        profiles = [(call.name, call.profile) for call in self._made.values()]
+        changing = frozenset(
+            (f"{self._prefix}{name}.{owner.removeprefix('the model')}".rstrip("."), attribute)
+            for name, profile in profiles
+            if profile is not None
+            for owner, _, attribute in (changed.rpartition(".") for changed in profile.changed)
         )
+        changes_state = any(profile is None or profile.pinned for _, profile in profiles)
+        return OpaqueModules(tuple(self._made.values()), changing, changes_state)
 
     def note_inputs(self, traced: Any, real: Any) -> None:
         """Remember which real tensor each traced input of the call stands for."""
@@ -145,11 +134,11 @@ class OpaqueCalls:
             self._note_examples(name, leaves)
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
             now = dict(module.named_parameters(remove_duplicate=False))
-            tensors += [now[n] for n in self.trained[name]]
-            block = self._block(name, module, function, leaves, spec, tensors)
-            outputs = _Boundary.apply(block, *tensors)
-            assert block.profile is not None
-            return block.profile.filled(tensors, outputs)
+            tensors += [now[n] for n in self._trained[name]]
+            call = self._call(name, module, function, leaves, spec, tensors)
+            outputs = _Boundary.apply(call, *tensors)
+            assert call.profile is not None
+            return call.profile.filled(tensors, outputs)
 
         return forward
 
@@ -163,7 +152,7 @@ class OpaqueCalls:
                 if same and traced.shape == real.shape:
                     self._examples.setdefault(id(traced), (traced, real))
 
-    def _block(
+    def _call(
         self,
         name: str,
         module: nn.Module,
@@ -171,7 +160,7 @@ class OpaqueCalls:
         leaves: list[Any],
         spec: Any,
         tensors: list[torch.Tensor],
-    ) -> Block:
+    ) -> OpaqueCall:
         casts = tuple(
             (device, torch.get_autocast_dtype(device))
             for device in ("cpu", "cuda")
@@ -180,21 +169,21 @@ class OpaqueCalls:
         if casts and torch.is_grad_enabled() and self._caches_casts:
             self._refuse_shared_casts(name)
         plain = tuple(TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
-        layouts = tuple((Geometry.of(t), t.requires_grad) for t in tensors)
+        geometries = tuple((Geometry.of(t), t.requires_grad) for t in tensors)
         grad = torch.is_grad_enabled()
-        key = (name, repr(plain), str(spec), layouts, casts, grad)
-        if key not in self.blocks:
+        key = (name, repr(plain), str(spec), geometries, casts, grad)
+        if key not in self._made:
             operands = self._operands(name, tensors)
             number = next(_KEYS)
-            block = Block(number, name, module, function, operands, plain, spec, casts, grad)
-            self._examine(block)
-            _BLOCKS[number] = self.blocks[key] = block
-        return self.blocks[key]
+            call = OpaqueCall(number, name, module, function, operands, plain, spec, casts, grad)
+            self._examine(call)
+            _CALLS[number] = self._made[key] = call
+        return self._made[key]
 
     def _refuse_shared_casts(self, name: str) -> None:
         """Refuse what eager sums in low precision: gradients of one cast with several readers."""
         self._called.append(name)
-        if self.trained[name] and (self._called.count(name) > 1 or name in self._tied):
+        if self._trained[name] and (self._called.count(name) > 1 or name in self._tied):
             raise CaptureError(
                 f"the opaque module {name!r} is called several times, or shares parameters with "
                 "others, under autocast: eager then adds up gradients in low precision, across "
@@ -203,46 +192,40 @@ class OpaqueCalls:
             )
 
     def _operands(self, name: str, tensors: list[torch.Tensor]) -> list[Operand]:
-        trained = self.trained[name]
+        trained = self._trained[name]
         arguments = tensors[: len(tensors) - len(trained)]
         operands = []
         for tensor in arguments:
             _, example = self._examples.get(id(tensor), (None, None))
             if example is None and not tensor.is_floating_point():
-                example = self.look_up(tensor)
+                example = self._look_up(tensor)
             operands.append(Operand(Geometry.of(tensor), tensor.requires_grad, None, example))
         for parameter in trained:
-            real = self.members[name][parameter]
+            real = self._members[name][parameter]
             operands.append(Operand(Geometry.of(real), True, parameter, real))
         return operands
 
-    def _examine(self, block: Block) -> None:
-        state = self.members[block.name]
-        if self.measure_peak is None or any(
-            isinstance(t, private.FakeTensor) or t.is_meta for t in state.values()
-        ):
+    def _examine(self, call: OpaqueCall) -> None:
+        state = self._members[call.name]
+        if any(isinstance(t, private.FakeTensor) or t.is_meta for t in state.values()):
             raise CaptureError(
-                f"the opaque module {block.name!r} must run once to be measured, but here there "
+                f"the opaque module {call.name!r} must run once to be measured, but here there "
                 "are only shapes: use real parameters and inputs"
             )
         with private.without_modes(), unheard():
-            block.examine(state, self.measure_peak)
+            call.examine(state)
 
 
-def _unknown(_: torch.Tensor) -> None:
-    return None
-
-
-def _sharing(modules: dict[str, nn.Module], blocks: dict[str, nn.Module]) -> set[str]:
-    """Return the blocks that use a parameter which is also used outside of them."""
+def _sharing(modules: Mapping[str, nn.Module], opaque: Mapping[str, nn.Module]) -> set[str]:
+    """Return the opaque modules with a parameter that is also used outside of them."""
     uses: dict[int, int] = {}
     for top in modules.values():
         for _, parameter in top.named_parameters(remove_duplicate=False):
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
     result: set[str] = set()
-    for name, block in blocks.items():
+    for name, module in opaque.items():
         inside: dict[int, int] = {}
-        for _, parameter in block.named_parameters(remove_duplicate=False):
+        for _, parameter in module.named_parameters(remove_duplicate=False):
             inside[id(parameter)] = inside.get(id(parameter), 0) + 1
         if any(uses[key] > count for key, count in inside.items()):
             result.add(name)
@@ -250,18 +233,17 @@ def _sharing(modules: dict[str, nn.Module], blocks: dict[str, nn.Module]) -> set
 
 
 class _Boundary(torch.autograd.Function):
-    """Puts a block's two operators into the trace."""
+    """Puts the two operators of a call into the trace."""
 
     @staticmethod
-    def forward(ctx: Any, block: Block, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        profile = block.profile
+    def forward(ctx: Any, call: OpaqueCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        profile = call.profile
         assert profile is not None
-        results = _FORWARD(list(tensors), block.key)
+        results = _FORWARD(list(tensors), call.key)
         outputs = results[: len(profile.outputs)]
-        ctx.block = block
-        ctx.arguments = len(tensors)
+        ctx.call = call
         ctx.set_materialize_grads(False)
-        if block.has_record:
+        if call.has_record:
             known = [*tensors, *outputs]
             ctx.save_for_backward(results[-1], *(known[i] for i in profile.saved))
         fixed = [t for t, flag in zip(outputs, profile.differentiable, strict=True) if not flag]
@@ -270,29 +252,29 @@ class _Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        block: Block = ctx.block
+        call: OpaqueCall = ctx.call
         record, *saved = ctx.saved_tensors
         present = tuple(i for i, t in enumerate(tangents) if t is not None)
         with private.without_modes(), unheard():
-            layouts = block.examine_backward(present)
+            geometries = call.examine_backward(present)
         given = [t for t in tangents if t is not None]
-        found = iter(_BACKWARD(record, saved, given, list(present), block.key))
-        operands = iter(layouts)
+        found = iter(_BACKWARD(record, saved, given, list(present), call.key))
+        made = iter(geometries)
         gradients = [
-            next(found) if o.requires_grad and next(operands) is not None else None
-            for o in block.operands
+            next(found) if o.requires_grad and next(made) is not None else None
+            for o in call.operands
         ]
         return (None, *gradients)
 
 
 @torch.library.register_fake("tightfit::opaque_forward")
 def _fake_forward(tensors: list[torch.Tensor], key: int) -> list[torch.Tensor]:
-    block = _BLOCKS[key]
-    assert block.profile is not None
-    outputs = [layout.empty() for layout in block.profile.outputs]
-    if block.has_record:
-        size = block.profile.record_bytes
-        outputs.append(torch.empty(size, dtype=torch.uint8, device=block.device))
+    call = _CALLS[key]
+    assert call.profile is not None
+    outputs = [geometry.empty() for geometry in call.profile.outputs]
+    if call.has_record:
+        size = call.profile.record_bytes
+        outputs.append(torch.empty(size, dtype=torch.uint8, device=call.device))
     return outputs
 
 
@@ -304,18 +286,18 @@ def _fake_backward(
     present: list[int],
     key: int,
 ) -> list[torch.Tensor]:
-    layouts = _BLOCKS[key].gradients[tuple(present)]
-    return [layout.empty() for layout in layouts if layout is not None]
+    geometries = _CALLS[key].gradients[tuple(present)]
+    return [geometry.empty() for geometry in geometries if geometry is not None]
 
 
-def block_call(node: fx.Node) -> tuple[BlockForward | BlockBackward, tuple[Any, ...]] | None:
+def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tuple[Any, ...]] | None:
     """Return what runs a traced opaque operator in a program, with its arguments."""
     if node.target not in (_FORWARD, _BACKWARD):
         return None
-    block = _BLOCKS[node.args[-1]]  # type: ignore[index]
+    call = _CALLS[node.args[-1]]  # type: ignore[index]
     if node.target is _FORWARD:
-        return BlockForward(block), (node.args[0],)
-    return BlockBackward(block, tuple(node.args[3])), tuple(node.args[:3])  # type: ignore
+        return OpaqueForward(call), (node.args[0],)
+    return OpaqueBackward(call, tuple(node.args[3])), tuple(node.args[:3])  # type: ignore
 
 
 def is_opaque_operator(node: fx.Node) -> bool:
@@ -327,7 +309,7 @@ def draws_inside(node: fx.Node) -> bool:
     """Whether a traced operator is the forward of an opaque module that draws random numbers."""
     if node.target is not _FORWARD:
         return False
-    profile = _BLOCKS[node.args[-1]].profile  # type: ignore[index]
+    profile = _CALLS[node.args[-1]].profile  # type: ignore[index]
     return profile is not None and profile.random
 
 
@@ -337,5 +319,5 @@ def pin_of(node: fx.Node) -> str | None:
         return "frees what its forward kept for it"
     if node.target is not _FORWARD:
         return None
-    profile = _BLOCKS[node.args[-1]].profile  # type: ignore[index]
+    profile = _CALLS[node.args[-1]].profile  # type: ignore[index]
     return profile.pinned if profile is not None else None

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -68,7 +68,7 @@ class Executed:
         Whether the environment was asked for a variable.
     """
 
-    codes: tuple[tuple[CodeType, dict[str, Any]], ...] = ()
+    codes: tuple[tuple[CodeType, Mapping[str, Any]], ...] = ()
     impure: tuple[tuple[CodeType, str], ...] = ()
     reads_environment: bool = False
 

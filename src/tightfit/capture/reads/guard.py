@@ -86,7 +86,7 @@ class Reads:
         for held, taken in imported(names.imports):
             walk.globals(held, taken)
         if executed.reads_environment:
-            walk.through([(os.environ._data, "os.environ")])  # type: ignore[attr-defined]
+            walk.through([(vars(os.environ).get("_data"), "os.environ")])
         for prefix, top in modules.items():
             within = [m for block in opaque for m in block.modules()]
             walk.through(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import collections
 import copy
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from tightfit.capture.origins import module_names
 from tightfit.capture.reads.written import Written
 from tightfit.errors import CaptureError
 from tightfit.torch_private.core import FakeTensor, is_traced
@@ -34,19 +36,15 @@ class PythonState:
 
     Parameters
     ----------
-    modules : dict of str to nn.Module
+    modules : mapping of str to nn.Module
         The modules.
     keeps : bool
         Put back generators only, and let modules keep what changed.
     """
 
-    def __init__(self, modules: dict[str, nn.Module], *, keeps: bool = False) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], *, keeps: bool = False) -> None:
         self._keeps = keeps
-        alone = len(modules) == 1
-        self._modules: dict[str, nn.Module] = {}
-        for prefix, top in modules.items():
-            for name, module in top.named_modules():
-                self._modules[name if alone else f"{prefix}.{name}".rstrip(".")] = module
+        self._modules = module_names(modules)
         self._changed: list[str] = []
 
     def __enter__(self) -> PythonState:

@@ -133,7 +133,7 @@ class Walk:
         if plain:
             self.places.append(Entries(path, holder, plain))
 
-    def globals(self, holder: dict[str, Any], names: frozenset[str]) -> None:
+    def globals(self, holder: Mapping[str, Any], names: frozenset[str]) -> None:
         """Note the globals that code of one module loads."""
         module = holder.get("__name__", "")
         self.entries(f"{module}." if module else "", holder, names & holder.keys())

@@ -83,11 +83,11 @@ class KeptTensors:
     ----------
     function : callable
         The forward.
-    modules : dict of str to nn.Module
+    modules : mapping of str to nn.Module
         The modules it uses.
     """
 
-    def __init__(self, function: Callable[..., Any], modules: dict[str, nn.Module]) -> None:
+    def __init__(self, function: Callable[..., Any], modules: Mapping[str, nn.Module]) -> None:
         self.places: frozenset[Kept] = frozenset()
         self._function = function
         self._modules = modules

@@ -27,7 +27,7 @@ class RepeatedMembers:
     of a module is what it had put there for the first. What the model's own code replaces stays.
     """
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         counts: dict[nn.Module, int] = {}
         for top in modules.values():
             for _, module in top.named_modules(remove_duplicate=False):

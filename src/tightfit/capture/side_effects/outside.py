@@ -21,6 +21,7 @@ __all__ = ["PREFIX", "OutsideTensors", "forget_traced_results"]
 
 PREFIX = "_outside"
 """The name under which a traced step knows the module that holds them."""
+_CACHED = type(functools.cache(len))  # what `functools.lru_cache` makes of a function
 
 
 class OutsideTensors(TorchFunctionMode):
@@ -93,7 +94,7 @@ class OutsideTensors(TorchFunctionMode):
 def forget_traced_results() -> None:
     """Empty every `functools` cache that a trace has filled with tensors without values."""
     for wrapper in gc.get_objects():
-        if type(wrapper) is functools._lru_cache_wrapper and _holds_traced(wrapper):
+        if type(wrapper) is _CACHED and _holds_traced(wrapper):
             wrapper.cache_clear()
 
 

@@ -1,4 +1,4 @@
-"""How kernels really lay out their results, where their fake kernels say otherwise.
+"""The true strides of results, where fake kernels say otherwise than kernels do.
 
 A step is traced on fake tensors. Some fake kernels give a result other strides than the real
 kernel does (BatchNorm of a transposed input, kernels on images of one pixel), and everything
@@ -21,10 +21,10 @@ from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
 from tightfit.torch_private.fake_kernels import corrected_fake_results
 
-__all__ = ["Layouts", "Strides", "misreported", "note_calls", "true_layouts"]
+__all__ = ["Strides", "TrueStrides", "misreported", "note_calls", "with_true_strides"]
 
 Strides = tuple[int, ...] | None
-Layouts = Mapping[str, tuple[Strides, ...]]
+TrueStrides = Mapping[str, tuple[Strides, ...]]
 """By the key of a traced call: the strides of each of its results, None where they are right."""
 
 _CALL = "tightfit_call"
@@ -33,21 +33,21 @@ _CALL = "tightfit_call"
 def note_calls(graph: fx.Graph) -> None:
     """Note on each operator how it was called in the trace, before anything is rewritten."""
     for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, private.OpOverload):
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
             node.meta[_CALL] = _key(node.target, args, kwargs)
 
 
-def true_layouts(layouts: Layouts) -> Any:
-    """Return a context in which the traced calls of `layouts` have those strides."""
-    if not layouts:
+def with_true_strides(known: TrueStrides) -> Any:
+    """Return a context in which the results of traced calls have the strides that are known."""
+    if not known:
         return contextlib.nullcontext()
-    names = {key.partition("\n")[0] for key in layouts}
+    names = {key.partition("\n")[0] for key in known}
 
     def correct(function: Any, args: Any, kwargs: Any, result: Any) -> Any:
         if function.name() not in names:
             return result
-        strides = layouts.get(_key(function, args, kwargs))
+        strides = known.get(_key(function, args, kwargs))
         if strides is None:
             return result
         if isinstance(result, torch.Tensor):
@@ -57,8 +57,8 @@ def true_layouts(layouts: Layouts) -> Any:
     return corrected_fake_results(correct)
 
 
-def misreported(node: fx.Node, measured: tuple[Strides, ...]) -> Layouts:
-    """Return the layouts of one call that its fake kernel has wrong; empty if it has none.
+def misreported(node: fx.Node, measured: tuple[Strides, ...]) -> TrueStrides:
+    """Return the true strides of one call if its fake kernel has them wrong; else nothing.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def _users(node: fx.Node, index: int) -> list[fx.Node]:
     return [user for pick in picks if pick.args[1] == index for user in pick.users]
 
 
-def _key(function: torch._ops.OpOverload, args: Any, kwargs: Any) -> str:
+def _key(function: private.OpOverload, args: Any, kwargs: Any) -> str:
     leaves = private.pytree.tree_leaves((list(args), dict(kwargs)))
     return call_key(function.name(), leaves)
 

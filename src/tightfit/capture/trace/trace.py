@@ -17,12 +17,14 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture.calls.structure import Structure, flatten, opened, structure_of
+from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
-from tightfit.capture.opaque.tracing import OpaqueCalls
+from tightfit.capture.nodes import note_random
+from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opaque_operator
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.registry import traced_operators
-from tightfit.capture.origins import CastRegions, ModuleTrail
+from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
 from tightfit.capture.side_effects.members import (
     DataAssignments,
     RepeatedMembers,
@@ -31,9 +33,8 @@ from tightfit.capture.side_effects.members import (
 )
 from tightfit.capture.side_effects.outside import PREFIX
 from tightfit.capture.trace.errors import explained
-from tightfit.capture.trace.strides import Layouts, note_calls, true_layouts
+from tightfit.capture.trace.strides import TrueStrides, note_calls, with_true_strides
 from tightfit.capture.traced_call import TracedCall
-from tightfit.costs.measured.call import PeakFunction
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
@@ -46,7 +47,9 @@ _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autogr
 class _Callee(nn.Module):
     """Gives a callable and its modules the face of one module, as the tracer wants it."""
 
-    def __init__(self, call: TracedCall, opaque: OpaqueCalls, recorder: DecisionRecorder) -> None:
+    def __init__(
+        self, call: TracedCall, opaque: OpaqueStandIns, recorder: DecisionRecorder
+    ) -> None:
         super().__init__()
         self._recorder = recorder
         # not as an attribute: a module given as the function would be registered twice
@@ -87,19 +90,15 @@ class _Callee(nn.Module):
         return id(tensor) in self._traced_parameters
 
 
-def trace(
-    call: TracedCall, measure_peak: PeakFunction | None = None, layouts: Layouts | None = None
-) -> JointGraph:
-    """Trace the step of a call on fake tensors.
+def trace(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
+    """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
     Parameters
     ----------
     call : TracedCall
         The callable with its modules and example inputs (real or fake tensors).
-    measure_peak : callable, optional
-        Meters the opaque modules, which run once; see `tightfit.allocator.measure_peak`.
-    layouts : mapping, optional
-        How kernels lay out their results where fake kernels say otherwise.
+    strides : mapping, optional
+        Those of results where fake kernels say otherwise.
 
     Raises
     ------
@@ -109,19 +108,19 @@ def trace(
         module that was running.
     """
     trail = ModuleTrail(call.modules)
-    opaque = OpaqueCalls(call.modules, measure_peak, call.opaque, call.examples)
     regions = CastRegions()
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = flatten((call.args, call.kwargs))[0]
         recorder = DecisionRecorder(leaves, call.owners, trail, call.answers, call.answered)
-        opaque.look_up = recorder.known_value
+        look_up = recorder.known_value
+        opaque = OpaqueStandIns(call.modules, call.opaque, call.examples, look_up)
         callee = _Callee(call, opaque, recorder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.lists_number_by_number())
             stack.enter_context(corrected_fake_kernels())
-            stack.enter_context(true_layouts(layouts or {}))
+            stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
             stack.enter_context(traced_operators(recorder.values_of))
@@ -134,22 +133,22 @@ def trace(
     assert callee.structure is not None
     kept = {
         "structure": callee.structure,
-        "trail": trail,
+        "origins": Origins(trail.stretches(), regions.stretches()),
         "decisions": recorder.decisions(),
         "questions": tuple(recorder.questions),
         "answers": call.answers,
         "outside": {PREFIX: call.outside.holder} if call.outside else {},
-        "opaque": opaque,
-        "regions": regions,
+        "opaque": opaque.found(),
     }
     return _read(joint, kept, call.detached_outputs)
 
 
 def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
-    _refuse_communication(module, kept["trail"])
+    _refuse_communication(module, kept["origins"])
     note_calls(module.graph)
-    metadata = joint._aot_state.fw_metadata
+    _note_random(module.graph)
+    metadata = private.forward_metadata(joint)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     output_node = next(iter(reversed(module.graph.nodes)))
     flat = list(private.pytree.arg_tree_leaves(*output_node.args))
@@ -176,28 +175,37 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
                 )
     return JointGraph(
         module=module,
-        placeholders=placeholders,
-        sources=_sources(placeholders, descriptors),
-        write_backs=write_backs,
-        raw_outputs=raw,
-        outputs=[
+        placeholders=tuple(placeholders),
+        sources=tuple(_sources(placeholders, descriptors)),
+        write_backs=tuple(write_backs),
+        raw_outputs=tuple(raw),
+        outputs=tuple(
             replace(info, requires_grad=True) if i in detached else info
             for i, info in enumerate(_output_infos(metadata, raw))
-        ],
-        gradients=gradients,
+        ),
+        gradients=tuple(gradients),
         **kept,
     )
 
 
-def _refuse_communication(module: fx.GraphModule, trail: ModuleTrail) -> None:
+def _note_random(graph: fx.Graph) -> None:
+    """Note which of our own operators draw: their schemas are tagged so that none is dropped."""
+    for node in graph.nodes:
+        if is_opaque_operator(node):
+            note_random(node, draws_inside(node))
+        elif question_of(node) is not None:
+            note_random(node, False)
+
+
+def _refuse_communication(module: fx.GraphModule, origins: Origins) -> None:
     """Refuse collectives: called in place, they are wrapped so that their order is kept."""
     for node in module.graph.nodes:
         for called in (node.target, *node.args):
             if getattr(called, "namespace", "") in _COMMUNICATION:
+                where = origins.module_at(node.meta.get("seq_nr"))
                 raise CaptureError(
-                    f"module {trail.module_at(node.meta.get('seq_nr'))!r} communicates with other "
-                    f"processes ({called}): a plan cannot hold that. Way out: communicate outside "
-                    "the fitted part"
+                    f"module {where!r} communicates with other processes ({called}): a "
+                    "plan cannot hold that. Way out: communicate outside the fitted part"
                 )
 
 

@@ -1,4 +1,6 @@
-"""Costs by measurement on the machine at hand: calls timed and metered, and this CPU's peaks.
+"""Costs by measurement on the machine at hand: the only part of `costs` that imports PyTorch.
 
-The only part of `costs` that imports PyTorch.
+In: a function with real inputs. Out: how long it takes, which workspace it needs and what it
+returns (`call`); the roofline of this CPU (`this_cpu`). May import graph, allocator and
+torch_private.
 """

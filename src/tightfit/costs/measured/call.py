@@ -11,15 +11,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
-from torch.utils import _pytree as pytree
+
+from tightfit.allocator import measure_peak
+from tightfit.torch_private import core as private
 
 __all__ = [
     "Measurement",
-    "PeakFunction",
     "call_key",
     "environment_of",
     "fixed_generators",
@@ -73,33 +74,12 @@ class Measurement(Footprint, frozen=True, kw_only=True):
     cost_s: float
 
 
-class _Peak(Protocol):
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def growth_bytes(self) -> int: ...
-
-
-class PeakFunction(Protocol):
-    """Runs a function; returns its result and how far live memory rose above its start.
-
-    `tightfit.allocator.measure_peak` is one.
-    """
-
-    def __call__(
-        self, function: Callable[[], Any], /, *, device: torch.device
-    ) -> tuple[Any, _Peak]:
-        """Return (result, peak and growth above the start)."""
-        ...
-
-
 def measure_call(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     keyword_arguments: Mapping[str, Any] | None = None,
     *,
     device: torch.device | str,
-    measure_peak: PeakFunction,
     seconds: float = 0.12,
 ) -> Measurement:
     """Run a call several times and return what it costs.
@@ -117,8 +97,6 @@ def measure_call(
         Real tensors on `device` (see `materialise`) and plain values.
     device : torch.device or str
         Where it runs.
-    measure_peak : callable
-        Meters one run, for the workspace.
     seconds : float
         Time after which two undisturbed runs suffice; about the duration of the measurement.
     """
@@ -151,7 +129,6 @@ def measure_workspace(
     keyword_arguments: Mapping[str, Any],
     *,
     device: torch.device | str,
-    measure_peak: PeakFunction,
 ) -> Footprint:
     """Run a call twice and return what the second run took; see `measure_call`."""
     device = torch.device(device)
@@ -177,14 +154,14 @@ def _describe(
 ) -> dict[str, Any]:
     storages = [
         leaf.untyped_storage().data_ptr() if leaf.numel() else None
-        for leaf in pytree.tree_leaves((arguments, keywords))
+        for leaf in private.pytree.tree_leaves((arguments, keywords))
         if isinstance(leaf, torch.Tensor)
     ]
     flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
     sizes, strides, aliases = [], [], []
     for output in flat:
         is_tensor = isinstance(output, torch.Tensor)
-        holds = is_tensor and output.numel() > 0 and not output._is_zerotensor()
+        holds = is_tensor and output.numel() > 0 and not private.is_zero_tensor(output)
         pointer = output.untyped_storage().data_ptr() if holds else None
         sizes.append(output.untyped_storage().nbytes() if holds else 0)
         strides.append(tuple(output.stride()) if is_tensor else None)
@@ -286,7 +263,9 @@ def call_key(
     Tensors (real or fake) enter by shape, strides, dtype and, where they are part of a storage,
     its size; everything else by its text; how arguments are nested counts too.
     """
-    leaves, structure = pytree.tree_flatten((list(arguments), dict(keyword_arguments or {})))
+    leaves, structure = private.pytree.tree_flatten(
+        (list(arguments), dict(keyword_arguments or {}))
+    )
     texts = [_text(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
     return "\n".join([name, str(structure), *texts])
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.decisions.answers import Question
-from tightfit.capture.opaque.ops import BlockBackward, BlockForward
+from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.errors import CompileError
 from tightfit.execution.compiled.pieces import cut
 from tightfit.execution.compiled.random_state import get_state, set_state
@@ -44,7 +44,7 @@ def refuse_uncompilable(captured: Captured) -> None:
     """
     for op, calls in zip(captured.graph.ops, captured.calls, strict=True):
         where = f"module {op.module!r}" if op.module else "the outermost forward"
-        if any(isinstance(call.function, BlockForward | BlockBackward) for call in calls):
+        if any(isinstance(call.function, OpaqueForward | OpaqueBackward) for call in calls):
             raise CompileError(
                 f"{where} runs eagerly, as one opaque op, and cannot be compiled. Way out: "
                 "compile=False, or leave this module out of the fitted part"

@@ -10,7 +10,6 @@ import gc
 from collections.abc import Sequence
 from typing import Any
 
-from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import input_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
@@ -25,6 +24,7 @@ from tightfit.session.options import Options
 from tightfit.session.parts.stand_ins import StandIns
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
+from tightfit.session.stages import capture_step_around_data
 
 __all__ = ["InParts"]
 
@@ -97,7 +97,7 @@ class InParts:
         )
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
-        return capture_around_data(call, self.options, name, in_parts=True)[0]
+        return capture_step_around_data(call, self.options, name, in_parts=True)[0]
 
     def prepare(self, given: Arguments) -> None:
         """Do nothing: parts are planned while the model takes its first step."""

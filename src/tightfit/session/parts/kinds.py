@@ -141,7 +141,7 @@ class KnownCalls:
         key = _key(part, given)
         for owner, kind, reads in self._known.get(key, ()):
             joint = kind.captured.joint
-            alike = owner is part or (not joint.opaque.blocks and part.is_like(owner))
+            alike = owner is part or (not joint.opaque.calls and part.is_like(owner))
             if not alike or not reads.hold():
                 continue
             reads.fetch()

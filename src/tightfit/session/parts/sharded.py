@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from tightfit.allocator import meter_for
-from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import input_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
@@ -27,6 +26,7 @@ from tightfit.session.parts.kinds import Part
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
 from tightfit.session.report import Report
+from tightfit.session.stages import capture_step_around_data
 
 __all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
 
@@ -110,7 +110,7 @@ class ShardedModel:
         return self.callee.function(*given.args, **given.kwargs)
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
-        return capture_around_data(call, self.options, name)[0]
+        return capture_step_around_data(call, self.options, name)[0]
 
     def prepare(self, given: Arguments) -> None:
         """Refuse: parts are captured while the model runs."""

@@ -11,6 +11,8 @@ from torch import nn
 
 from tightfit.capture.around_data import may_be_planned
 from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.origins import module_names
+from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.errors import BadInput, CaptureError, OpaqueChanged, without_frames
 from tightfit.session.parts.kinds import Kind, Part
 from tightfit.session.parts.steps import PartSteps
@@ -39,18 +41,14 @@ class StandIns:
         self.modules = modules
         self.steps = steps
         self.outermost = outermost
-        self.names = {
-            module: name if len(modules) == 1 else f"{prefix}.{name}".rstrip(".")
-            for prefix, top in modules.items()
-            for name, module in top.named_modules()
-        }
+        self.names = {module: name for name, module in module_names(modules).items()}
         self._numbers = {module: number for number, module in enumerate(self.names)}
         self._classes = Counter(map(type, self.names))
         self.glue: set[nn.Module] = set()
         self.failed: tuple[str, Exception] | None = None
         self.parts: dict[nn.Module, Part] = {}
-        self._replaced: list[tuple[nn.Module, Any]] = []
-        self._watched: dict[nn.Module, list[tuple[nn.Module, Any]]] = {}
+        self._replaced = SwappedForwards()
+        self._watched: dict[nn.Module, SwappedForwards] = {}
 
     def __enter__(self) -> None:
         for top in self.modules.values():
@@ -62,8 +60,7 @@ class StandIns:
     def __exit__(self, *details: object) -> None:
         for module in list(self._watched):
             self._unwatch(module)
-        while self._replaced:
-            _put_back(*self._replaced.pop())
+        self._replaced.put_back()
 
     def absent(self) -> dict[Part, Kind]:
         """Return the parts that have not run yet, where others of their class have."""
@@ -89,23 +86,20 @@ class StandIns:
                 name, alike = self.names[module], self._classes[type(module)]
                 number = self._numbers[module]
                 self.parts[module] = Part(name, module, module.forward, alike, number)
-            self._replaced.append((module, module.__dict__.get("forward")))
-            module.__dict__["forward"] = self._stand_in(module, self.parts[module])
+            self._replaced.swap(module, self._stand_in(module, self.parts[module]))
             self._watch(module)
 
     def _watch(self, module: nn.Module) -> None:
         """Notice what is called inside a module without a call of its own forward."""
-        self._watched[module] = []
-        taken = {each for each, _ in self._replaced}
-        taken |= {each for inside in self._watched.values() for each, _ in inside}
+        taken = self._replaced.modules.union(*(w.modules for w in self._watched.values()))
+        self._watched[module] = SwappedForwards()
         for inner in module.modules():
             if inner not in taken and may_be_planned(inner):
-                self._watched[module].append((inner, inner.__dict__.get("forward")))
-                inner.__dict__["forward"] = self._bypass(module, inner)
+                self._watched[module].swap(inner, self._bypass(module, inner))
 
     def _unwatch(self, module: nn.Module) -> None:
-        for inner, own in self._watched.pop(module, ()):
-            _put_back(inner, own)
+        if module in self._watched:
+            self._watched.pop(module).put_back()
 
     def _bypass(self, module: nn.Module, inner: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -134,11 +128,3 @@ class StandIns:
             return self.steps.run(part, call, given)
 
         return forward
-
-
-def _put_back(module: nn.Module, own: Any) -> None:
-    """Give a module the forward back that it had in place of its class's, or none."""
-    if own is None:
-        module.__dict__.pop("forward", None)
-    else:
-        module.__dict__["forward"] = own

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.calls.signature import (
     call_signature,
     differ_in_sizes_only,
@@ -24,6 +23,7 @@ from tightfit.plan.plan import Plan
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.options import Options
+from tightfit.session.stages import capture_step_around_data
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["Captures"]
@@ -152,12 +152,12 @@ class Captures:
     ) -> Captured:
         self._warn_of_hooks()
         name = self.callee.name
-        captured, call = capture_around_data(call, options, name, neighbour, keeping=True)
+        captured, call = capture_step_around_data(call, options, name, neighbour, keeping=True)
         others = outputs_beside_the_loss(captured) - call.detached_outputs
         if others:
             self._detached[key] = call.detached_outputs | others
             call = dataclasses.replace(call, detached_outputs=self._detached[key])
-            captured, call = capture_around_data(call, options, name, neighbour, keeping=True)
+            captured, call = capture_step_around_data(call, options, name, neighbour, keeping=True)
         self.opaque, self.answered = call.opaque, call.answered
         self._changing |= captured.joint.opaque.changing
         if isinstance(call.function, KeptTensors):

@@ -14,7 +14,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.progress import Progress
-from tightfit.session.background import Search
+from tightfit.session.background import Search, searching
 from tightfit.session.memory.surroundings import Surroundings, assumed_outside_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
@@ -161,7 +161,7 @@ class Specialisation:
         key = f"kept costs {fingerprint(graph)}"
         costs = agreed(options.ranks, key, StepCosts | None, lambda: own)
         if costs is None:
-            self.tuner = Tuner()
+            self.tuner = Tuner(searching)
         else:
             self.captured = self.captured.with_graph(with_step_costs(graph, costs))
 

@@ -220,13 +220,13 @@ class WholeSteps:
         """
         for _ in range(_MOST_ATTEMPTS):
             joint = one.captured.joint
-            if not joint.questions and not joint.opaque.blocks:
+            if not joint.questions and not joint.opaque.calls:
                 return one, self._run(one, given)
             before = GeneratorStates(self.callee.modules)
             try:
                 return one, self._run(one, given)
             except (OpaqueChanged, Diverged) as change:
-                if joint.opaque.changes_state:  # a block writes its buffers when it runs
+                if joint.opaque.changes_state:  # a module writes its buffers when it runs
                     raise
                 more = str(change) if isinstance(change, OpaqueChanged) else None
             before.restore()

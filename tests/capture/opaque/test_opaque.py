@@ -12,6 +12,7 @@ from torch import nn
 import tightfit
 from tightfit.errors import BadInput, CaptureError, PlanMismatch
 from tightfit.execution.attach import attached
+from tightfit.studies.dry_step import graph_of
 
 
 class Wide(nn.Module):
@@ -226,7 +227,7 @@ def test_what_hooks_do_not_see_is_counted_too() -> None:
         model.zero_grad()
         model(x).sum().backward()
     captured = attached(model).specialisations[0].captured
-    (block,) = captured.joint.opaque.blocks.values()
+    (block,) = captured.joint.opaque.calls
     factor = 64  # that of the multiplication inside, kept for its backward
     assert block.profile.record_bytes == 64 * 32 * 4 + factor
     report = tightfit.report(model)
@@ -304,3 +305,13 @@ def test_opaque_takes_modules_and_needs_real_ones() -> None:
     tightfit.fit(model, "1GiB", costs="unit")
     with pytest.raises(CaptureError, match="only shapes"):
         tightfit.prepare(model, torch.randn(4, 32, device="meta"))
+
+
+def test_a_dry_step_of_a_model_that_exists_measures_its_opaque_modules() -> None:
+    """Of shapes alone it cannot."""
+    with torch.device("meta"):
+        shapes = (tightfit.opaque(Tower()), None, (torch.empty(4, 32),), None)
+    with pytest.raises(CaptureError, match="only shapes"):
+        graph_of(shapes, costs="unit")
+    graph = graph_of((opaque_tower(), None, (torch.randn(4, 32),), None), costs="unit")
+    assert [op.target for op in graph.ops].count("tightfit.opaque_forward") == 4

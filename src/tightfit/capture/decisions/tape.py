@@ -1,0 +1,247 @@
+"""The operators of a traced forward on a tape: which of them a value follows from, run again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tightfit.capture.decisions.answers import Answer
+from tightfit.capture.decisions.reads import (
+    Decisions,
+    Read,
+    TapeSlot,
+    TapeStep,
+    itself,
+    owned,
+    run_step,
+)
+from tightfit.capture.nodes import draws
+from tightfit.torch_private import core as private
+
+__all__ = ["Tape", "has_values", "may_write"]
+
+aten = torch.ops.aten
+
+# A uniform draw lies in [0, 1): comparing it with a number outside has one answer, whatever it is.
+_COMPARISONS = {
+    aten.lt.Scalar: operator.lt,
+    aten.le.Scalar: operator.le,
+    aten.gt.Scalar: operator.gt,
+    aten.ge.Scalar: operator.ge,
+}
+_LARGEST_UNIFORM = 1.0 - 2.0**-53
+
+
+class Tape:
+    """What ran while a forward was traced, in order, and what was read of it in Python.
+
+    Tensors are slots of the tape. Those that are inputs or buffers with values are its leaves:
+    what follows from them alone can be computed again.
+    """
+
+    def __init__(self) -> None:
+        self._slots: Any = private.WeakTensorKeyDictionary()
+        self._leaves: dict[int, tuple[int | str, torch.Tensor]] = {}
+        self._group: list[int] = []  # by slot: another one that may share its memory
+        self._steps: list[TapeStep | Read] = []
+        self._uniform: set[int] = set()
+        self._replayed: set[int] = set()  # the steps that what was read follows from
+
+    # -- recording ----------------------------------------------------------------------------
+
+    def add_leaf(self, tensor: torch.Tensor, place: int | str, real: torch.Tensor) -> None:
+        """Begin with a traced tensor whose values are known; the last place of a tensor counts.
+
+        Parameters
+        ----------
+        place : int or str
+            Position among the flattened inputs, or qualified name of a buffer.
+        """
+        self._leaves[self.slot(tensor)] = place, real
+
+    def is_leaf(self, tensor: torch.Tensor) -> bool:
+        """Whether the values of a traced tensor were given."""
+        return self.slot(tensor) in self._leaves
+
+    def slot(self, tensor: Any) -> int:
+        """Return the slot of a tensor."""
+        number = self._slots.get(tensor)
+        if number is None:
+            number = self._slots[tensor] = self.new_slot()
+        return number
+
+    def new_slot(self) -> int:
+        """Return a slot for a tensor that the trace does not have."""
+        self._group.append(len(self._group))
+        return len(self._group) - 1
+
+    def step_of(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> TapeStep:
+        """Return what an operator did as a step, without recording it."""
+
+        def slot_of(x: Any) -> Any:
+            traced = isinstance(x, torch.Tensor) and not has_values(x)
+            return TapeSlot(self.slot(x)) if traced else x
+
+        args, kwargs = private.pytree.tree_map(slot_of, (args, kwargs))
+        outputs = tuple(
+            self.slot(x) if isinstance(x, torch.Tensor) else None
+            for x in private.pytree.tree_leaves(result)
+        )
+        return TapeStep(func, args, kwargs, outputs)
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        """Record an operator that ran."""
+        step = self.step_of(func, args, kwargs, result)
+        if func is aten.lift_fresh.default:  # a constant: writing to it must not change it
+            step = replace(step, function=aten.clone.default)
+        elif func is aten.rand.default:
+            self._uniform.update(o for o in step.outputs if o is not None)
+        elif func in _COMPARISONS and self._is_settled(func, step.args):
+            answer = _COMPARISONS[func](0.0, args[1])
+            step = TapeStep(aten.full.default, (list(result.shape), answer), {}, step.outputs)
+        self.append(step)
+        if _aliases(func):
+            joined = [*step.slots(), *(o for o in step.outputs if o is not None)]
+            for slot in joined[1:]:
+                self._group[self._root(slot)] = self._root(joined[0])
+
+    def append(self, step: TapeStep | Read) -> int:
+        """Record a step that makes tensors of its own; return its place on the tape."""
+        self._steps.append(step)
+        return len(self._steps) - 1
+
+    def _is_settled(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a uniform draw is compared with a number that leaves no doubt."""
+        drawn, bound = args
+        if not isinstance(drawn, TapeSlot) or drawn.number not in self._uniform:
+            return False
+        compare = _COMPARISONS[func]
+        return compare(0.0, bound) == compare(_LARGEST_UNIFORM, bound)
+
+    def _root(self, slot: int) -> int:
+        while self._group[slot] != slot:
+            slot = self._group[slot]
+        return slot
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def history(self, slots: set[int]) -> set[int] | None:
+        """Return the steps that the values of slots follow from; None if they cannot be known."""
+        wanted = {self._root(slot) for slot in slots}
+        found: set[int] = set()
+        for index in range(len(self._steps) - 1, -1, -1):
+            step = self._steps[index]
+            if not isinstance(step, TapeStep):
+                continue
+            touched = [o for o in step.outputs if o is not None]
+            if may_write(step.function):
+                touched += list(step.slots())
+            if any(self._root(t) in wanted for t in touched):
+                if not _is_repeatable(step.function):
+                    return None
+                found.add(index)
+                wanted |= {self._root(s) for s in step.slots()}
+        steps = self._only(found)
+        made = {o for s in steps for o in s.outputs}
+        used = {n for s in steps for n in s.slots()} | slots
+        return found if used - made <= self._leaves.keys() else None
+
+    def is_drawn(self, slots: set[int]) -> bool:
+        """Whether values follow from random draws and constants alone."""
+        wanted, drew = set(slots), False
+        for step in reversed(self._steps):
+            if isinstance(step, TapeStep) and not wanted.isdisjoint(step.outputs):
+                wanted = (wanted - set(step.outputs)) | set(step.slots())
+                drew = drew or draws(step.function, step.args, step.kwargs)
+        return drew and not wanted
+
+    def replay(self, step: TapeStep, history: set[int]) -> Any:
+        """Return the result of a step on the leaves' values, after those it follows from."""
+        steps = self._only(history)
+        used = {n for s in (*steps, step) for n in s.slots()}
+        with private.without_modes(), torch.no_grad(), private.without_autocast():
+            tensors = {
+                n: owned(self._leaves[n][1], copied=True) for n in used & self._leaves.keys()
+            }
+            for each in steps:
+                run_step(each, tensors)
+            return step.result(tensors)
+
+    def _only(self, places: set[int]) -> list[TapeStep]:
+        """Return the steps at some places, in order."""
+        return [s for i, s in enumerate(self._steps) if i in places and isinstance(s, TapeStep)]
+
+    # -- what was read ------------------------------------------------------------------------
+
+    def check(self, step: TapeStep, history: set[int], answer: Answer) -> None:
+        """Let later calls check an answer, if it depends on inputs or buffers at all."""
+        if self._reads_leaf(step, history):
+            self._replayed |= history
+            self.append(Read(step, answer))
+
+    def check_numbers(self, slot: int, history: set[int], numbers: Sequence[int]) -> None:
+        """Let later calls check every number of a tensor, as `check` does an answer."""
+        if not self._reads_leaf(itself(slot), history):
+            return
+        self._replayed |= history
+        for place, number in enumerate(numbers):
+            one = self.new_slot()
+            picked = TapeStep(aten.select.int, (TapeSlot(slot), 0, place), {}, (one,))
+            self._replayed.add(self.append(picked))
+            scalar = aten._local_scalar_dense.default
+            read = TapeStep(scalar, (TapeSlot(one),), {}, (None,))
+            self.append(Read(read, Answer(scalar.name(), number)))
+
+    def _reads_leaf(self, step: TapeStep, history: set[int]) -> bool:
+        return any(n in self._leaves for s in (*self._only(history), step) for n in s.slots())
+
+    def decisions(self) -> Decisions:
+        """Return what was read, and the steps it follows from."""
+        steps = [
+            step
+            for index, step in enumerate(self._steps)
+            if isinstance(step, Read) or index in self._replayed
+        ]
+        used = {slot for s in steps if isinstance(s, TapeStep) for slot in s.slots()}
+        used |= {slot for s in steps if isinstance(s, Read) for slot in s.step.slots()}
+        written = {
+            self._root(slot)
+            for s in steps
+            if isinstance(s, TapeStep) and may_write(s.function)
+            for slot in s.slots()
+        }
+        leaves = {slot: place for slot, (place, _) in self._leaves.items() if slot in used}
+        copied = frozenset(slot for slot in leaves if self._root(slot) in written)
+        return Decisions(tuple(steps), leaves, copied)
+
+
+def has_values(value: Any) -> bool:
+    """Whether something is a tensor with values: a plain one, no fake or wrapped one."""
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+        return False
+    return not private.is_traced(value)
+
+
+def may_write(function: Any) -> bool:
+    """Whether an operator may write into its arguments."""
+    schema = getattr(function, "_schema", None)
+    return schema is None or schema.is_mutable
+
+
+def _is_repeatable(function: Any) -> bool:
+    """Whether running an operator again gives the same values."""
+    if not isinstance(function, private.OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded not in function.tags
+
+
+def _aliases(function: Any) -> bool:
+    """Whether outputs may share memory with arguments."""
+    schema = getattr(function, "_schema", None)
+    if schema is None:
+        return True
+    return any(r.alias_info is not None for r in schema.returns)

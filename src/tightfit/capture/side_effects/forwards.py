@@ -1,0 +1,40 @@
+"""Forwards of modules, swapped for a while and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+__all__ = ["SwappedForwards"]
+
+
+class SwappedForwards:
+    """Remembers which forwards modules had before theirs were swapped.
+
+    A module has a forward of its own, in place of its class's, if somebody gave it one: it gets
+    that back, or none.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[nn.Module, Any]] = []
+
+    @property
+    def modules(self) -> set[nn.Module]:
+        """The modules whose forwards are swapped now."""
+        return {module for module, _ in self._before}
+
+    def swap(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        """Let a module run another forward."""
+        self._before.append((module, module.__dict__.get("forward")))
+        module.__dict__["forward"] = forward
+
+    def put_back(self) -> None:
+        """Give every module back what it had, the last one swapped first."""
+        while self._before:
+            module, own = self._before.pop()
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
