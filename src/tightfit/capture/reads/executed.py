@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import datetime
 import functools
+import gc
 import io
 import os
 import sys
@@ -63,7 +64,7 @@ class Executed:
     codes : tuple of (code, dict)
         Code of the user and of libraries, each with its globals; neither PyTorch's nor ours.
     impure : tuple of (code, str)
-        Which of these called a builtin that tells something else each time.
+        Which of the user's called a builtin that tells something else each time.
     reads_environment : bool
         Whether the environment was asked for a variable.
     """
@@ -103,14 +104,21 @@ class Listener:
 
     def executed(self) -> Executed:
         """Return what was heard."""
+        beside = {getattr(callback, "__code__", None) for callback in gc.callbacks}
         codes = tuple(
             (code, held)
             for code, held in self._engine.codes
-            if not _is_unread(code.co_filename) and not _is_made(held.get("__name__"))
+            if not _is_unread(code.co_filename)
+            and not _is_made(held.get("__name__"))
+            and code not in beside
         )
         calls = [(called, _first_unusual(callers)) for called, callers in self._engine.calls]
         read = [(called, code) for called, code in calls if not _is_unread(code.co_filename)]
-        impure = tuple((code, _name_of(called)) for called, code in read if called != _ENVIRONMENT)
+        impure = tuple(
+            (code, _name_of(called))
+            for called, code in read
+            if called != _ENVIRONMENT and code not in beside and not is_library(code.co_filename)
+        )
         return Executed(codes, impure, any(called == _ENVIRONMENT for called, _ in read))
 
 

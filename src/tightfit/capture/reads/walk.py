@@ -215,14 +215,14 @@ class Walk:
             self._classes.add(base)
             held = vars(base)
             names = {name for name in self._names.attributes & held.keys() if name[:2] != "__"}
-            inherited = self._inherited(base) - held.keys()
+            inherited = self._data_of(base.__mro__[1:]) - held.keys()
             self.entries(f"{base.__qualname__}.", held, names | inherited)
 
-    def _inherited(self, kind: type) -> frozenset[str]:
-        """Return the data that a class has from others, which it could hide by its own."""
+    def _data_of(self, classes: Iterable[type]) -> frozenset[str]:
+        """Return the data that is read of classes, which what is before them could hide."""
         return frozenset(
             name
-            for base in kind.__mro__[1:]
+            for base in classes
             if not is_ours(base.__module__)
             for name in self._names.attributes & vars(base).keys()
             if not isinstance(vars(base)[name], types.FunctionType) and name[:2] != "__"
@@ -331,7 +331,7 @@ class Walk:
             names = self._names.attributes & held.keys()
             if is_data and self._names.whole:
                 names = frozenset(held)
-            hidden = self._inherited(type("", (kind,), {})) if _can_be_based(kind) else frozenset()
+            hidden = self._data_of(kind.__mro__)
             self.entries(f"{path}.", held, names | (hidden - held.keys()) | self._names.asked)
         for base in kind.__mro__:
             slots = vars(base).get("__slots__", ())
@@ -375,10 +375,6 @@ class Walk:
                 "in plain attributes, pass that as an argument, or mark the module with "
                 "tightfit.opaque"
             )
-
-
-def _can_be_based(kind: type) -> bool:
-    return bool(kind.__flags__ & (1 << 10))
 
 
 def _form(fetch: Callable[[], Any]) -> Any:
