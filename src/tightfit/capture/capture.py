@@ -83,7 +83,7 @@ def _reads(call: TracedCall, listener: Listener) -> tuple[Reads, frozenset[Kept]
         listener.executed(),
         call.function,
         call.modules,
-        tuple(_leaves(call)),
+        tuple(private.pytree.tree_leaves((call.args, call.kwargs))),
         opaque=frozenset(opaque_modules(call.modules, call.opaque).values()),
         outside=call.outside,
         unread=holders(left, call.modules),

@@ -7,7 +7,6 @@ is compared on every call; any difference means another plan.
 from __future__ import annotations
 
 import functools
-import types
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tightfit.capture.calls.structure import PLAIN
+from tightfit.capture.calls.structure import FUNCTIONS, PLAIN
 from tightfit.capture.calls.structure import flatten as flatten_tree
 from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import core as private
@@ -34,13 +33,7 @@ __all__ = [
     "same_attributes",
 ]
 
-_FUNCTIONS = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    functools.partial,
-)
-_BY_IDENTITY = (torch.Generator, torch.Tensor, *_FUNCTIONS, type)
+_BY_IDENTITY = (torch.Generator, torch.Tensor, *FUNCTIONS, type)
 _CONTAINERS = (tuple, list, dict, set)
 _SKIPPED = frozenset(
     {
@@ -114,8 +107,6 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
             parts.append((*_tensor(leaf), same, shared))
         elif isinstance(leaf, PLAIN):
             parts.append((type(leaf), leaf))
-        elif isinstance(leaf, _FUNCTIONS):
-            parts.append((type(leaf), _Identity(leaf)))
         else:
             raise BadInput(
                 f"input {index} is a {type(leaf).__name__}: a planned call takes tensors, "

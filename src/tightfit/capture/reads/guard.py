@@ -64,7 +64,7 @@ class Reads:
         executed : Executed
             What it ran.
         function, modules, given
-            What was called, the modules it uses, its flattened arguments.
+            What was called, the modules it uses, its arguments, functions among them.
         opaque : frozenset of nn.Module
             Modules that run eagerly in every step.
         outside : OutsideTensors, optional
