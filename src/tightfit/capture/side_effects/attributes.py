@@ -238,7 +238,12 @@ def _taken_out(name: str, now: dict[str, Any], before: dict[str, Any]) -> dict[K
 
 
 def _is_rearranged(value: Any, before: dict[Any, Any]) -> bool:
-    """Whether a list holds what was computed, and other changes than that in fixed places."""
+    """Whether a list holds what was computed, and other changes than that in fixed places.
+
+    One that grows without a bound (no deque with one) would ask for another plan in every call.
+    """
+    if len(value) != len(before) and getattr(value, "maxlen", None) is None:
+        return False
     if len(value) == len(before) and all(
         element is before[i] or _holds_traced(element) for i, element in enumerate(value)
     ):
