@@ -1,6 +1,7 @@
 """Fuzzing: random models at random budgets must be bitwise equal, inside, and as predicted.
 
     nice python benchmarks/fuzz.py --cases 3000
+    nice python benchmarks/fuzz.py --lives --cases 1000
 
 For each model of `random_models` the least budget is found, then `BUDGETS` budgets are drawn
 between it and the eager peak, one of them within 5 % of the least, and training there is compared
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.random_models import random_example
+from benchmarks.training_loops import Life, Run, live
 from tightfit.errors import CaptureError, NothingToTrain, TightfitError
 from tightfit.planners.base import Limits
 from tightfit.studies.comparison import Comparison, Proof
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
+LIVES = Path(__file__).parent / "results" / "fuzz_lives.jsonl"
+LIFE_STEPS = 4
 BUDGETS = 3
 CHUNK = 50
 _LOSS_GRADIENT_BYTES = 64  # planned the whole step; a peak in the forward is reached without it
@@ -48,34 +52,46 @@ def cases(seed: int) -> Iterator[dict[str, Any]]:
     ``outcome`` is ``"equal"``, ``"refused"``, ``"nothing to train"`` (such a model is no case),
     or what failed: ``"unequal"``, ``"over budget"``, ``"mispredicted"``, ``"error"``.
     """
+    comparison, outcome = _comparison(seed)
+    if comparison is None:
+        for _ in range(BUDGETS if outcome["outcome"] == "refused" else 1):
+            yield {"seed": seed, **outcome}
+        return
+    for share, budget_bytes in _budgets(seed, comparison):
+        yield {"seed": seed, "share": share, **case(comparison, budget_bytes)}
+
+
+def _comparison(seed: int) -> tuple[Comparison | None, dict[str, Any]]:
+    """Return the model of a seed beside plain PyTorch; else what came of it."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             comparison = Comparison(
                 random_example(seed), steps=2, costs="unit", cache=False, limits=_LIMITS
             )
-            least = comparison.smallest_budget().found_bytes
+            comparison.smallest_budget()
     except NothingToTrain:
-        yield {"seed": seed, "outcome": "nothing to train"}
-        return
+        return None, {"outcome": "nothing to train"}
     except CaptureError as error:
-        for _ in range(BUDGETS):
-            yield {"seed": seed, "outcome": "refused", "message": str(error)}
-        return
+        return None, {"outcome": "refused", "message": str(error)}
     except TightfitError as error:
-        yield {"seed": seed, "outcome": "error", "message": f"{type(error).__name__}: {error}"}
-        return
+        return None, {"outcome": "error", "message": f"{type(error).__name__}: {error}"}
+    return comparison, {}
+
+
+def _budgets(seed: int, comparison: Comparison) -> list[tuple[float, int]]:
+    """Return shares of what lies between the least budget and eager's peak, and the budgets."""
     draw = random.Random(seed)
+    least = comparison.smallest_budget().found_bytes
     span = max(0, comparison.eager.peak_bytes - least)
     shares = [draw.uniform(0, 0.05), *(draw.random() for _ in range(BUDGETS - 1))]
-    for share in shares:
-        yield {"seed": seed, "share": round(share, 4), **case(comparison, least, span, share)}
+    return [(round(share, 4), least + int(share * span)) for share in shares]
 
 
-def case(comparison: Comparison, least: int, span: int, share: float) -> dict[str, Any]:
+def case(comparison: Comparison, budget_bytes: int) -> dict[str, Any]:
     """Return what happened within one budget."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            proof = comparison.at(least + int(share * span), rounds=0)
+            proof = comparison.at(budget_bytes, rounds=0)
     except TightfitError as error:
         return {"outcome": "error", "message": f"{type(error).__name__}: {error}"}
     if not proof.bitwise:
@@ -88,6 +104,54 @@ def case(comparison: Comparison, least: int, span: int, share: float) -> dict[st
     return {"outcome": "equal"}
 
 
+def lives(seed: int) -> Iterator[dict[str, Any]]:
+    """Yield one record of the whole life of a seed's model within one budget.
+
+    ``outcome`` is as in `cases`; ``"over budget"`` if at any instant from `fit` on more bytes were
+    given out than the budget has.
+    """
+    comparison, outcome = _comparison(seed)
+    if comparison is None:
+        yield {"seed": seed, **outcome}
+        return
+    share, budget_bytes = _budgets(seed, comparison)[seed % BUDGETS]
+    del comparison
+    gc.collect()
+
+    def train(run: Run) -> None:
+        model, _, args, _ = random_example(seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        run.fit(model, optimizer=optimizer)
+        for _ in range(run.steps):
+            loss = model(*args)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.note(loss)
+            del loss
+        run.trained(model)
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        plain = live(train, Run(None, steps=LIFE_STEPS, small=True))
+        how = {"costs": "unit", "cache": False, "limits": _LIMITS}
+        fitted = live(train, Run(budget_bytes, steps=LIFE_STEPS, small=True, **how))
+    yield {"seed": seed, "share": share, "budget": budget_bytes, **_life(plain, fitted)}
+
+
+def _life(plain: Life, fitted: Life) -> dict[str, Any]:
+    """Return what happened in a whole life."""
+    assert fitted.budget_bytes is not None
+    over = [peak / fitted.budget_bytes for peak in fitted.peaks_bytes]
+    steps = {"steps": [round(ratio, 4) for ratio in over]}
+    if fitted.largest_bytes > fitted.budget_bytes:
+        return {"outcome": "over budget", "message": fitted.error, **steps}
+    if fitted.error:
+        return {"outcome": "error", "message": fitted.error, **steps}
+    if (plain.losses, plain.parameters) != (fitted.losses, fitted.parameters):
+        return {"outcome": "unequal", **steps}
+    return {"outcome": "equal"}
+
+
 def _excess(proof: Proof) -> str:
     program = f"{proof.measured_program_bytes} of {proof.planned_peak_bytes} planned"
     return f"{proof.measured_peak_bytes} bytes in {proof.budget_bytes}; program {program}"
@@ -97,21 +161,23 @@ def main() -> None:
     """Run the cases asked for; write failures and summaries as soon as they are there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--lives", action="store_true", help="whole lives, first step included")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     gc.freeze()  # proofs collect garbage before every step; what was imported is none
     ends = time.monotonic() + options.seconds
-    seed, total = _recorded()
+    results, records = (LIVES, lives) if options.lives else (RESULTS, cases)
+    seed, total = _recorded(results)
     while sum(total.values()) < options.cases and time.monotonic() < ends:
-        total += _run_chunk(seed)
+        total += _run_chunk(seed, records, results)
         seed += CHUNK
         print(f"seeds up to {seed - 1}: {dict(total)}", flush=True)
 
 
-def _recorded() -> tuple[int, Counter[str]]:
+def _recorded(results: Path) -> tuple[int, Counter[str]]:
     """Return the first seed that was not run yet, and the outcomes of those before it."""
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    lines = results.read_text().splitlines() if results.exists() else []
     summaries = [row for row in map(json.loads, lines) if "seeds" in row]
     total: Counter[str] = Counter()
     for row in summaries:
@@ -119,13 +185,15 @@ def _recorded() -> tuple[int, Counter[str]]:
     return max((row["seeds"][1] + 1 for row in summaries), default=0), total
 
 
-def _run_chunk(first: int) -> Counter[str]:
+def _run_chunk(
+    first: int, records: Callable[[int], Iterator[dict[str, Any]]], results: Path
+) -> Counter[str]:
     """Run `CHUNK` seeds; append what failed and a summary to the log."""
     began = time.monotonic()
     counts: Counter[str] = Counter()
     found = []
     for seed in range(first, first + CHUNK):
-        for record in cases(seed):
+        for record in records(seed):
             if record["outcome"] == "nothing to train":
                 continue
             counts[record["outcome"]] += 1
@@ -143,7 +211,7 @@ def _run_chunk(first: int) -> Counter[str]:
         ).stdout.strip(),
         "torch": torch.__version__,
     }
-    with RESULTS.open("a") as file:
+    with results.open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in (*found, summary))
     return counts
 

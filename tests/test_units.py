@@ -10,7 +10,21 @@ from tightfit.units import format_bytes, format_percent, format_seconds, parse_b
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
-    [("8GiB", 8 << 30), ("2.5 GB", 2_500_000_000), (" 600MiB ", 600 << 20), ("7B", 7), (123, 123)],
+    [
+        ("8GiB", 8 << 30),
+        ("2.5 GB", 2_500_000_000),
+        (" 600MiB ", 600 << 20),
+        ("7B", 7),
+        (123, 123),
+        ("600mib", 600 << 20),
+        ("8gib", 8 << 30),
+        ("8GIB", 8 << 30),
+        ("2.5gb", 2_500_000_000),
+        ("1e9", 10**9),
+        ("1.5E9", 1_500_000_000),
+        ("1e3MiB", 1000 << 20),
+        ("2000000000", 2_000_000_000),
+    ],
 )
 def test_sizes_are_read(text: int | str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
@@ -24,7 +38,10 @@ def test_sizes_are_read(text: int | str, size_bytes: int) -> None:
         ("8g", "unknown unit 'g'"),
         ("8 GiB more", "cannot read"),
         ("", "cannot read"),
-        ("1e9B", "cannot read"),
+        ("1e3", "has no unit"),
+        ("1e-3GiB", "cannot read"),
+        ("1e", "has the unknown unit 'e'"),
+        ("1e999GiB", "larger than any machine's memory"),
         ("-8GiB", "must be positive, got '-8GiB'"),
         (0, "must be positive"),
         (-5, "must be positive"),

@@ -27,7 +27,9 @@ _UNITS: dict[str, int] = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_SIZE = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
+_SIZE = re.compile(r"\s*(-?\d+(?:\.\d+)?(?:[eE]\+?\d{1,3})?)\s*([A-Za-z%]*)\s*")
+_IN_ANY_CASE = {unit.lower(): factor for unit, factor in _UNITS.items()}
+_LEAST_WITHOUT_UNIT = 10**6
 _LARGEST_BYTES = 2**60
 
 
@@ -42,8 +44,9 @@ def parse_bytes(size: int | str, *, what: str = "budget") -> int:
     Parameters
     ----------
     size : int or str
-        Bytes as an ``int``, or text with a unit: B, KB, MB, GB, TB (powers of 1000) or
-        KiB, MiB, GiB, TiB (powers of 1024).
+        Bytes as an ``int``, or text with a unit in any case: B, KB, MB, GB, TB (powers of 1000)
+        or KiB, MiB, GiB, TiB (powers of 1024). Text without one, such as ``"1e9"``, is bytes if
+        it is at least a million: of less the unit was forgotten.
     what : str
         What the size is for; named in the error.
 
@@ -71,14 +74,16 @@ def _parse_text(text: str, what: str) -> int:
     if match is None:
         raise BadInput(f"cannot read the {what} {text!r}: {example}")
     number, unit = match.groups()
+    if not unit and Decimal(number) >= _LEAST_WITHOUT_UNIT:
+        return int(Decimal(number))
     if not unit:
         raise BadInput(f"the {what} {text!r} has no unit: {example}, or pass bytes as an int")
     if unit == "%":
         raise BadInput(f"the {what} {text!r} is a percentage, not a size: {example}")
-    if unit not in _UNITS:
+    if unit.lower() not in _IN_ANY_CASE:
         known = ", ".join(_UNITS)
         raise BadInput(f"the {what} {text!r} has the unknown unit {unit!r} (known: {known})")
-    return int(Decimal(number) * _UNITS[unit])
+    return int(Decimal(number) * _IN_ANY_CASE[unit.lower()])
 
 
 def unit_of(size_bytes: int) -> tuple[str, int]:

@@ -65,8 +65,22 @@ class TestTheModuleStaysWhatItWas:
             _through_torch_save(model),
         ):
             assert torch.equal(copied(x), model(x))
-            with pytest.raises(BadInput, match="neither a fitted model"):
+            with pytest.raises(BadInput, match=r"(?s)neither a fitted model.*saved as the plain"):
                 tightfit.report(copied)
+            assert "forward" not in vars(copied)
+
+    def test_a_fitted_model_is_loaded_wherever_the_plain_one_is(self, capsys):
+        buffer, model, x = io.BytesIO(), fitted(), batch()
+        with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.ReLU, nn.GELU]):
+            torch.save({"model": model}, buffer)
+            buffer.seek(0)
+            loaded = torch.load(buffer, weights_only=True)["model"]
+        assert "saved as the plain model: fit it again" in capsys.readouterr().err
+        assert torch.equal(loaded(x), model(x))
+        copied = copy.deepcopy(fitted(loaded))
+        copied(x).sum().backward()
+        assert tightfit.report(copied).plan is not None
+        assert not {"__reduce_ex__", "__deepcopy__"} & set(vars(tightfit.unfit(loaded)))
 
     def test_deepcopy_is_fitted_by_itself(self):
         model = fitted()

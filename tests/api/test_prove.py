@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import tightfit.cli.prove as prove_command
 from tightfit.api.prove import prove
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
 from tightfit.session import stages as capturing
@@ -125,3 +126,29 @@ def test_the_minimum_is_proven_within_itself() -> None:
 def test_numbers_that_prove_refuses(asked, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         prove(example(), **asked)
+
+
+@pytest.mark.parametrize(("noise", "planned_noise"), [(1e-6, 1e-6), (1e-6, 1e-3)])
+def test_what_plain_pytorch_does_not_repeat_is_compared_within_a_tolerance(
+    monkeypatch: pytest.MonkeyPatch, noise: float, planned_noise: float
+) -> None:
+    """As where sums by index run on several threads: rounded otherwise in every run."""
+    original, draw = proving.train, torch.Generator().manual_seed(0)
+
+    def rounding_otherwise(subject, function, steps, planned=None):
+        trace = original(subject, function, steps, planned)
+        size = noise if planned is None else planned_noise
+        with torch.no_grad():
+            for parameter in subject.model.parameters():
+                parameter.mul_(1 + size * torch.rand(parameter.shape, generator=draw))
+        trace.digests[-1] = subject.digests()
+        return trace
+
+    monkeypatch.setattr(proving, "train", rounding_otherwise)
+    comparison = Comparison(example(), steps=2, costs="unit", limits=(1, 0.05))
+    proof = comparison.at(comparison.budget_of(1.5), rounds=0)
+    assert not proof.bitwise and proof.tolerance is not None
+    assert proof.succeeded == proof.is_within_tolerance == (noise == planned_noise)
+    assert noise / 2 < proof.tolerance < 20 * noise
+    text = prove_command._text(proof)
+    assert ("gives other bits each time it is run" in text) == proof.succeeded

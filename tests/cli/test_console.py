@@ -1,4 +1,4 @@
-"""Progress is drawn on a terminal, nested, and gone afterwards; elsewhere there is silence."""
+"""Progress is drawn on a terminal, nested, and gone afterwards; elsewhere it is told of."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tightfit.cli.console import TerminalProgress, terminal_progress
-from tightfit.progress import SILENT
+from tightfit.progress import Spoken
 
 
 def test_tasks_nest_and_close_after_an_error() -> None:
@@ -29,6 +29,11 @@ def test_tasks_nest_and_close_after_an_error() -> None:
     assert "best 1.2 %" in text
 
 
-def test_without_a_terminal_there_is_silence() -> None:
+def test_without_a_terminal_only_long_waiting_is_told_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with terminal_progress() as progress:
-        assert progress is SILENT
+        assert isinstance(progress, Spoken)
+        progress.start("plan")
+        progress.update(1)
+    assert capsys.readouterr().err == ""

@@ -110,7 +110,7 @@ int Schedule::choose_again(int op, int stage, std::vector<Repair>& repairs) cons
 // Run the collected ops in order and follow the bytes alive. A value not resident at the start of
 // the next stage is freed after its last reader in this one.
 void Schedule::walk(int stage, Entry& entry) const {
-    Bytes live = base_[stage];
+    Bytes live = base_.get(stage);
     entry.peak = live;
     for (Computed& computed : entry.computed) {
         const Alternative& alternative =

@@ -26,27 +26,23 @@ namespace tightfit {
 
 namespace {
 
-using Words = nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>, nb::c_contig>;
+using Ranges = nb::ndarray<nb::numpy, int, nb::shape<-1, 3>, nb::c_contig>;
 using Row = std::tuple<int, int, int>;
 
-Words resident_words(const Snapshot& snapshot, const Problem& problem) {
-    const std::size_t rows = problem.value_count();
-    const std::size_t columns = rows == 0 ? 0 : snapshot.resident.size() / rows;
-    auto* copy = new std::uint64_t[snapshot.resident.size() + 1];
-    std::memcpy(copy, snapshot.resident.data(), snapshot.resident.size() * sizeof(std::uint64_t));
-    nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<std::uint64_t*>(p); });
-    return Words(copy, {rows, columns}, owner);
+Ranges resident_ranges(const Schedule& schedule) {
+    auto* ranges = new std::vector<Range>(schedule.snapshot().resident);
+    nb::capsule owner(ranges, [](void* p) noexcept { delete static_cast<std::vector<Range>*>(p); });
+    return Ranges(ranges->data(), {ranges->size(), 3}, owner);
 }
 
-Snapshot to_snapshot(const Schedule& schedule, const Words& words, std::vector<int> first,
+Snapshot to_snapshot(const Schedule& schedule, const Ranges& ranges, std::vector<int> first,
                      std::vector<int> again) {
     const std::size_t stages = schedule.stages();
-    if (words.shape(0) != static_cast<std::size_t>(schedule.problem().value_count()) ||
-        words.shape(1) != (stages + 1 + 63) / 64 || first.size() != stages ||
-        again.size() != stages)
+    if (first.size() != stages || again.size() != stages)
         throw std::invalid_argument("the snapshot belongs to another problem");
     Snapshot snapshot;
-    snapshot.resident.assign(words.data(), words.data() + words.size());
+    snapshot.resident.resize(ranges.shape(0));
+    std::memcpy(snapshot.resident.data(), ranges.data(), ranges.size() * sizeof(int));
     snapshot.first_choice = std::move(first);
     snapshot.again_choice = std::move(again);
     return snapshot;
@@ -139,18 +135,18 @@ void bind_schedule(nb::module_& module) {
         .def("set_fastest", &Schedule::set_fastest, "fastest"_a,
              nb::call_guard<nb::gil_scoped_release>())
         .def("keep_everything", &Schedule::keep_everything)
-        .def("words",
-             [](const Schedule& s) { return resident_words(s.snapshot(), s.problem()); })
+        .def("ranges", &resident_ranges)
         .def("first_choices", &first_choices)
         .def("again_choices", &again_choices)
         .def("load",
-             [](Schedule& s, const Words& words, std::vector<int> first, std::vector<int> again) {
+             [](Schedule& s, const Ranges& ranges, std::vector<int> first,
+                std::vector<int> again) {
                  const Snapshot snapshot =
-                     to_snapshot(s, words, std::move(first), std::move(again));
+                     to_snapshot(s, ranges, std::move(first), std::move(again));
                  nb::gil_scoped_release release;
                  s.load(snapshot);
              },
-             "words"_a, "first_choices"_a, "again_choices"_a)
+             "ranges"_a, "first_choices"_a, "again_choices"_a)
         .def("load_ranges", &Schedule::load_ranges, "ranges"_a,
              nb::call_guard<nb::gil_scoped_release>())
         .def("check", &Schedule::check);
@@ -175,7 +171,7 @@ void bind_search(nb::module_& module) {
              "settings"_a, nb::keep_alive<1, 2>())
         .def("relieve", &Search::relieve, "candidates"_a, "steps"_a, "batch"_a, "seconds"_a,
              nb::call_guard<nb::gil_scoped_release>())
-        .def("fill", &Search::fill, "passes"_a, "limit"_a, "local"_a,
+        .def("fill", &Search::fill, "passes"_a, "limit"_a, "local"_a, "seconds"_a,
              nb::call_guard<nb::gil_scoped_release>())
         .def("descend", &Search::descend, "seconds"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("improve",

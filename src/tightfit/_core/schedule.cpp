@@ -15,6 +15,12 @@ void remove_item(std::vector<int>& items, int item) {
     items.pop_back();
 }
 
+void swap_item(Profile& profile, int stage, Bytes& bytes) {
+    const Bytes before = profile.get(stage);
+    profile.set(stage, bytes);
+    bytes = before;
+}
+
 }  // namespace
 
 Schedule::Schedule(std::shared_ptr<const Problem> problem, Bytes budget)
@@ -31,17 +37,6 @@ Schedule::Schedule(std::shared_ptr<const Problem> problem, Bytes budget)
 }
 
 // ---------------------------------------------------------------------------- queries
-
-Bytes Schedule::peak() const {
-    Bytes peak = 0;
-    for (int stage = 0; stage < stages_; ++stage) peak = std::max(peak, peak_[stage]);
-    return peak;
-}
-
-int Schedule::fullest_stage() const {
-    return static_cast<int>(
-        std::max_element(peak_.begin(), peak_.begin() + stages_) - peak_.begin());
-}
 
 bool Schedule::recomputes(int stage) const {
     const auto& computed = computed_[stage];
@@ -64,7 +59,7 @@ bool Schedule::reads_at(const Reader& reader, int stage) const {
 bool Schedule::used(int value, int stage) const {
     for (const Reader& reader : problem_->values[value].readers) {
         if (reader.op > stage) break;
-        if (computed_bits_.get(reader.op, stage) && reads_at(reader, stage)) return true;
+        if (computed_in_.get(reader.op, stage) && reads_at(reader, stage)) return true;
     }
     return false;
 }
@@ -72,9 +67,9 @@ bool Schedule::used(int value, int stage) const {
 int Schedule::next_use(int value, int stage) const {
     int best = stages_;
     for (const Reader& reader : problem_->values[value].readers) {
-        int at = computed_bits_.next(reader.op, std::max(stage, reader.op), stages_);
+        int at = computed_in_.next(reader.op, std::max(stage, reader.op), stages_);
         while (at < best && !reads_at(reader, at))
-            at = computed_bits_.next(reader.op, at + 1, stages_);
+            at = computed_in_.next(reader.op, at + 1, stages_);
         best = std::min(best, at);
     }
     return best;
@@ -82,9 +77,9 @@ int Schedule::next_use(int value, int stage) const {
 
 int Schedule::previous_write(int value, int stage) const {
     const Value& info = problem_->values[value];
-    int at = computed_bits_.previous(info.producer, stage);
+    int at = computed_in_.previous(info.producer, stage);
     while (at >= 0 && !(info.writers >> alternative_at(info.producer, at) & 1))
-        at = computed_bits_.previous(info.producer, at - 1);
+        at = computed_in_.previous(info.producer, at - 1);
     return at;
 }
 
@@ -92,9 +87,9 @@ int Schedule::previous_event(int value, int stage) const {
     int best = previous_write(value, stage);
     for (const Reader& reader : problem_->values[value].readers) {
         if (reader.op > stage) break;
-        int at = computed_bits_.previous(reader.op, stage);
+        int at = computed_in_.previous(reader.op, stage);
         while (at > best && !reads_at(reader, at))
-            at = computed_bits_.previous(reader.op, at - 1);
+            at = computed_in_.previous(reader.op, at - 1);
         best = std::max(best, at);
     }
     return best;
@@ -131,18 +126,27 @@ void Schedule::set_range(int value, int first, int last, bool on) {
     record.on = on;
     const Value& info = problem_->values[value];
     for (const Reader& reader : info.readers)
-        for (int at = computed_bits_.next(reader.op, std::max(first, reader.op), last); at < last;
-             at = computed_bits_.next(reader.op, at + 1, last))
+        for (int at = computed_in_.next(reader.op, std::max(first, reader.op), last); at < last;
+             at = computed_in_.next(reader.op, at + 1, last))
             mark_dirty(at);
-    for (int at = computed_bits_.next(info.producer, first, last); at < last;
-         at = computed_bits_.next(info.producer, at + 1, last))
+    for (int at = computed_in_.next(info.producer, first, last); at < last;
+         at = computed_in_.next(info.producer, at + 1, last))
         mark_dirty(at);
     flip(value, first, last, on);
     mark_dirty(first - 1);
     mark_dirty(last);
-    if (!problem_->has_options) return;
-    for (int stage = first; stage < last; ++stage)
-        if (slack_down_[stage] <= 0 || slack_up_[stage] < 0) mark_dirty(stage);
+    if (problem_->has_options) mark_where_options_change(first, last);
+}
+
+// Stages from `first` to before `last` in which another option fits now, or a chosen one no more.
+void Schedule::mark_where_options_change(int first, int last) {
+    while (first < last) {
+        const int end = std::min(last, slack_down_.end_of_block(first));
+        if (slack_down_.least_around(first) <= 0 || slack_up_.least_around(first) < 0)
+            for (int stage = first; stage < end; ++stage)
+                if (slack_down_.get(stage) <= 0 || slack_up_.get(stage) < 0) mark_dirty(stage);
+        first = end;
+    }
 }
 
 void Schedule::flip(int value, int first, int last, bool on) {
@@ -163,22 +167,11 @@ void Schedule::flip(int value, int first, int last, bool on) {
     }
     resident_.fill(value, first, last, on);
     if (bytes == 0) return;
-    Bytes* base = base_.data();
-    Bytes* peak = peak_.data();
-    for (int stage = first; stage <= last; ++stage) base[stage] += bytes;
-    Bytes overflow = 0;
-    const Bytes budget = budget_;
-    for (int stage = first; stage < last; ++stage) {
-        const Bytes old = peak[stage];
-        peak[stage] = old + bytes;
-        overflow += std::max<Bytes>(0, old + bytes - budget) - std::max<Bytes>(0, old - budget);
-    }
-    overflow_ += overflow;
+    base_.add(first, last, bytes);
+    overflow_ += peak_.add_above(first, last - 1, bytes, budget_);
     if (!problem_->has_options) return;
-    for (int stage = first; stage < last; ++stage) {
-        slack_down_[stage] += bytes;
-        slack_up_[stage] -= bytes;
-    }
+    slack_down_.add(first, last - 1, bytes);
+    slack_up_.add(first, last - 1, -bytes);
 }
 
 void Schedule::set_choice(int op, int first, int again) {
@@ -217,9 +210,9 @@ void Schedule::refresh(int stage) {
 
 // Put a new entry in place; `entry` then holds the old one.
 void Schedule::store(int stage, Entry& entry) {
-    for (const Computed& old : computed_[stage]) computed_bits_.set(old.op, stage, false);
+    for (const Computed& old : computed_[stage]) computed_in_.set(old.op, stage, false);
     swap_entry(stage, entry);
-    for (const Computed& now : computed_[stage]) computed_bits_.set(now.op, stage, true);
+    for (const Computed& now : computed_[stage]) computed_in_.set(now.op, stage, true);
     const bool on = recomputes(stage);
     int& place = recomputing_at_[stage];
     if (on && place < 0) {
@@ -239,10 +232,10 @@ void Schedule::swap_entry(int stage, Entry& entry) {
     cost_ += entry.cost - stage_cost_[stage];
     std::swap(stage_cost_[stage], entry.cost);
     overflow_ += std::max<Bytes>(0, entry.peak - budget_) -
-                 std::max<Bytes>(0, peak_[stage] - budget_);
-    std::swap(peak_[stage], entry.peak);
-    std::swap(slack_down_[stage], entry.slack_down);
-    std::swap(slack_up_[stage], entry.slack_up);
+                 std::max<Bytes>(0, peak_.get(stage) - budget_);
+    swap_item(peak_, stage, entry.peak);
+    swap_item(slack_down_, stage, entry.slack_down);
+    swap_item(slack_up_, stage, entry.slack_up);
 }
 
 void Schedule::settle(int stage, const Entry& before) {
@@ -276,8 +269,7 @@ void Schedule::trim(int value, int stage) {
 // Clear residency from the last event before the stage up to it.
 void Schedule::clear_until(int value, int stage) {
     const int event = previous_event(value, stage - 1);
-    int first = stage;
-    while (first - 1 > event && resident_.get(value, first - 1)) --first;
+    const int first = std::max(event + 1, resident_.around(value, stage).first);
     set_range(value, first, stage, false);
 }
 
@@ -310,10 +302,8 @@ bool Schedule::drop(int value, int stage) {
     if (!resident_.get(value, stage) || problem_->values[value].kept()) return false;
     const int use = std::min(next_use(value, stage), stages_ - 1);
     const int event = previous_event(value, stage - 1);
-    int first = stage, last = stage;
-    while (first - 1 > event && resident_.get(value, first - 1)) --first;
-    while (last < use && resident_.get(value, last + 1)) ++last;
-    set_range(value, first, last, false);
+    const Run run = resident_.around(value, stage);
+    set_range(value, std::max(event + 1, run.first), std::min(use, run.last), false);
     flush();
     return true;
 }

@@ -12,8 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "bits.hpp"
 #include "problem.hpp"
+#include "profile.hpp"
+#include "runs.hpp"
 
 namespace tightfit {
 
@@ -26,9 +27,12 @@ struct Computed {
     }
 };
 
+// A value that is resident from one stage to another.
+using Range = std::array<int, 3>;
+
 // What a schedule is determined by; enough to load it again.
 struct Snapshot {
-    std::vector<std::uint64_t> resident;
+    std::vector<Range> resident;
     std::vector<int> first_choice;
     std::vector<int> again_choice;
     Cost cost = 0;
@@ -45,14 +49,14 @@ public:
     Cost cost() const { return cost_; }
     Bytes overflow() const { return overflow_; }  // bytes over budget, summed over stages
     bool fits() const { return overflow_ == 0; }
-    Bytes peak() const;
-    int fullest_stage() const;
-    Bytes peak_of(int stage) const { return peak_[stage]; }
-    Bytes base_of(int stage) const { return base_[stage]; }
+    Bytes peak() const { return stages_ > 0 ? peak_.get(peak_.fullest()) : 0; }
+    int fullest_stage() const { return peak_.fullest(); }
+    Bytes peak_of(int stage) const { return peak_.get(stage); }
+    Bytes base_of(int stage) const { return base_.get(stage); }
     const std::vector<Computed>& computed(int stage) const { return computed_[stage]; }
     const std::vector<int>& recomputing_stages() const { return recomputing_; }
     bool resident(int value, int stage) const { return resident_.get(value, stage); }
-    bool is_computed(int op, int stage) const { return computed_bits_.get(op, stage); }
+    bool is_computed(int op, int stage) const { return computed_in_.get(op, stage); }
     int first_choice(int op) const { return first_choice_[op]; }
     int again_choice(int op) const { return again_choice_[op]; }
 
@@ -62,7 +66,7 @@ public:
     int previous_event(int value, int stage) const;  // last stage <= stage that reads or writes it
     int previous_write(int value, int stage) const;
     int next_computed(int op, int stage) const {
-        return computed_bits_.next(op, stage, stages_);
+        return computed_in_.next(op, stage, stages_);
     }
     int previous_resident(int value, int stage) const { return resident_.previous(value, stage); }
 
@@ -90,8 +94,8 @@ public:
     void keep_everything();
     Snapshot snapshot() const;
     void load(const Snapshot& snapshot);
-    // Residency as (value, first stage, last stage) ranges, with the present choices.
-    void load_ranges(const std::vector<std::array<int, 3>>& ranges);
+    // Residency with the present choices.
+    void load_ranges(const std::vector<Range>& ranges);
     std::string check() const;  // "" or the first field that differs from a fresh computation
 
 private:
@@ -131,6 +135,7 @@ private:
     void swap_entry(int stage, Entry& entry);
     void flip(int value, int first, int last, bool on);
     void mark_dirty(int stage);
+    void mark_where_options_change(int first, int last);
     void refresh(int stage);
     void settle(int stage, const Entry& before);
     void trim(int value, int stage);
@@ -150,9 +155,9 @@ private:
     bool fastest_ = false;
     Cost cost_ = 0;
     Bytes overflow_ = 0;
-    BitMatrix resident_;  // value x stage 0..stages
-    BitMatrix computed_bits_;  // op x stage
-    std::vector<Bytes> base_, peak_, slack_down_, slack_up_;
+    Runs resident_;  // stages 0..stages at whose start a value is alive
+    Runs computed_in_;  // stages that compute an op
+    Profile base_, peak_, slack_down_, slack_up_;
     std::vector<Cost> stage_cost_;
     std::vector<std::vector<Computed>> computed_;
     std::vector<std::vector<int>> starts_;  // values that begin to be resident at the stage's end

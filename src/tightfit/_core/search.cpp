@@ -8,6 +8,8 @@ namespace tightfit {
 namespace {
 
 constexpr double kLastResort = 1e200;
+constexpr double kNoLimit = 1e9;  // seconds
+constexpr int kAskedPerLook = 32;  // how often the clock is looked at
 constexpr double kKeepReads = 0.75;  // how often a new alternative's reads are kept for it
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -127,50 +129,59 @@ void Search::recomputations(bool local, std::vector<Scored>& events) {
             if (computed.op != stage) events.push_back({0, computed.op, stage});
 }
 
-void Search::fill(int passes, int limit, bool local) {
+void Search::fill(int passes, int limit, bool local, double seconds) {
+    const auto start = Clock::now();
+    for (int pass = 0; pass < passes; ++pass)
+        if (!fill_once(limit, local, start, seconds)) return;
+}
+
+// Returns whether anything was kept and time is left for another pass.
+bool Search::fill_once(int limit, bool local, Clock::time_point start, double seconds) {
     std::vector<Scored> events, useful;
-    for (int pass = 0; pass < passes; ++pass) {
-        recomputations(local, events);
-        const int count = static_cast<int>(events.size());
-        const int tried = std::min(count, limit);
-        if (tried < count)
-            for (int k = 0; k < tried; ++k)
-                std::swap(events[k], events[k + random_.below(count - k)]);
-        useful.clear();
-        const Cost cost = schedule_.cost();
-        const std::size_t mark = schedule_.mark();
-        for (int k = 0; k < tried; ++k) {
-            if (!schedule_.retain(events[k].first, events[k].second)) continue;
-            const auto saved = static_cast<double>(schedule_.cost() - cost);
-            const bool fits = schedule_.fits();
-            schedule_.undo_to(mark);
-            if (!fits || saved >= 0) continue;
-            Bytes bytes = 1;
-            for (const auto& alternative : schedule_.problem().ops[events[k].first].alternatives)
-                for (int value : alternative.writes)
-                    bytes = std::max(bytes, schedule_.problem().values[value].size);
-            useful.push_back({saved / static_cast<double>(bytes) *
-                                  random_.log_normal(settings_.noise),
-                              events[k].first, events[k].second});
-        }
-        std::sort(useful.begin(), useful.end());
-        bool any = false;
-        for (const Scored& one : useful) {
-            const std::size_t before = schedule_.mark();
-            const Cost now = schedule_.cost();
-            if (!schedule_.retain(one.first, one.second)) continue;
-            if (!schedule_.fits() || schedule_.cost() >= now)
-                schedule_.undo_to(before);
-            else
-                any = true;
-        }
-        if (!any) return;
+    auto late = [&, asked = 0]() mutable {
+        return ++asked % kAskedPerLook == 0 && seconds_since(start) > seconds;
+    };
+    recomputations(local, events);
+    const int count = static_cast<int>(events.size());
+    const int tried = std::min(count, limit);
+    if (tried < count)
+        for (int k = 0; k < tried; ++k)
+            std::swap(events[k], events[k + random_.below(count - k)]);
+    const Cost cost = schedule_.cost();
+    const std::size_t mark = schedule_.mark();
+    for (int k = 0; k < tried && !late(); ++k) {
+        if (!schedule_.retain(events[k].first, events[k].second)) continue;
+        const auto saved = static_cast<double>(schedule_.cost() - cost);
+        const bool fits = schedule_.fits();
+        schedule_.undo_to(mark);
+        if (!fits || saved >= 0) continue;
+        Bytes bytes = 1;
+        for (const auto& alternative : schedule_.problem().ops[events[k].first].alternatives)
+            for (int value : alternative.writes)
+                bytes = std::max(bytes, schedule_.problem().values[value].size);
+        useful.push_back({saved / static_cast<double>(bytes) *
+                              random_.log_normal(settings_.noise),
+                          events[k].first, events[k].second});
     }
+    std::sort(useful.begin(), useful.end());
+    bool any = false;
+    for (const Scored& one : useful) {
+        if (late()) return false;
+        const std::size_t before = schedule_.mark();
+        const Cost now = schedule_.cost();
+        if (!schedule_.retain(one.first, one.second)) continue;
+        if (!schedule_.fits() || schedule_.cost() >= now)
+            schedule_.undo_to(before);
+        else
+            any = true;
+    }
+    return any;
 }
 
 Relief Search::descend(double seconds) {
+    const auto start = Clock::now();
     const Relief relief = relieve(1000, 1 << 30, true, seconds);
-    if (relief == Relief::fits) fill(3, 1 << 30, false);
+    if (relief == Relief::fits) fill(3, 1 << 30, false, seconds - seconds_since(start));
     schedule_.commit();
     return relief;
 }
@@ -346,7 +357,7 @@ std::int64_t Search::improve(Limits limits, double hot, double cold, Cost target
         perturb();
         if (!schedule_.fits())
             relieve(settings_.drop_candidates, settings_.relieve_steps, settings_.batch, 1e9);
-        if (schedule_.fits()) fill(1, settings_.fill_limit, settings_.local_fill);
+        if (schedule_.fits()) fill(1, settings_.fill_limit, settings_.local_fill, kNoLimit);
         const auto dearer = static_cast<double>(schedule_.cost() - cost);
         const bool accept =
             !schedule_.fits()

@@ -36,8 +36,9 @@ public:
     // Drop values at the fullest stage, the cheapest per byte of overflow first, until the
     // schedule fits, no drop helps, or time or steps are up.
     Relief relieve(int candidates, int steps, bool batch, double seconds);
-    // Keep what recomputations make wherever the room allows, the dearest per byte first.
-    void fill(int passes, int limit, bool local);
+    // Keep what recomputations make wherever the room allows, the dearest per byte first, until
+    // nothing helps or time is up.
+    void fill(int passes, int limit, bool local, double seconds);
     // First plan: relieve with all candidates, then fill.
     Relief descend(double seconds);
     // Simulated annealing over perturb-relieve-fill steps; leaves the best schedule loaded.
@@ -69,6 +70,7 @@ private:
     void residents(int stage, int wanted, std::vector<int>& found);
     void score_drops(int stage, const std::vector<int>& values);
     void recomputations(bool local, std::vector<Scored>& events);
+    bool fill_once(int limit, bool local, Clock::time_point start, double seconds);
     int window_end(int from);
 
     Schedule& schedule_;

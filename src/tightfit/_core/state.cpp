@@ -7,12 +7,12 @@
 namespace tightfit {
 
 void Schedule::clear() {
-    resident_.reset(problem_->value_count(), stages_ + 1);
-    computed_bits_.reset(stages_, stages_);
-    base_.assign(stages_ + 2, 0);
-    peak_.assign(stages_ + 2, 0);
-    slack_down_.assign(stages_ + 2, 0);
-    slack_up_.assign(stages_ + 2, 0);
+    resident_.reset(problem_->value_count());
+    computed_in_.reset(stages_);
+    base_.reset(stages_ + 1);
+    peak_.reset(stages_);
+    slack_down_.reset(stages_);
+    slack_up_.reset(stages_);
     stage_cost_.assign(stages_ + 1, 0);
     computed_.assign(stages_ + 1, {});
     starts_.assign(stages_ + 1, {});
@@ -47,26 +47,28 @@ void Schedule::keep_everything() {
 }
 
 Snapshot Schedule::snapshot() const {
-    return {resident_.data(), first_choice_, again_choice_, cost_};
+    Snapshot snapshot{{}, first_choice_, again_choice_, cost_};
+    for (int value = 0; value < problem_->value_count(); ++value)
+        for (const Run& run : resident_.of(value))
+            snapshot.resident.push_back({value, run.first, run.last});
+    return snapshot;
 }
 
 void Schedule::load(const Snapshot& snapshot) {
-    clear();
-    resident_.data() = snapshot.resident;
     first_choice_ = snapshot.first_choice;
     again_choice_ = snapshot.again_choice;
-    rebuild();
+    load_ranges(snapshot.resident);
 }
 
-void Schedule::load_ranges(const std::vector<std::array<int, 3>>& ranges) {
+void Schedule::load_ranges(const std::vector<Range>& ranges) {
     clear();
     for (const auto& [value, first, last] : ranges)
-        if (value >= 0 && value < problem_->value_count() && first <= last)
+        if (value >= 0 && value < problem_->value_count())
             resident_.fill(value, std::max(0, first), std::min(stages_, last), true);
     rebuild();
 }
 
-// Derive everything from the residency bits and choices, after making the bits legal.
+// Derive everything from residency and choices, after making residency legal.
 void Schedule::rebuild() {
     for (int id = 0; id < problem_->value_count(); ++id) {
         const Value& value = problem_->values[id];
@@ -77,11 +79,9 @@ void Schedule::rebuild() {
         } else {
             resident_.set(id, stages_, false);
         }
-        for (int stage = 1; stage <= stages_; ++stage) {
-            stage = resident_.next(id, stage, stages_ + 1);
-            if (stage > stages_) break;
-            base_[stage] += value.size;
-            if (!resident_.get(id, stage - 1)) starts_[stage - 1].push_back(id);
+        for (const Run& run : resident_.of(id)) {
+            base_.add(run.first, run.last, value.size);
+            starts_[run.first - 1].push_back(id);
         }
     }
     for (int stage = 0; stage < stages_; ++stage) mark_dirty(stage);
@@ -90,12 +90,21 @@ void Schedule::rebuild() {
     commit();
 }
 
-// Free every stretch of residency that ends without a reader.
+// Free every stretch of residency that ends without a reader, the latest first: what is left of it
+// may end without one, too.
 void Schedule::normalise() {
-    for (int stage = stages_ - 1; stage >= 1; --stage)
-        for (int value = 0; value < problem_->value_count(); ++value)
-            if (resident_.get(value, stage) && !resident_.get(value, stage + 1))
-                trim(value, stage);
+    std::vector<std::vector<int>> ends(stages_ + 1);
+    for (int value = 0; value < problem_->value_count(); ++value)
+        for (const Run& run : resident_.of(value)) ends[run.last].push_back(value);
+    for (int stage = stages_ - 1; stage >= 1; --stage) {
+        std::sort(ends[stage].begin(), ends[stage].end());
+        for (int value : ends[stage]) {
+            const int first = resident_.around(value, stage).first;
+            trim(value, stage);
+            const int last = resident_.previous(value, stage);
+            if (last < stage && last >= first) ends[last].push_back(value);
+        }
+    }
     flush();
 }
 
@@ -103,9 +112,7 @@ void Schedule::set_budget(Bytes budget) {
     budget_ = budget;
     if (problem_->has_options)
         for (int stage = 0; stage < stages_; ++stage) mark_dirty(stage);
-    overflow_ = 0;
-    for (int stage = 0; stage < stages_; ++stage)
-        overflow_ += std::max<Bytes>(0, peak_[stage] - budget_);
+    overflow_ = peak_.above(budget_);
     flush();
     commit();
 }
@@ -132,7 +139,7 @@ std::string Schedule::check() const {
                 starts.push_back(value);
         }
         std::sort(stored.begin(), stored.end());
-        if (base != base_[stage]) return where("base bytes", stage);
+        if (base != base_.get(stage)) return where("base bytes", stage);
         if (starts != stored) return where("beginning values", stage);
         Entry entry;
         std::vector<Repair> repairs;
@@ -140,12 +147,12 @@ std::string Schedule::check() const {
         if (!repairs.empty()) return where("an impossible recomputation", stage);
         if (!(entry.computed == computed_[stage])) return where("computed ops", stage);
         if (entry.cost != stage_cost_[stage]) return where("cost", stage);
-        if (entry.peak != peak_[stage]) return where("peak", stage);
+        if (entry.peak != peak_.get(stage)) return where("peak", stage);
         for (int op = 0; op < stages_; ++op) {
             const bool listed =
                 std::any_of(entry.computed.begin(), entry.computed.end(),
                             [&](const Computed& one) { return one.op == op; });
-            if (listed != computed_bits_.get(op, stage)) return where("computed bits", stage);
+            if (listed != computed_in_.get(op, stage)) return where("stages of an op", stage);
         }
         if (recomputes(stage) != (recomputing_at_[stage] >= 0)) return where("listing", stage);
         recomputing += recomputes(stage);

@@ -24,6 +24,7 @@ __all__ = [
     "CudaMeter",
     "Meter",
     "PeakMeasurement",
+    "code_bytes",
     "measure_peak",
     "meter_for",
     "resident_bytes",
@@ -229,5 +230,14 @@ def _without_collection() -> Iterator[None]:
 
 def resident_bytes() -> int:
     """Return the resident memory of this process, as Linux counts it."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return _pages(1)
+
+
+def code_bytes() -> int:
+    """Return what of the resident memory are files mapped into it: code of libraries, above all."""
+    return _pages(2)
+
+
+def _pages(column: int) -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[column])
     return pages * os.sysconf("SC_PAGE_SIZE")

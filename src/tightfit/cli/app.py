@@ -27,7 +27,12 @@ __all__ = ["app", "run"]
 app = App(
     name="tightfit",
     help="Train any PyTorch model inside a memory budget given in bytes.",
-    help_epilogue="Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed.",
+    help_epilogue=(
+        "A factory returns (model, loss, args, target): an nn.Module; a function of (output, "
+        "target), or None if the output is the loss or carries it as .loss; a tuple of positional "
+        "or a dict of keyword inputs; what the loss compares the output with, or None.\n\n"
+        "Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed."
+    ),
     version=__version__,
 )
 for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove):

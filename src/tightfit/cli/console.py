@@ -1,4 +1,4 @@
-"""Progress on a terminal, silence otherwise."""
+"""Progress drawn on a terminal, told in lines otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tightfit.progress import SILENT, Progress
+from tightfit.progress import Progress, Spoken
 
 __all__ = ["TerminalProgress", "terminal_progress"]
 
@@ -72,9 +72,16 @@ class TerminalProgress:
 
 @contextmanager
 def terminal_progress() -> Iterator[Progress]:
-    """Yield a progress that draws if the error output is a terminal, else a silent one."""
+    """Yield a progress that draws if the error output is a terminal, else one that tells.
+
+    What takes less than a few seconds is not told of.
+    """
     if not sys.stderr.isatty():
-        yield SILENT
+        spoken = Spoken()
+        try:
+            yield spoken
+        finally:
+            spoken.close()
         return
     drawn = TerminalProgress(Console(stderr=True))
     try:

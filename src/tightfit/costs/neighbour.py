@@ -13,7 +13,7 @@ import msgspec
 from tightfit.costs.variants import traffic_bytes
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
 
-__all__ = ["matched", "scaled_from"]
+__all__ = ["matched", "scaled_from", "work"]
 
 _SCALED = ", scaled from another shape"
 
@@ -61,7 +61,7 @@ def scaled_from(graph: Graph, neighbour: Graph) -> Graph:
     for place, like in matched(graph, neighbour).items():
         op = ops[place]
         scaled = tuple(
-            _scaled(alternative, known, _work(graph, op, alternative), neighbour, like)
+            _scaled(alternative, known, work(graph, op, alternative), work(neighbour, like, known))
             for alternative, known in zip(op.alternatives, like.alternatives, strict=True)
         )
         ops[place] = msgspec.structs.replace(op, alternatives=scaled)
@@ -70,13 +70,14 @@ def scaled_from(graph: Graph, neighbour: Graph) -> Graph:
 
 
 def _scaled(
-    alternative: Alternative, known: Alternative, work: int, neighbour: Graph, like: Op
+    alternative: Alternative, known: Alternative, own_work: int, known_work: int
 ) -> Alternative:
-    scale = work / max(1, _work(neighbour, like, known))
+    scale = own_work / max(1, known_work)
     cost_s = min(variant.cost_s for variant in known.variants) * scale
     variants = tuple(msgspec.structs.replace(v, cost_s=cost_s) for v in alternative.variants)
     return msgspec.structs.replace(alternative, variants=variants)
 
 
-def _work(graph: Graph, op: Op, alternative: Alternative) -> int:
+def work(graph: Graph, op: Op, alternative: Alternative) -> int:
+    """Return what the cost of an op grows with: its operations, or the bytes it moves."""
     return op.flops or traffic_bytes(graph, op, alternative)

@@ -9,6 +9,7 @@ theirs.
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import types
@@ -19,6 +20,7 @@ from weakref import WeakSet
 from torch import nn
 
 from tightfit.errors import BadInput
+from tightfit.progress import announce
 from tightfit.torch_private import tools
 
 __all__ = [
@@ -29,12 +31,16 @@ __all__ = [
     "detach",
     "original_forward",
     "refuse_unfittable",
+    "was_fitted",
 ]
 
 _FITTED: WeakSet[nn.Module] = WeakSet()
 _PLANNED: WeakSet[Any] = WeakSet()
 """The functions that replace forwards."""
 _KEY = "__tightfit"
+_WAS_FITTED = "__tightfit_was_fitted"
+_COPYING = ("__reduce_ex__", "__deepcopy__")
+"""Of a fitted module's own: it is saved as the plain one and copied as itself."""
 
 
 class Attached(Protocol):
@@ -70,7 +76,7 @@ class _Attachment:
         return _Attachment(None, self.refit)
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # what is pickled is the plain model
+        return type(None), ()  # of a class that pickles itself in its own way
 
 
 def _planned_function(module: nn.Module) -> Any:
@@ -174,11 +180,51 @@ def _refuse_foreign(module: nn.Module) -> None:
 
 
 def _put(module: nn.Module, attachment: _Attachment) -> None:
+    module.__dict__.pop(_WAS_FITTED, None)
     if _planned_function(module) is None:
         function = _planned_forward(type(module).forward)
         module.__dict__["forward"] = types.MethodType(function, module)
     module.__dict__[_KEY] = attachment
+    _put_copying(module)
     _FITTED.add(module)
+
+
+def _put_copying(module: nn.Module) -> None:
+    """Let a fitted module be pickled as the plain one, and copied with what is attached to it.
+
+    `pickle` and `copy` ask the object for these methods, before its class.
+    """
+    for name, method in zip(_COPYING, (_pickled_plainly, _copied), strict=True):
+        module.__dict__[name] = types.MethodType(method, module)
+
+
+def _pickled_plainly(module: nn.Module, protocol: int) -> Any:
+    """Return what the class makes of the plain model; nothing of tightfit is needed to load it."""
+    reduced = type(module).__reduce_ex__(module, protocol)  # type: ignore[arg-type]
+    if len(reduced) < 3 or not isinstance(reduced[2], dict):
+        return reduced
+    hidden = {_KEY, *_COPYING}
+    if _planned_function(module) is getattr(module.__dict__["forward"], "__func__", None):
+        hidden.add("forward")
+    announce(f"{type(module).__name__} is saved as the plain model: fit it again after loading")
+    state = {key: value for key, value in reduced[2].items() if key not in hidden}
+    return (*reduced[:2], {**state, _WAS_FITTED: True}, *reduced[3:])
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a deep copy, to which something is attached on its first call."""
+    own = {name: module.__dict__.pop(name) for name in _COPYING}
+    try:
+        twin = copy.deepcopy(module, memo)
+    finally:
+        module.__dict__.update(own)
+    _put_copying(twin)
+    return twin
+
+
+def was_fitted(module: nn.Module) -> bool:
+    """Whether a plain module was loaded from a file into which a fitted one was saved."""
+    return _WAS_FITTED in module.__dict__
 
 
 def _planned_forward(replaced: Any) -> Any:
@@ -239,6 +285,8 @@ def detach(module: nn.Module) -> bool:
     function = _planned_function(module)
     if function is None or module.__dict__.pop(_KEY, None) is None:
         return False
+    for name in _COPYING:
+        module.__dict__.pop(name, None)
     if getattr(module.__dict__["forward"], "__func__", None) is function:
         del module.__dict__["forward"]
     _FITTED.discard(module)

@@ -62,14 +62,17 @@ def assemble(
     group_limit = group_bytes if gradients == "fresh" else 1
     instructions: list[Instruction] = []
     waiting: list[ValueId] = []
+    waiting_bytes = 0
     for index, compute in enumerate(computes):
         instructions.extend(Enter(segment) for segment in crossings.get(index, ()))
         instructions.append(compute)
         instructions.extend(Free(value) for value in frees[index] if not _handed(graph, value))
-        waiting.extend(value for value in frees[index] if _handed(graph, value))
-        if sum(graph.values[v].size_bytes for v in waiting) >= group_limit:
+        finished = [value for value in frees[index] if _handed(graph, value)]
+        waiting.extend(finished)
+        waiting_bytes += sum(graph.values[v].size_bytes for v in finished)
+        if waiting_bytes >= group_limit:
             instructions.append(HandOver(tuple(waiting)))
-            waiting = []
+            waiting, waiting_bytes = [], 0
     instructions.extend(Enter(segment) for segment in crossings.get(len(computes), ()))
     if waiting:
         instructions.append(HandOver(tuple(waiting)))

@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import torch
-from torch import fx
 
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.decisions.answers import Question
-from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.trace.strides import Strides, TrueStrides, misreported
-from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,
     Measurement,
-    call_key,
-    environment_of,
     measure_call,
     measure_workspace,
 )
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
-from tightfit.pricing.synthetic import synthetic_arguments
+from tightfit.pricing.records import UNKNOWN, is_opaque, key_of, recorded
 from tightfit.progress import Progress
-from tightfit.torch_private import core as private
 from tightfit.units import rounded_up
 
 __all__ = [
     "Priced",
     "Prices",
+    "may_need_workspace",
     "measured_costs",
     "measured_workspaces",
     "priced_as_kernels_run",
+    "priced_by",
     "prices_of",
     "scaled_costs",
     "with_prices",
 ]
 
-_UNKNOWN = Footprint(  # of a call that was not run: it needs no workspace and is as traced
-    workspace_bytes=0, output_bytes=(), output_strides=(), aliases=(), none_outputs=()
-)
 _CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chosen by shape
 
 
@@ -131,8 +122,8 @@ def measured_costs(captured: Captured, progress: Progress) -> Priced:
         Told of each call that is measured.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = _measured(captured, calls, Measurement, measure_call, progress)
-    return _priced(captured, known, "measured")
+    known = recorded(captured, calls, Measurement, measure_call, progress)
+    return priced_by(captured, known, "measured")
 
 
 def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
@@ -142,8 +133,8 @@ def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     Parameters are those of `measured_costs`; each distinct call runs twice.
     """
     calls = [call for calls in captured.calls for call in calls]
-    known = _measured(captured, calls, Footprint, measure_workspace, progress)
-    return _priced(captured, known, captured.graph.cost_source)
+    known = recorded(captured, calls, Footprint, measure_workspace, progress)
+    return priced_by(captured, known, captured.graph.cost_source)
 
 
 def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Priced:
@@ -163,21 +154,21 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
     """
     likes = matched(captured.graph, neighbour)
     strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
-    known = _measured(captured, strange, Measurement, measure_call, progress)
+    known = recorded(captured, strange, Measurement, measure_call, progress)
     hungry = [
         call
         for op in captured.graph.ops
         if op.id in likes
         for call in captured.calls[op.id]
-        if _may_need_workspace(likes[op.id]) or _is_opaque(call)
+        if may_need_workspace(likes[op.id]) or is_opaque(call)
     ]
-    taken = _measured(captured, hungry, Footprint, measure_workspace, progress)
-    priced = _priced(captured, {**taken, **known}, captured.graph.cost_source)
+    taken = recorded(captured, hungry, Footprint, measure_workspace, progress)
+    priced = priced_by(captured, {**taken, **known}, captured.graph.cost_source)
     scaled = priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour))
     return Priced(scaled, priced.strides)
 
 
-def _may_need_workspace(like: Op) -> bool:
+def may_need_workspace(like: Op) -> bool:
     """Whether an op whose neighbour is known may need a workspace at another shape."""
     taken = max(v.workspace_bytes for a in like.alternatives for v in a.variants)
     return taken > like.random_state_bytes or any(
@@ -185,60 +176,19 @@ def _may_need_workspace(like: Op) -> bool:
     )
 
 
-def _measured(
-    captured: Captured,
-    calls: Iterable[Call],
-    kind: Any,
-    measure: Callable[..., Any],
-    progress: Progress,
-) -> dict[str, Any]:
-    """Return a record of a kind for the key of every call, from the disk cache or measured."""
-    device = _device(captured)
-    cache = Cache(environment_of(device))
-    wanted = {_key(captured, call): call for call in calls}
-    known = {key: cache.get(f"{kind.__name__}\n{key}", kind) for key in wanted}
-    missing = [(key, call) for key, call in wanted.items() if known[key] is None]
-    if not missing:
-        return known
-    progress.start("measuring operators", len(missing))
-    try:
-        for done, (key, call) in enumerate(missing):
-            progress.update(done, _name(call.function))
-            if _is_opaque(call):
-                known[key] = _of_opaque(call.function, kind)
-                continue
-            args, kwargs = synthetic_arguments(captured.joint.module, call)
-            is_question = isinstance(call.function, Question)
-            function = call.function.unchecked if is_question else call.function
-            with private.without_autocast():
-                known[key] = measure(function, args, kwargs, device=device)
-            cache.put(f"{kind.__name__}\n{key}", known[key])
-    finally:
-        cache.save()
-        progress.stop()
-    return known
+def priced_by(captured: Captured, known: Mapping[str, Any], source: str) -> Priced:
+    """Return the captured step with what is known of its calls, and the strides kernels gave.
 
-
-def _is_opaque(call: Call) -> bool:
-    return isinstance(call.function, OpaqueForward | OpaqueBackward)
-
-
-def _of_opaque(function: OpaqueForward | OpaqueBackward, kind: type[Footprint]) -> Footprint:
-    """Return what an opaque module takes; it is known in this process only."""
-    measured = function.measure()
-    return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
-
-
-def _device(captured: Captured) -> torch.device:
-    for node in captured.joint.placeholders:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            return value.device
-    return torch.device("cpu")
-
-
-def _priced(captured: Captured, known: Mapping[str, Any], source: str) -> Priced:
-    records = [[known.get(_key(captured, c), _UNKNOWN) for c in calls] for calls in captured.calls]
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    known : mapping of str to Footprint
+        By the key of a call; a `Measurement` also tells its cost. Others count as traced.
+    source : str
+        Where the costs come from.
+    """
+    records = [[known.get(key_of(c), UNKNOWN) for c in calls] for calls in captured.calls]
     strides: dict[str, tuple[Strides, ...]] = {}
     for node, (default, *_) in zip(captured.nodes, records, strict=True):
         strides |= misreported(node, default.output_strides)
@@ -305,24 +255,3 @@ def _with_record(op: Op, alternative: Alternative, record: Footprint) -> Alterna
         workspace_bytes += op.random_state_bytes  # the generator's present state is put aside
     variant = Variant(cost_s=cost_s, workspace_bytes=workspace_bytes)
     return msgspec.structs.replace(alternative, variants=(variant,))
-
-
-def _name(function: Any) -> str:
-    if isinstance(function, private.OpOverload):
-        return function.name()
-    if isinstance(function, OpaqueForward | OpaqueBackward):
-        return f"opaque module {function.call.name}"
-    if isinstance(function, Question):
-        return f"asked {function}"
-    return f"{function.__module__}.{function.__qualname__}"
-
-
-def _key(captured: Captured, call: Call) -> str:
-    if _is_opaque(call):
-        return f"this process: {call.function!r}"
-
-    def fake(node: fx.Node) -> Any:
-        return node.meta.get("val", node.target)
-
-    args, kwargs = fx.map_arg((call.args, call.kwargs), fake)
-    return call_key(_name(call.function), args, kwargs)

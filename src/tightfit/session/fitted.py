@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
@@ -16,7 +17,7 @@ from tightfit.capture.calls.signature import refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.errors import BadInput, CaptureError, CompileError, NothingToTrain, SecondForward
-from tightfit.execution.attach import attach, attached, original_forward
+from tightfit.execution.attach import attach, attached, original_forward, was_fitted
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -107,6 +108,7 @@ class Fitted:
         self.route = route
         self._whole = route if isinstance(route, WholeSteps) else None
         self._at_leaving: list[Callable[[], None]] = []
+        self._running_in: int | None = None
         self._join_budget()
 
     @classmethod
@@ -143,6 +145,15 @@ class Fitted:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one planned forward; the plain callable if no backward can come."""
+        if self._running_in == threading.get_ident():  # a forward over a tree calls itself
+            return self.callee.function(*args, **kwargs)
+        self._running_in = threading.get_ident()
+        try:
+            return self._run(args, kwargs)
+        finally:
+            self._running_in = None
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = Arguments.of(args, kwargs)
         if not self.callee.trains(given) or tools.is_exported():
             return self.callee.function(*args, **kwargs)
@@ -431,5 +442,10 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
     module = getattr(module, "_orig_mod", module)  # where torch.compile keeps what it wraps
     fitted = attached(module) if isinstance(module, nn.Module) else None
     if not isinstance(fitted, Fitted):
-        raise BadInput("this is neither a fitted model nor a step: call tightfit.fit first")
+        saved = isinstance(module, nn.Module) and was_fitted(module)
+        raise BadInput(
+            "this is neither a fitted model nor a step: call tightfit.fit first"
+            + " (it was fitted when it was saved; what is loaded was saved as the plain model)"
+            * saved
+        )
     return fitted

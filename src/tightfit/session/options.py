@@ -65,6 +65,8 @@ class Options:
         The processes that train the same model, once they are known.
     compile : bool
         Whether planned programs are compiled by Inductor.
+    stops_on_interrupt : bool
+        Whether Ctrl-C during planning stops the program; else the best plan so far is taken.
     """
 
     budget_bytes: int | None
@@ -81,6 +83,7 @@ class Options:
     shared: Budget | None = None
     ranks: Ranks | None = None
     compile: bool = False
+    stops_on_interrupt: bool = True
 
     def resolved(self, device: torch.device) -> Options:
         """Return the options with a number in the place of what a device has free now."""
@@ -129,6 +132,7 @@ def make_options(
     cache: bool = True,
     compile: bool = False,
     progress: Progress = SILENT,
+    stops_on_interrupt: bool = True,
 ) -> Options:
     """Check the keywords of `fit` and `step` and return them as options.
 
@@ -159,6 +163,7 @@ def make_options(
         progress=progress,
         shared=budget if isinstance(budget, Budget) else None,
         compile=bool(compile),
+        stops_on_interrupt=stops_on_interrupt,
     )
 
 

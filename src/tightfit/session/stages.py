@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
+from typing import NoReturn
+
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.capture import capture
@@ -27,6 +31,7 @@ from tightfit.pricing.price import (
     scaled_costs,
     with_prices,
 )
+from tightfit.progress import SILENT, Interrupts, said_while_waiting
 from tightfit.session.memory.account import device_of_modules, library_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
@@ -48,7 +53,8 @@ def capture_step(
     at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
     Of several ranks that train the same model one measures.
     """
-    captured = _captured_and_priced(call, options, name, neighbour)
+    with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
+        captured = _captured_and_priced(call, options, name, neighbour)
     captured.joint.opaque.forget_examples()
     return captured
 
@@ -137,12 +143,46 @@ def plan_step(
 def _found(task: Task, options: Options, known: Plan | None) -> Outcome:
     outcome = cached_outcome(task, options)
     if outcome is None:
-        outcome = plan_with(options.planner, task, options.limits, options.progress, known=known)
+        with Interrupts() as interrupts, _said(options, "searching a plan"):
+            outcome = _searched(task, options, known)
+        if interrupts.seen and options.stops_on_interrupt:
+            _stop(task, options, outcome)
         if outcome.plan is None:
             raise infeasible(task, outcome, options.limits, options.progress)
         if options.cache:
             PlanCache().store(_key(task, options), outcome)
     return outcome
+
+
+def _searched(task: Task, options: Options, known: Plan | None) -> Outcome:
+    """Search a plan; a better one of a search that was interrupted counts."""
+    before = None
+    if options.cache:
+        before = PlanCache().load(_key(task, options, interrupted=True), task.graph)
+    if before is not None:
+        known = before.plan
+    outcome = plan_with(options.planner, task, options.limits, options.progress, known=known)
+    if before is not None and (outcome.plan is None or before.overhead < outcome.overhead):
+        return before
+    return outcome
+
+
+def _stop(task: Task, options: Options, outcome: Outcome) -> NoReturn:
+    """Keep what an interrupted search has found, and stop the program as the user asked."""
+    found = "nothing was found yet"
+    if outcome.plan is not None and options.cache:
+        PlanCache().store(_key(task, options, interrupted=True), outcome)
+        found = "a second attempt starts from the plan that was found"
+    elif outcome.plan is not None:
+        found = "the plan that was found is not kept (cache=False)"
+    raise KeyboardInterrupt(f"tightfit: planning was interrupted; {found}") from None
+
+
+def _said(options: Options, what: str) -> AbstractContextManager[None]:
+    """Tell the user of long waiting, where nobody else does."""
+    if options.progress is not SILENT:
+        return contextlib.nullcontext()
+    return said_while_waiting(lambda: what)
 
 
 def cached_outcome(task: Task, options: Options) -> Outcome | None:
@@ -152,11 +192,11 @@ def cached_outcome(task: Task, options: Options) -> Outcome | None:
     return PlanCache().load(_key(task, options), task.graph) if options.cache else None
 
 
-def _key(task: Task, options: Options) -> str:
+def _key(task: Task, options: Options, *, interrupted: bool = False) -> str:
     return plan_key(
         task.graph,
         budget_bytes=task.budget_bytes,
         gradients=task.gradients,
-        planner=options.planner,
+        planner=f"{options.planner}{', interrupted' * interrupted}",
         limits=options.limits,
     )

@@ -117,7 +117,7 @@ def test_a_snapshot_loads_to_the_same_schedule(graph: Graph, seed: int) -> None:
     schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
     wander(schedule, problem, seed, 30)
     other = _engine.Schedule(problem.engine, problem.budget_bytes)
-    other.load(schedule.words(), schedule.first_choices(), schedule.again_choices())
+    other.load(schedule.ranges(), schedule.first_choices(), schedule.again_choices())
     assert other.check() == ""
     assert (other.cost, other.peak()) == (schedule.cost, schedule.peak())
 

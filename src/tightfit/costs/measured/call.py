@@ -26,6 +26,7 @@ __all__ = [
     "fixed_generators",
     "materialise",
     "measure_call",
+    "measure_once",
     "measure_workspace",
 ]
 
@@ -35,6 +36,9 @@ _CALM_RATIO = 1.2
 _CALM_S = 20e-6
 _FEWEST_REPEATS = 3
 _MOST_REPEATS = 9
+_SHORT_S = 2e-3
+_DRAWN = 1 << 16  # random numbers of synthetic contents
+_SHORT_RUNS = 3
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +148,40 @@ def measure_workspace(
     return Footprint(workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes), **shape)
 
 
+def measure_once(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keyword_arguments: Mapping[str, Any],
+    *,
+    device: torch.device | str,
+) -> Measurement:
+    """Run a call and return what it took: its bytes, and roughly its time.
+
+    A short one runs three times, as the first run of a kernel sets things up, and the most bytes
+    count: threads that race may need a few more in one run than in another. See `measure_call`.
+    """
+    device = torch.device(device)
+
+    def call() -> Any:
+        return function(*arguments, **keyword_arguments)
+
+    with torch.no_grad(), fixed_generators(device):
+        clock = _clock()
+        costs: list[float] = []
+        workspace_bytes, shape = 0, {}
+        while len(costs) < _SHORT_RUNS and max(costs, default=0.0) < _SHORT_S:
+            begin = clock()
+            outputs, peak = measure_peak(call, device=device)
+            costs.append(clock() - begin)
+            shape = _describe(outputs, arguments, keyword_arguments)
+            workspace_bytes = max(workspace_bytes, peak.peak_bytes - peak.growth_bytes)
+            del outputs
+        cost = min(costs)
+        if device.type == "cuda":
+            cost = _time_on_gpu(call, device, 0.0)
+    return Measurement(cost_s=cost, workspace_bytes=workspace_bytes, **shape)
+
+
 def fixed_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Return a context after which the generators of the CPU and of a device are as before."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
@@ -246,13 +284,25 @@ def materialise(
     generator = torch.Generator(device).manual_seed(0)
     options: dict[str, Any] = {"generator": generator, "device": device}
     if dtype.is_floating_point or dtype.is_complex:
-        flat = torch.empty(elements, dtype=torch.float32, device=device)
-        flat = flat.uniform_(0.05, 0.15, generator=generator).to(dtype)
+        drawn = torch.empty(min(elements, _DRAWN), dtype=torch.float32, device=device)
+        drawn = drawn.uniform_(0.05, 0.15, generator=generator).to(dtype)
+        flat = _repeated(drawn, elements)
     elif dtype == torch.bool:
         flat = torch.rand(elements, **options) < 0.5
     else:
         flat = torch.randint(0, largest_index + 1, (elements,), **options).to(dtype)
     return flat.as_strided(tuple(shape), tuple(strides))
+
+
+def _repeated(drawn: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return so many elements, the drawn ones over and over: drawing takes longer than copying."""
+    if elements <= len(drawn):
+        return drawn
+    flat = drawn.new_empty(elements)
+    whole = elements - elements % len(drawn)
+    flat[:whole].view(-1, len(drawn)).copy_(drawn)
+    flat[whole:].copy_(drawn[: elements - whole])
+    return flat
 
 
 def call_key(

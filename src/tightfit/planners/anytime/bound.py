@@ -26,6 +26,7 @@ _GAP_SHARE = 0.3  # of the open gap between plan and bound that a program may le
 _ROUND_S = 8.0  # per program; then its best solution gives the next cut
 _MOST_DENSE_OPS = 64  # of graphs whose second program cuts at every stage: it is then exact
 _TOLERANCE = 1e-8  # what the solver's feasibility tolerance may be worth
+_BUILD_S = 5e-5  # per op and cut, to put a program together
 _DEAREST = 1.6  # completions above this many times the baseline are no seeds
 
 
@@ -75,6 +76,11 @@ class CutLoop:
         if solution.values is None or not self._take(model, solution):
             self.finished = self.exact
             self.exact = True
+
+    @property
+    def build_s(self) -> float:
+        """About how long it takes to put the next program together."""
+        return _BUILD_S * self.outline.ops * len(self.cuts)
 
     @property
     def source(self) -> str:
@@ -171,6 +177,6 @@ class BoundWorker:
     def _run_loop(loop: CutLoop, deadline: float) -> None:
         while not (loop.finished or loop.pool.done or loop.stop_event.is_set()):
             left = deadline - time.perf_counter()
-            if left < 0.3:
+            if left < max(0.3, 2 * loop.build_s):
                 return
             loop.round(left if loop.exact else min(left, _ROUND_S), in_child=True)

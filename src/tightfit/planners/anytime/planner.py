@@ -21,7 +21,7 @@ from tightfit.planners.anytime.strategy import first_plan, pursue
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
-from tightfit.planners.engine.problem import computes_of
+from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 
@@ -79,18 +79,24 @@ def run_anytime(
         easy = fits_without_recomputation(task, limits, started)
         if easy is not None and alternatives and easy.status != "optimal":
             easy = None
-    if easy is None:
-        problem = build_problem(task, alternatives=alternatives)
-        easy = solve_small(task, problem, limits, started)
     if easy is not None:
-        first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
-        return AnytimeResult(easy, first)
+        return _at_once(easy)
+    problem = build_problem(task, alternatives=alternatives)
+    small = solve_small(task, problem, limits, started)
+    if small is not None:
+        return _at_once(small)
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
-        orders.run(seeds)
+        orders.run(problem, seeds)
     progress.stop()
     return AnytimeResult(orders.outcome(), orders.first, orders.schedules())
+
+
+def _at_once(easy: Outcome) -> AnytimeResult:
+    """Return an answer that needed no search."""
+    first = None if easy.plan is None else FirstPlan(easy.seconds, easy.overhead)
+    return AnytimeResult(easy, first)
 
 
 @dataclass(frozen=True)
@@ -135,9 +141,17 @@ class _Orders:
         self.tried: list[_Order] = []
         self.first: FirstPlan | None = None
 
-    def run(self, seeds: Sequence[PooledSchedule]) -> None:
-        """A first plan in the traced order, then the search, of a better order first."""
-        traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task)
+    def run(self, problem: EngineProblem, seeds: Sequence[PooledSchedule]) -> None:
+        """A first plan in the traced order, then the search, of a better order first.
+
+        Parameters
+        ----------
+        problem : EngineProblem
+            The task in the traced order.
+        seeds : sequence of PooledSchedule
+            Schedules in that order to start from.
+        """
+        traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task, problem)
         first_plan(traced)
         for seed in seeds:
             traced.pool.add_seed(seed)
@@ -160,9 +174,10 @@ class _Orders:
             finally:
                 self._note_first(search)
 
-    def _start(self, name: str, ops: tuple[OpId, ...], task: Task) -> Search:
+    def _start(
+        self, name: str, ops: tuple[OpId, ...], task: Task, problem: EngineProblem
+    ) -> Search:
         """Begin the search in an order."""
-        problem = build_problem(task, alternatives=self.alternatives)
         search = Search(task, problem, self.limits, self.progress, time.perf_counter())
         self.tried.append(_Order(name, ops, search))
         return search
@@ -185,7 +200,8 @@ class _Orders:
         if ops == tuple(range(len(ops))):
             return None
         task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
-        search = self._start("frees early", ops, task)
+        problem = build_problem(task, alternatives=self.alternatives)
+        search = self._start("frees early", ops, task, problem)
         first_plan(search)
         here, there = traced.pool.overhead, search.pool.overhead
         if there < here - _BETTER or here == there == math.inf:

@@ -15,7 +15,7 @@ from tightfit.planners.engine.problem import EngineProblem
 
 __all__ = ["Pool", "PooledSchedule", "cross"]
 
-Words: TypeAlias = Any  # array of uint64, shape (values, words of 64 stages)
+Ranges: TypeAlias = Any  # array of int32, rows of (value, first stage, last stage)
 
 _SIZE = 10
 _NEAR = 4  # entries in which plans that count as alike may differ
@@ -23,9 +23,9 @@ _NEAR = 4  # entries in which plans that count as alike may differ
 
 @dataclass(frozen=True)
 class PooledSchedule:
-    """A schedule as data: residency words, choices, and what it costs in engine units."""
+    """A schedule as data: what is resident when, choices, and what it costs in engine units."""
 
-    words: Words
+    ranges: Ranges
     first_choices: tuple[int, ...]
     again_choices: tuple[int, ...]
     cost: int
@@ -35,7 +35,7 @@ class PooledSchedule:
     def of(schedule: _engine.Schedule) -> PooledSchedule:
         """Copy the state of a schedule."""
         return PooledSchedule(
-            schedule.words(),
+            schedule.ranges(),
             tuple(schedule.first_choices()),
             tuple(schedule.again_choices()),
             schedule.cost,
@@ -44,7 +44,7 @@ class PooledSchedule:
 
     def load(self, schedule: _engine.Schedule) -> None:
         """Make a schedule equal to this one."""
-        schedule.load(self.words, self.first_choices, self.again_choices)
+        schedule.load(self.ranges, self.first_choices, self.again_choices)
 
 
 class Pool:
@@ -140,15 +140,23 @@ class Pool:
             return self.plans[int(len(self.plans) * random_.random() ** power)]
 
     def _alike(self, one: PooledSchedule, other: PooledSchedule) -> bool:
+        values = self.problem.engine.value_count
         differing = 0
         for stage in self._probes:
-            a = one.words[:, stage >> 6] ^ other.words[:, stage >> 6]
-            differing += int(np.count_nonzero(a >> np.uint64(stage & 63) & np.uint64(1)))
+            a, b = (_resident(plan.ranges, values, stage) for plan in (one, other))
+            differing += int(np.count_nonzero(a ^ b))
         return differing <= _NEAR
 
 
+def _resident(ranges: Ranges, values: int, stage: int) -> Any:
+    """Whether each value is resident at the start of a stage."""
+    alive = np.zeros(values, dtype=bool)
+    alive[ranges[(ranges[:, 1] <= stage) & (stage <= ranges[:, 2]), 0]] = True
+    return alive
+
+
 def cross(
-    a: PooledSchedule, b: PooledSchedule, stages: int, random_: random.Random, *, linked: bool
+    problem: EngineProblem, a: PooledSchedule, b: PooledSchedule, random_: random.Random
 ) -> PooledSchedule:
     """Combine two schedules: b's residency on a run of stages or values, a's elsewhere.
 
@@ -156,8 +164,7 @@ def cross(
 
     Any residency is a valid schedule; the result has to be loaded and repaired.
     """
-    words = a.words.copy()
-    values = len(words)
+    stages, values = problem.engine.op_count, problem.engine.value_count
     first_choices = list(a.first_choices)
     kind = random_.random()
     low_stage, high_stage = sorted(random_.randrange(stages + 1) for _ in range(2))
@@ -168,17 +175,29 @@ def cross(
         low_value, high_value = 0, values
     elif kind < 0.85:
         low_stage, high_stage = 0, stages + 1
-    mask = _stage_mask(low_stage, high_stage, words.shape[1])
-    rows = slice(low_value, high_value)
-    words[rows] = (words[rows] & ~mask) | (b.words[rows] & mask)
-    if kind < 0.65 and not linked:
+    inside = _cut(_of_values(b.ranges, low_value, high_value), low_stage, high_stage - 1)
+    mine = _of_values(a.ranges, low_value, high_value)
+    parts = [
+        _of_values(a.ranges, 0, low_value),
+        _of_values(a.ranges, high_value, values),
+        _cut(mine, 0, low_stage - 1),
+        inside,
+        _cut(mine, high_stage, stages),
+    ]
+    if kind < 0.65 and not problem.choices:
         first_choices[low_stage:high_stage] = b.first_choices[low_stage:high_stage]
-    return PooledSchedule(words, tuple(first_choices), a.again_choices, 0, False)
+    ranges = np.concatenate(parts)
+    return PooledSchedule(ranges, tuple(first_choices), a.again_choices, 0, False)
 
 
-def _stage_mask(low: int, high: int, width: int) -> Words:
-    """Words with a one for every stage in [low, high)."""
-    bits: Any = np.zeros(width * 64, dtype=np.uint8)
-    bits[low:high] = 1
-    packed: Any = np.packbits(bits, bitorder="little")
-    return packed.view(np.uint64)
+def _of_values(ranges: Ranges, low: int, high: int) -> Ranges:
+    """The ranges of values from `low` to before `high`."""
+    return ranges[(low <= ranges[:, 0]) & (ranges[:, 0] < high)]
+
+
+def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
+    """What of the ranges lies within two stages."""
+    cut = np.column_stack(
+        (ranges[:, 0], np.maximum(ranges[:, 1], first), np.minimum(ranges[:, 2], last))
+    )
+    return cut[cut[:, 1] <= cut[:, 2]]

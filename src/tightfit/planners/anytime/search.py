@@ -193,5 +193,4 @@ class Search:
         a = self.pool.pick(self.random, 1.5)
         others = [plan for plan in self.pool.plans if plan is not a]
         b = self.random.choice(others) if others else a
-        linked = bool(self.problem.choices)
-        return cross(a, b, self.ops, self.random, linked=linked)
+        return cross(self.problem, a, b, self.random)

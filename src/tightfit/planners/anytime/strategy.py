@@ -36,6 +36,7 @@ _CHEAP_CUTS_S = 2.0  # for programs before anything else, if each takes less tha
 _DESCENT_S = 2.0
 _DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
 _LIMIT_S = 1.0
+_START_S = 2e-4  # per op, to begin a search
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
 _ROUNDS = 4  # programs after the first one under an iteration limit
 
@@ -113,7 +114,7 @@ def _cut_while_cheap(search: Search, loop: CutLoop) -> None:
     """Solve programs with more and more cuts while each is quick: many gaps close so."""
     until = time.perf_counter() + min(_CHEAP_CUTS_S, 0.15 * search.left())
     seconds = min(_FIRST_SOLVE_S, max(0.05, 0.15 * search.left()))
-    while not (search.pool.done or loop.finished):
+    while not (search.pool.done or loop.finished or loop.build_s > seconds):
         search.report()
         begun = time.perf_counter()
         loop.round(seconds)
@@ -129,8 +130,10 @@ def _plan_with_defaults(search: Search) -> None:
     """
     if not search.outline.has_choices or search.pool.done:
         return
-    problem = build_problem(search.task, alternatives=False)
     share = 1.0 if search.clock.counts else _DEFAULTS_SHARE
+    if not search.clock.counts and _START_S * search.ops > share * search.left():
+        return  # the time would go into its first plan
+    problem = build_problem(search.task, alternatives=False)
     limits = msgspec.structs.replace(search.limits, seconds=share * search.left())
     plain = Search(search.task, problem, limits, search.progress, time.perf_counter())
     plain.pool.learn(min(search.pool.known, search.pool.overhead))
@@ -140,7 +143,7 @@ def _plan_with_defaults(search: Search) -> None:
         best = plain.pool.best
         if best is not None:
             schedule = search.schedules[0]
-            schedule.load(best.words, [0] * search.ops, [-1] * search.ops)
+            schedule.load(best.ranges, [0] * search.ops, [-1] * search.ops)
             search.add([PooledSchedule.of(schedule)])
 
 

@@ -94,7 +94,8 @@ def descend(
         if attempt:
             schedule.keep_everything()
         if _run_down(search, attempt, limits, progress, started):
-            search.fill(3, 1 << 30, False)
+            left = limits.seconds - (time.perf_counter() - started)
+            search.fill(3, 1 << 30, False, max(_SLICE_S, left))
             schedule.commit()
             return True
         if time.perf_counter() - started > limits.seconds:

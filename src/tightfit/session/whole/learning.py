@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tightfit.allocator import code_bytes
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
@@ -37,6 +38,7 @@ class Watch:
         self._name = name
         self._account = account
         self._told = False
+        self._told_outside: set[int] = set()
 
     def begin(
         self, one: Specialisation, options: Options, last: Planned | None, *, settled: bool
@@ -111,11 +113,13 @@ class Watch:
     def _tell(self, last: Planned, guard: Guard) -> None:
         step = guard.steps[-1]
         held = guard.meter.held_bytes() if guard.meter is not None else 0
+        code = code_bytes() if self._account.device.type == "cpu" else 0
+        libraries = f", {format_bytes(code)} of it files of libraries" * (code > 0)
         announce(
             f"{self._name}: planned peak {format_bytes(last.outcome.peak_bytes)}, measured "
             f"{format_bytes(step.program_bytes)}; whole step {format_bytes(step.peak_bytes)} of a "
             f"budget of {format_bytes(guard.budget_bytes)}; the process holds "
-            f"{format_bytes(held)} (fragmentation is not bounded yet)"
+            f"{format_bytes(held)}{libraries} (fragmentation is not bounded yet)"
         )
 
     def _learn_state(self, one: Specialisation, options: Options, guard: Guard) -> None:
@@ -142,10 +146,12 @@ class Watch:
         ):
             return
         one.plan_with_outside(outside_bytes)
-        announce(
-            f"user code holds {format_bytes(outside_bytes)} between forward and "
-            "backward: planning with that"
-        )
+        if outside_bytes not in self._told_outside:
+            self._told_outside.add(outside_bytes)
+            announce(
+                f"user code holds {format_bytes(outside_bytes)} between forward and "
+                "backward: planning with that"
+            )
 
 
 def _agreed(one: Specialisation, options: Options, what: str, own_bytes: int) -> int:

@@ -1,0 +1,106 @@
+"""Write docs/loops.md, the table of training loops, from its committed rows.
+
+python benchmarks/loops_table.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.training_loops import LOOPS
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = ROOT / "benchmarks" / "results" / "loops.jsonl"
+TABLE = ROOT / "docs" / "loops.md"
+
+_HEAD = """# Training loops as people write them
+
+Written by `python benchmarks/loops_table.py` from the rows of `benchmarks/loops.py`; do not edit.
+Each loop of [benchmarks/training_loops](../benchmarks/training_loops) is plain PyTorch and the
+lines of tightfit. It runs plainly and fitted, in processes of their own with an empty cache, within
+0.6 of the most that the plain program held, or, where that is refused, within the least budget that
+the error names, followed once.
+
+*Held* is the largest number of bytes that PyTorch's allocator had given out at any instant from the
+call of `fit` on, above what it had given out before there was a model, over the budget: the first
+call, planning, the optimizer and everything that user code keeps are in it. *Over in* names the
+steps in which it was more than 1; the first one begins with `fit`. *Bits*: every loss of every
+step, and parameters and buffers in the end. Seconds are those of the first step, and of steps 2 to
+6 together, of the fitted loop and of the plain one.
+"""
+_COLUMNS = (
+    "| loop | budget | of plain | held / budget | over in | bits | step 1 | steps 2 to 6 | |\n"
+    "|---|--:|--:|--:|---|---|---|---|---|\n"
+)
+
+
+def document(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page; of several rows of a loop the last counts."""
+    newest = {row["loop"]: row for row in rows if not row["small"]}
+    lines = [line(newest[name]) for name in LOOPS if name in newest]
+    machines = {
+        f"{row['device']}, {row['threads']} thread, PyTorch {row['torch']}, {row['steps']} steps"
+        for row in newest.values()
+    }
+    loads = [row["load"] for row in newest.values()]
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in newest.values()))
+    end = (
+        f"\nMeasured on {'; '.join(sorted(machines))}, load of the machine {min(loads)} to "
+        f"{max(loads)}, commit {commits}.\n"
+    )
+    return f"{_HEAD}\n{_COLUMNS}{''.join(lines)}{end}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    title = LOOPS[row["loop"]].title
+    if "over_budget" not in row:
+        return f"| {title} | | | | | | | | {row.get('skipped') or row.get('error')} |\n"
+    budget = f"{row['budget_bytes'] / 2**20:.1f} MiB"
+    advised = " (advised)" * (row["budget"] == "advised")
+    share = f"{row['budget_bytes'] / row['plain_peak_bytes']:.2f}{advised}"
+    equal = row["losses_equal"] and row["parameters_equal"] is not False
+    cells = [title, budget, share, f"{row['over_budget']:.3f}", _over(row["steps_over"])]
+    cells += ["equal" if equal else "**differ**", *_seconds(row), _ended(row)]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _over(steps: list[int]) -> str:
+    """Return the numbers of steps, those in a row as one range."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and step == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [step]
+        else:
+            ranges.append([step])
+    return ", ".join("-".join(map(str, each)) for each in ranges) or "none"
+
+
+def _seconds(row: dict[str, Any]) -> tuple[str, str]:
+    fitted, plain = row["fitted_s"], row["plain_s"]
+    if not fitted:
+        return "", ""
+    later = f"{sum(fitted[1:]):.1f} / {sum(plain[1 : len(fitted)]):.1f} s"
+    return f"{fitted[0]:.1f} / {plain[0]:.1f} s", later if fitted[1:] else ""
+
+
+def _ended(row: dict[str, Any]) -> str:
+    """Return what ended a loop before its time."""
+    if not row["error"]:
+        return ""
+    return f"{row['error'].split(':')[0]} after {row['steps_done']} steps".replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the page."""
+    TABLE.write_text(document([json.loads(text) for text in ROWS.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Training loops as people write them: plain PyTorch, and the lines of tightfit.
+
+Each is one function of a `Run`, which stands for the two lines: `run.fit(model, ...)` is
+`tightfit.fit(model, budget, ...)`, or nothing. A loop makes its own batches and keeps nothing
+that such a program would not keep.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.training_loops.adversarial import gan, gan_one_budget
+from benchmarks.training_loops.around import data_parallel, trainer
+from benchmarks.training_loops.deciding import mixture_of_experts, proximal_policy
+from benchmarks.training_loops.generative import diffusion, vector_quantised
+from benchmarks.training_loops.language import (
+    evaluation_between_steps,
+    logits_held,
+    state_in_an_argument,
+    state_in_an_attribute,
+)
+from benchmarks.training_loops.recurrences import limited_memory, state_space
+from benchmarks.training_loops.run import Life, Run, live
+from benchmarks.training_loops.vision import detector, two_views
+
+__all__ = ["LOOPS", "Life", "Loop", "Run", "live"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A training loop, how many processes it takes, and which packages it needs."""
+
+    function: Callable[[Run], None]
+    ranks: int = 1
+    packages: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line and in rows."""
+        return self.function.__name__
+
+    @property
+    def title(self) -> str:
+        """Its first line, without the full stop."""
+        return (self.function.__doc__ or "").splitlines()[0].rstrip(".")
+
+
+LOOPS: dict[str, Loop] = {
+    loop.name: loop
+    for loop in (
+        Loop(gan),
+        Loop(gan_one_budget),
+        Loop(diffusion),
+        Loop(state_in_an_argument),
+        Loop(state_in_an_attribute),
+        Loop(vector_quantised),
+        Loop(detector),
+        Loop(mixture_of_experts),
+        Loop(proximal_policy),
+        Loop(limited_memory),
+        Loop(state_space),
+        Loop(data_parallel, ranks=2),
+        Loop(evaluation_between_steps),
+        Loop(trainer, packages=("transformers", "accelerate")),
+        Loop(logits_held),
+        Loop(two_views),
+    )
+}

@@ -1,0 +1,196 @@
+"""One training loop under watch: fitted or plain, metered for its whole life.
+
+The meter reads the bytes that PyTorch's allocator has given out in this process above what it had
+given out before the loop began, when there was no model yet. It keeps the largest such number of
+every instant, not that of some moments, and has nothing to do with what tightfit inspects, plans
+or measures by itself: parameters, a second model, copies for averaging, batches, activations,
+gradients, the optimizer's state and its scratch, and whatever tightfit takes in order to look,
+to measure and to plan are all in it. *From `fit` on* begins right before the first call of
+`Run.fit`; each step ends with `Run.note`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from tightfit.allocator import meter_for
+from tightfit.errors import InfeasibleBudget
+
+__all__ = ["Life", "Run", "live"]
+
+Size = TypeVar("Size")
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one run of a loop gave and held; bytes are above those before the loop began.
+
+    Parameters
+    ----------
+    budget_bytes : int or None
+        None: plain PyTorch. Of several budgets the largest: each counts all that is given out.
+    whole_bytes : int
+        The most at any instant of the whole program.
+    found_bytes : int
+        What the first `fit` found: parameters, and whatever else was made before it.
+    peaks_bytes : tuple of int
+        From `fit` on the most of each step; the first one begins with the call of `fit`, and what
+        follows the last step is one more.
+    seconds : tuple of float
+        Of each step, the first from the end of `fit`.
+    losses : tuple of str
+        Every loss of every step, bit by bit.
+    parameters : str
+        A digest of parameters and buffers in the end.
+    error : str
+        What ended the loop before its time; "": nothing did.
+    advised_bytes : int or None
+        The least budget that the error names.
+    """
+
+    budget_bytes: int | None
+    whole_bytes: int
+    found_bytes: int
+    peaks_bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    losses: tuple[str, ...]
+    parameters: str
+    error: str = ""
+    advised_bytes: int | None = None
+
+    @property
+    def largest_bytes(self) -> int:
+        """The most at any instant from `fit` on."""
+        return max(self.peaks_bytes, default=0)
+
+
+class Run:
+    """What a loop is given: how long and how large it is, and the lines that fit a model.
+
+    Parameters
+    ----------
+    budget_bytes : int or None
+        The budget of every model; None: plain PyTorch.
+    steps : int
+        How many training steps the loop takes.
+    small : bool
+        Whether models are as small as a test needs them.
+    rank, port : int
+        Of a loop whose processes train together.
+    **keywords
+        Of every `fit`, besides those that the loop gives.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int | None,
+        *,
+        steps: int,
+        small: bool,
+        rank: int = 0,
+        port: int = 0,
+        **keywords: Any,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.steps = steps
+        self.small = small
+        self.rank = rank
+        self.port = port
+        self._keywords = keywords
+        gc.collect()
+        self._meter = meter_for("cpu")
+        self._base_bytes = self._meter.live_bytes()
+        self._life = Life(budget_bytes, 0, 0, (), (), (), "")
+        self._is_fitted = False
+        self._began_s = 0.0
+
+    # -- for loops ----------------------------------------------------------------------------
+
+    def size(self, small: Size, full: Size) -> Size:
+        """Return the one of two sizes that is asked for."""
+        return small if self.small else full
+
+    def budget(self) -> tightfit.Budget | None:
+        """Return one budget for several models."""
+        return None if self.budget_bytes is None else tightfit.Budget(self.budget_bytes)
+
+    def fit(self, model: nn.Module, budget: Any = None, **keywords: Any) -> nn.Module:
+        """Fit a model as `tightfit.fit` does, within the loop's budget; plainly do nothing."""
+        if not self._is_fitted:
+            self._is_fitted = True
+            self._change(found_bytes=self._meter.live_bytes() - self._base_bytes)
+            self._end_of_peak(kept=False)
+        if self.budget_bytes is not None:
+            tightfit.fit(model, budget or self.budget_bytes, **keywords, **self._keywords)
+        self._began_s = time.perf_counter()
+        return model
+
+    def note(self, *losses: Tensor | float) -> None:
+        """End a step: note its losses, its seconds and the most it held."""
+        now_s = time.perf_counter()
+        values = [loss.item() if isinstance(loss, Tensor) else loss for loss in losses]
+        bits = [float(value).hex() for value in values]
+        life = self._life
+        self._change(
+            losses=(*life.losses, *bits), seconds=(*life.seconds, round(now_s - self._began_s, 5))
+        )
+        self._end_of_peak(kept=True)
+        self._began_s = time.perf_counter()
+
+    def trained(self, *modules: nn.Module) -> None:
+        """End the loop: note the bits of what was trained."""
+        self._end_of_peak(kept=True)
+        digest = hashlib.sha256()
+        for module in modules:
+            for name, tensor in module.state_dict().items():
+                raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                digest.update(name.encode() + raw)
+        self._change(parameters=digest.hexdigest())
+
+    # -- for what starts them -----------------------------------------------------------------
+
+    def life(self, error: BaseException | None) -> Life:
+        """Return what the loop gave and held, also if an error has ended it."""
+        if error is None:
+            return self._life
+        self._end_of_peak(kept=self._is_fitted)
+        advised = error.minimum_bytes if isinstance(error, InfeasibleBudget) else None
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return dataclasses.replace(self._life, error=text, advised_bytes=advised)
+
+    def _end_of_peak(self, *, kept: bool) -> None:
+        """Begin a new peak; the one that ends belongs to a step, or to what was before `fit`."""
+        peak_bytes = self._meter.peak_bytes() - self._base_bytes
+        self._meter.reset_peak()
+        self._change(whole_bytes=max(self._life.whole_bytes, peak_bytes))
+        if kept:
+            self._change(peaks_bytes=(*self._life.peaks_bytes, peak_bytes))
+
+    def _change(self, **fields: Any) -> None:
+        self._life = dataclasses.replace(self._life, **fields)
+
+
+def live(loop: Callable[[Run], None], run: Run) -> Life:
+    """Run a loop from the same seeds as ever; an error ends it, and is part of a fitted one."""
+    torch.manual_seed(run.rank)
+    random.seed(run.rank)
+    numpy.random.seed(run.rank)
+    try:
+        loop(run)
+    except Exception as error:
+        if run.budget_bytes is None:
+            raise
+        return run.life(error)
+    return run.life(None)

@@ -1,0 +1,210 @@
+"""Prices at once: each distinct call runs at most once, and only where its bytes are not plain.
+
+Elementwise kernels take no workspace and lay their results out as traced: of each such operator
+one call is timed, and the others are scaled from it by what they move. Every other call runs once,
+for its workspace and its layout, if there is room for it; its time is taken on the way. What steps
+teach later replaces these costs (`tightfit.pricing.in_steps`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx
+
+from tightfit.capture.captured import Call, Captured
+from tightfit.capture.nodes import flat_outputs, storage_bytes
+from tightfit.costs.measured.call import Footprint, Measurement, measure_once
+from tightfit.costs.neighbour import matched, scaled_from, work
+from tightfit.graph.ir import Graph, OpId
+from tightfit.pricing.price import Priced, may_need_workspace, priced_by
+from tightfit.pricing.records import UNKNOWN, Brief, is_opaque, key_of, name_of, recorded
+from tightfit.progress import Progress
+from tightfit.torch_private import core as private
+
+__all__ = ["quick_costs"]
+
+_LAUNCH_S = 3e-6  # the least a scaled call costs
+_TYPICAL_BYTES = 4 << 20  # moved by the call of an operator that others are scaled from
+_BYTES_PER_S = 5e9  # of an operator of which nothing is known
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A distinct call of a step.
+
+    Parameters
+    ----------
+    call : Call
+        How it is run.
+    kind : str
+        Equal for calls that differ in sizes only: they are scaled from each other.
+    work : int
+        Operations, or bytes moved.
+    running_bytes : int
+        What it reads and makes.
+    plain : Footprint or None
+        What is known of its bytes without running it.
+    """
+
+    call: Call
+    kind: str
+    work: int
+    running_bytes: int
+    plain: Footprint | None
+
+
+def quick_costs(
+    captured: Captured,
+    progress: Progress,
+    *,
+    room_bytes: int | None = None,
+    neighbour: Graph | None = None,
+) -> Priced:
+    """Return the captured step with costs and workspaces that are known, or found out at once.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    progress : Progress
+        Told of each call that runs.
+    room_bytes : int, optional
+        What a call that runs may read and make. One that needs more is priced by other calls of
+        its operator: its cost, and its workspace in proportion. Opaque modules run in any case.
+    neighbour : Graph, optional
+        Priced, of the same callable on inputs of another shape: costs are scaled from it, and
+        calls that need no workspace there do not run.
+    """
+    likes = matched(captured.graph, neighbour) if neighbour is not None else {}
+    as_there = {place for place, like in likes.items() if not may_need_workspace(like)}
+    asked = _asked(captured, as_there)
+    fitting = [
+        one for one in asked.values() if room_bytes is None or one.running_bytes <= room_bytes
+    ]
+    chosen = [one for one in fitting if one.plain is None]
+    if neighbour is None:
+        chosen += _typical([one for one in fitting if one.plain is not None])
+    calls = [one.call for one in chosen]
+    known = recorded(captured, calls, Brief, _brief, progress)
+    priced = priced_by(captured, _scaled(asked, known), "measured")
+    if neighbour is None:
+        return priced
+    return Priced(
+        priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour)), priced.strides
+    )
+
+
+def _brief(*arguments: Any, **keywords: Any) -> Brief:
+    return Brief(**msgspec.structs.asdict(measure_once(*arguments, **keywords)))
+
+
+def _asked(captured: Captured, as_there: set[OpId]) -> dict[str, _Asked]:
+    """Return the distinct calls of a step by their keys."""
+    graph = captured.graph
+    asked: dict[str, _Asked] = {}
+    for op, calls, node in zip(graph.ops, captured.calls, captured.nodes, strict=True):
+        plain = UNKNOWN if op.id in as_there else _plain(calls[0], flat_outputs(node))
+        for way, call in zip(op.alternatives, calls, strict=True):
+            key = key_of(call)
+            if key in asked:
+                continue
+            own = plain if call is calls[0] or way.overwrites is not None else None
+            made = sum(graph.values[v].size_bytes for v in way.writes)
+            asked[key] = _Asked(
+                call=call,
+                kind=_kind(calls[0] if own is not None else call),
+                work=max(1, work(graph, op, way)),
+                running_bytes=_read_bytes(call) + made,
+                plain=None if is_opaque(call) else own,
+            )
+    return asked
+
+
+def _kind(call: Call) -> str:
+    """Return the operator with the types of its arguments; a number takes room as a tensor."""
+    args, kwargs = fx.map_arg((call.args, call.kwargs), lambda n: n.meta.get("val"))
+    leaves = private.pytree.tree_leaves((args, kwargs))
+    types = (str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves)
+    return f"{name_of(call.function)} {' '.join(types)}"
+
+
+def _read_bytes(call: Call) -> int:
+    """Return the bytes of the storages that a call's arguments lie in."""
+    leaves = [leaf for node in set(call.nodes()) for leaf in flat_outputs(node)]
+    return sum(storage_bytes(leaf) for leaf in leaves)
+
+
+def _plain(call: Call, outputs: Sequence[Any]) -> Footprint | None:
+    """Return the footprint of an elementwise call, None if it has to run for it.
+
+    Its result is dense and laid out as an argument of its shape and type; every other tensor of
+    that shape is laid out alike, and of the same type, so that nothing is converted on the way.
+    """
+    function = call.function
+    if not isinstance(function, private.OpOverload) or len(outputs) != 1:
+        return None
+    made = outputs[0]
+    if torch.Tag.pointwise not in function.tags or function._schema.is_mutable:
+        return None
+    if not isinstance(made, torch.Tensor) or storage_bytes(made) != made.numel() * made.itemsize:
+        return None
+    read = [x for n in call.nodes() for x in flat_outputs(n) if isinstance(x, torch.Tensor)]
+    alike = [x for x in read if x.shape == made.shape]
+    if not alike or any(x.stride() != made.stride() for x in alike):
+        return None
+    if any(x.dtype != made.dtype or x.device != made.device for x in read):
+        return None
+    return Footprint(
+        workspace_bytes=0,
+        output_bytes=(storage_bytes(made),),
+        output_strides=(tuple(made.stride()),),
+        aliases=(-1,),
+        none_outputs=(),
+    )
+
+
+def _typical(asked: Iterable[_Asked]) -> list[_Asked]:
+    """Return one call of each operator: the largest that is quickly run, else the smallest."""
+    by_kind: dict[str, list[_Asked]] = defaultdict(list)
+    for one in asked:
+        by_kind[one.kind].append(one)
+    return [
+        min(alike, key=lambda one: (one.work > _TYPICAL_BYTES, abs(_TYPICAL_BYTES - one.work)))
+        for alike in by_kind.values()
+    ]
+
+
+def _scaled(asked: Mapping[str, _Asked], known: Mapping[str, Brief]) -> dict[str, Measurement]:
+    """Return what is known of every call; what did not run is scaled from its operator's calls."""
+    largest: dict[str, tuple[int, Brief]] = {}
+    for key, record in known.items():
+        one = asked[key]
+        if one.kind not in largest or one.work > largest[one.kind][0]:
+            largest[one.kind] = one.work, record
+    return {
+        key: known.get(key) or _estimate(one, *largest.get(one.kind, (0, None)))
+        for key, one in asked.items()
+    }
+
+
+def _estimate(one: _Asked, like_work: int, like: Brief | None) -> Measurement:
+    """Return what a call that did not run takes, from another one of its operator.
+
+    What an elementwise call works with, such as a number as a tensor, does not grow.
+    """
+    footprint = one.plain or UNKNOWN
+    if like is None:
+        cost_s, workspace_bytes = one.work / _BYTES_PER_S, footprint.workspace_bytes
+    else:
+        scale = one.work / like_work
+        cost_s = like.cost_s * scale
+        growth = scale if one.plain is None else 1.0
+        workspace_bytes = int(like.workspace_bytes * growth)
+    fields = msgspec.structs.asdict(footprint) | {"workspace_bytes": workspace_bytes}
+    return Measurement(cost_s=max(_LAUNCH_S, cost_s), **fields)

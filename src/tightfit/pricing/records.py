@@ -1,0 +1,153 @@
+"""What is known of the calls of a step: kept on disk, or found out by running each distinct one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from tightfit.capture.captured import Call, Captured
+from tightfit.capture.decisions.answers import Question
+from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
+from tightfit.costs.cache import Cache
+from tightfit.costs.measured.call import (
+    Footprint,
+    Measurement,
+    call_key,
+    environment_of,
+)
+from tightfit.pricing.synthetic import synthetic_arguments
+from tightfit.progress import Progress
+from tightfit.torch_private import core as private
+
+__all__ = ["UNKNOWN", "Brief", "is_opaque", "key_of", "name_of", "recorded"]
+
+Record = TypeVar("Record", bound=Footprint)
+
+UNKNOWN = Footprint(  # of a call that was not run: it needs no workspace and is as traced
+    workspace_bytes=0, output_bytes=(), output_strides=(), aliases=(), none_outputs=()
+)
+
+
+class Brief(Measurement, frozen=True, kw_only=True):
+    """What one run of a call showed: its bytes exactly, its time roughly."""
+
+
+_SERVES: dict[type[Footprint], tuple[type[Footprint], ...]] = {
+    Footprint: (Footprint, Measurement, Brief),
+    Measurement: (Measurement,),
+    Brief: (Measurement, Brief),
+}
+"""Which records answer a question for one of a kind, the best first."""
+
+_PLACES: dict[str, tuple[int, ...]] = {
+    "aten::select_backward": (3,),
+    "aten::select_scatter": (3,),
+    "aten::slice_backward": (3, 4),
+    "aten::slice_scatter": (3, 4),
+}
+"""Arguments that only say where in a larger tensor a smaller one goes: they cost nothing."""
+
+
+def recorded(
+    captured: Captured,
+    calls: Iterable[Call],
+    kind: type[Record],
+    measure: Callable[..., Record],
+    progress: Progress,
+) -> dict[str, Record]:
+    """Return a record of a kind for the key of every call, from the disk cache or measured.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    calls : iterable of Call
+        Of its ops; opaque modules are known in this process only.
+    kind : type
+        `Footprint`, `Measurement` or `Brief`.
+    measure : callable
+        Runs a function on arguments and returns such a record.
+    progress : Progress
+        Told of each call that is measured.
+    """
+    device = _device(captured)
+    cache = Cache(environment_of(device))
+    wanted = {key_of(call): call for call in calls}
+    known = {key: record for key in wanted if (record := _kept(cache, key, kind)) is not None}
+    missing = [(key, call) for key, call in wanted.items() if key not in known]
+    if not missing:
+        return known
+    progress.start("measuring operators", len(missing))
+    try:
+        for done, (key, call) in enumerate(missing):
+            progress.update(done, name_of(call.function))
+            if is_opaque(call):
+                known[key] = _of_opaque(call.function, kind)
+                continue
+            args, kwargs = synthetic_arguments(captured.joint.module, call)
+            is_question = isinstance(call.function, Question)
+            function = call.function.unchecked if is_question else call.function
+            with private.without_autocast():
+                known[key] = measure(function, args, kwargs, device=device)
+            cache.put(f"{kind.__name__}\n{key}", known[key])
+    finally:
+        cache.save()
+        progress.stop()
+    return known
+
+
+def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:
+    """Return what the disk knows of a call, if it serves."""
+    for name in _SERVES[kind]:
+        record = cache.get(f"{name.__name__}\n{key}", kind)
+        if record is not None:
+            return record
+    return None
+
+
+def is_opaque(call: Call) -> bool:
+    """Whether a call runs an opaque module."""
+    return isinstance(call.function, OpaqueForward | OpaqueBackward)
+
+
+def _of_opaque(function: OpaqueForward | OpaqueBackward, kind: type[Record]) -> Record:
+    """Return what an opaque module takes; it is known in this process only."""
+    measured = function.measure()
+    return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
+
+
+def _device(captured: Captured) -> torch.device:
+    for node in captured.joint.placeholders:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.device
+    return torch.device("cpu")
+
+
+def name_of(function: Any) -> str:
+    """Return the name of what a call runs."""
+    if isinstance(function, private.OpOverload):
+        return function.name()
+    if isinstance(function, OpaqueForward | OpaqueBackward):
+        return f"opaque module {function.call.name}"
+    if isinstance(function, Question):
+        return f"asked {function}"
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def key_of(call: Call) -> str:
+    """Return a text that is equal for calls that cost the same; see `call_key`."""
+    if is_opaque(call):
+        return f"this process: {call.function!r}"
+    name = name_of(call.function)
+    args, kwargs = fx.map_arg((call.args, call.kwargs), _fake)
+    places = _PLACES.get(name, ())
+    args = tuple("anywhere" if n in places else x for n, x in enumerate(args))
+    return call_key(name, args, kwargs)
+
+
+def _fake(node: fx.Node) -> Any:
+    return node.meta.get("val", node.target)

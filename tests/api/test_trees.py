@@ -1,0 +1,74 @@
+"""Trees as Python objects: a forward that calls itself, and one that writes into the nodes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from tightfit.errors import CaptureError
+
+
+@dataclass(eq=False)
+class Node:
+    word: int
+    children: tuple[Node, ...] = ()
+    state: Tensor | None = None
+
+
+TREES = (
+    Node(0, (Node(1), Node(2))),
+    Node(0, (Node(1), Node(0, (Node(3), Node(4))))),
+    Node(0, (Node(2), Node(1))),
+)
+
+
+class Recursive(nn.Module):
+    """Calls itself on every child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.join = nn.Embedding(10, 16), nn.Linear(32, 16)
+
+    def forward(self, node: Node) -> Tensor:
+        if not node.children:
+            return self.words(torch.tensor([node.word]))
+        return torch.tanh(self.join(torch.cat([self(child) for child in node.children], 1)))
+
+
+class Writing(Recursive):
+    """Leaves in every node what it computed there."""
+
+    def forward(self, node: Node) -> Tensor:
+        node.state = super().forward(node)
+        return node.state
+
+
+def fitted(model: nn.Module) -> Any:
+    return tightfit.fit(model, "1GiB", costs="unit", cache=False)
+
+
+def gradients(model: nn.Module, tree: Node) -> list[Tensor]:
+    model.zero_grad()
+    loss = model(copy.deepcopy(tree)).square().sum()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def test_a_forward_over_a_tree_may_call_itself() -> None:
+    plain, model = Recursive(), fitted(Recursive())
+    for tree in (*TREES, *TREES):
+        for mine, theirs in zip(gradients(model, tree), gradients(plain, tree), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_one_that_writes_into_nodes_is_refused_and_returning_instead_works() -> None:
+    with pytest.raises(CaptureError, match=r"(?s)changes an input.*Way out: return what is new"):
+        fitted(Writing())(copy.deepcopy(TREES[0]))
+    gradients(fitted(Recursive()), TREES[0])  # returns what is new

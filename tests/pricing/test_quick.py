@@ -1,0 +1,201 @@
+"""Prices at once: the bytes that many measurements give, from one run of few calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tightfit.allocator import measure_peak
+from tightfit.alternatives.registry import with_alternatives
+from tightfit.capture.capture import capture
+from tightfit.capture.captured import Captured
+from tightfit.capture.traced_call import TracedCall
+from tightfit.costs.measured import call
+from tightfit.graph.ir import Graph
+from tightfit.pricing import records
+from tightfit.pricing.price import measured_costs
+from tightfit.pricing.quick import quick_costs
+from tightfit.pricing.records import key_of
+from tightfit.progress import SILENT
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
+
+
+class Images(nn.Module):
+    """Convolutions, a norm, activations in place and not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.norm(self.first(x)))
+        h = F.gelu(self.second(h)) * 0.5 + h.sigmoid()
+        return (h.mean((2, 3)) > 0.1).to(h.dtype).mul(h.sum((2, 3))).log_softmax(-1).mean()
+
+
+class Places(nn.Module):
+    """Reads one place of its input after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.embed(x)
+        total = rows[:, 0]
+        for place in range(1, rows.shape[1]):
+            total = torch.tanh(total + rows[:, place])
+        return total.sum()
+
+
+def step_of(model: nn.Module, *inputs: torch.Tensor) -> Captured:
+    return with_alternatives(capture(TracedCall(model, {"model": model}, inputs, {})))
+
+
+CASES: dict[str, Callable[[], Captured]] = {
+    "images": lambda: step_of(Images(), torch.randn(2, 3, 12, 12)),
+    "channels last": lambda: step_of(
+        Images().to(memory_format=torch.channels_last),
+        torch.randn(2, 3, 12, 12).to(memory_format=torch.channels_last),
+    ),
+    "bfloat16": lambda: step_of(Images().bfloat16(), torch.randn(2, 3, 12, 12).bfloat16()),
+    "words": lambda: step_of(nn.LSTMCell(5, 7), torch.randn(3, 5)),
+    "places": lambda: step_of(Places(), torch.randn(3, 5, 4)),
+    "transposed": lambda: step_of(
+        nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Softmax(-1)), torch.randn(6, 5).t()
+    ),
+}
+
+
+@contextlib.contextmanager
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Yield the keys of the calls that get arguments, in order."""
+    ran: list[str] = []
+    own = records.synthetic_arguments
+
+    def noted(module: Any, call: Any) -> Any:
+        ran.append(key_of(call))
+        return own(module, call)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "synthetic_arguments", noted)
+        yield ran
+
+
+def quick(captured: Captured, **keywords: Any) -> Graph:
+    return quick_costs(captured, SILENT, **keywords).captured.graph
+
+
+def bytes_of(graph: Graph) -> list[Any]:
+    ways = [
+        (way.name, [variant.workspace_bytes for variant in way.variants])
+        for op in graph.ops
+        for way in op.alternatives
+    ]
+    return [*ways, *(value.size_bytes for value in graph.values)]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_workspaces_sizes_and_layouts_are_those_of_many_measurements(
+    case: Callable[[], Captured],
+) -> None:
+    captured = case()
+    ours = quick_costs(captured, SILENT)
+    theirs = measured_costs(captured, SILENT)
+    assert bytes_of(ours.captured.graph) == bytes_of(theirs.captured.graph)
+    assert ours.strides == theirs.strides
+    assert all(
+        variant.cost_s > 0
+        for op in ours.captured.graph.ops
+        for way in op.alternatives
+        for variant in way.variants
+    )
+
+
+def test_a_call_runs_once_and_never_when_the_disk_knows_it(monkeypatch) -> None:
+    captured = CASES["images"]()
+    with running(monkeypatch) as ran:
+        first = quick(captured)
+    assert ran
+    assert len(set(ran)) == len(ran)
+    assert len(ran) < len({key_of(call) for calls in captured.calls for call in calls})
+    with running(monkeypatch) as ran:
+        assert quick(captured) == first
+    assert ran == []
+
+
+def test_what_was_measured_well_is_not_run_and_counts(monkeypatch) -> None:
+    captured = CASES["images"]()
+    measured = measured_costs(captured, SILENT).captured.graph
+    with running(monkeypatch) as ran:
+        ours = quick(captured)
+    assert ran == []
+    convolutions = [op.id for op in measured.ops if "convolution" in op.target]
+    assert convolutions
+    assert all(ours.ops[n].alternatives == measured.ops[n].alternatives for n in convolutions)
+
+
+def test_a_call_without_room_does_not_run_and_is_priced_by_its_like(monkeypatch) -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(n, n) for n in (8, 64)])
+
+        def forward(self, small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
+            outputs = [layer(x) for layer, x in zip(self.layers, (small, large), strict=True)]
+            return torch.stack([x.sum() for x in outputs]).sum()
+
+    captured = step_of(Growing(), torch.randn(4, 8), torch.randn(4, 64))
+    peaks: list[int] = []
+
+    def metered(function: Callable[[], Any], /, *, device: torch.device) -> Any:
+        result, peak = measure_peak(function, device=device)
+        peaks.append(peak.peak_bytes)
+        return result, peak
+
+    monkeypatch.setattr(call, "measure_peak", metered)
+    room = 4 << 10
+    graph = quick(captured, room_bytes=room)
+    assert peaks
+    assert max(peaks) <= room  # of Linear(64) the weight alone is larger
+    products = sorted(
+        (op.flops, op.alternatives[0].variants[0].cost_s) for op in graph.ops if op.flops
+    )
+    assert products[-1][0] > 30 * products[0][0]
+    assert products[-1][1] > products[0][1] > 0
+
+
+def test_costs_of_another_shape_are_scaled_and_elementwise_calls_do_not_run(monkeypatch) -> None:
+    model = Images()
+    small = quick(step_of(model, torch.randn(2, 3, 12, 12)))
+    larger = step_of(model, torch.randn(4, 3, 12, 12))
+    with running(monkeypatch) as ran:
+        graph = quick(larger, neighbour=small)
+    assert not any("gelu" in key or "sigmoid" in key for key in ran)
+    assert "scaled from another shape" in graph.cost_source
+    for op, like in zip(graph.ops, small.ops, strict=True):
+        if "convolution" in op.target:
+            ratio = op.alternatives[0].variants[0].cost_s / like.alternatives[0].variants[0].cost_s
+            assert 1.9 < ratio < 2.1
+
+
+def test_calls_that_differ_only_in_where_they_write_run_once(monkeypatch) -> None:
+    captured = CASES["places"]()
+    writes = [op for op in captured.graph.ops if "select_backward" in op.target]
+    assert len(writes) == 5
+    with running(monkeypatch) as ran:
+        quick(captured)
+    assert sum("select_backward" in key for key in ran) == 1

@@ -1,0 +1,72 @@
+"""Who waits is told so, and Ctrl-C is noted whoever catches it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from tightfit.progress import Interrupts, Spoken, said_while_waiting
+
+
+def lines_in(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
+    """Wait until that many lines were said; return them."""
+    said = ""
+    deadline = time.monotonic() + 60
+    while said.count("\n") < count:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.01)
+        said += capsys.readouterr().err
+    return said.splitlines()
+
+
+def test_long_waiting_is_told_of_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    with said_while_waiting(lambda: "searching a plan", every_s=0.01):
+        lines = lines_in(capsys, 2)
+    assert all(text.startswith("tightfit: searching a plan (0 s so far)") for text in lines[:2])
+
+
+def test_short_waiting_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with said_while_waiting(lambda: "searching a plan", every_s=60):
+        pass
+    spoken = Spoken(every_s=60)
+    spoken.start("plan")
+    spoken.stop()
+    assert capsys.readouterr().err == ""
+
+
+def test_where_nothing_can_be_drawn_tasks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    spoken = Spoken(every_s=0.01)
+    spoken.start("proving gpt2", 2)
+    spoken.start("plan")
+    spoken.update(3, "overhead +2.0 %")
+    lines_in(capsys, 1)
+    assert "tightfit: proving gpt2: plan: overhead +2.0 %" in "\n".join(lines_in(capsys, 2))
+    spoken.stop()
+    spoken.close()
+    while any(thread.name == "tightfit progress" for thread in threading.enumerate()):
+        time.sleep(0.01)
+
+
+def test_an_interrupt_is_noted_though_somebody_catches_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts.seen
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_thread_notes_none() -> None:
+    seen: list[bool] = []
+
+    def listen() -> None:
+        with Interrupts() as interrupts:
+            seen.append(interrupts.seen)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert seen == [False]
