@@ -75,13 +75,7 @@ def with_alternatives(captured: Captured) -> Captured:
                 other = number[node]
                 ops[other] = msgspec.structs.replace(ops[other], required=False)
     graph = msgspec.structs.replace(captured.graph, ops=tuple(ops))
-    return Captured(
-        graph=validate_graph(graph),
-        joint=captured.joint,
-        calls=tuple(calls),
-        nodes=captured.nodes,
-        value_of=captured.value_of,
-    )
+    return dataclasses.replace(captured, graph=validate_graph(graph), calls=tuple(calls))
 
 
 def _extended(op: Op, extension: Extension) -> Op:

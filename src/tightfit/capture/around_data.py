@@ -13,9 +13,9 @@ from torch import nn
 from tightfit.capture.captured import Captured
 from tightfit.capture.origins import module_names
 from tightfit.capture.probe import probe, warm_up
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.side_effects.outside import OutsideTensors
-from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
 from tightfit.progress import announce
@@ -115,22 +115,36 @@ def _captured_around_data(
                 if _goes_around(call, error, in_parts):
                     call = _around_data(call, error, name)
                 elif error.cause == "outside":
+                    if call.outside is None and settled is None and not _is_kept(call):
+                        settled = _settled(call)
                     call = _with_outside(call, error)
-                elif error.cause == "state" and settled is None:
-                    settled = PythonState(call.modules)
-                    settled.__enter__()
-                    warm_up(call)
-                elif error.cause in ("state", "hook") and keeping:
-                    keeping = False
-                    call = dataclasses.replace(
-                        call, function=KeptTensors(call.function, call.modules)
-                    )
+                elif error.cause == "state" and settled is None and not _is_kept(call):
+                    settled = _settled(call)
+                elif error.cause in ("state", "hook") and keeping and not _is_kept(call):
+                    if settled is not None:  # it is no one-time setting up: as before the call
+                        settled.__exit__()
+                        settled = None
+                    kept = KeptTensors(call.function, call.modules)
+                    call = dataclasses.replace(call, function=kept, outside=None)
                 else:
                     raise
     except BaseException:
         if settled is not None:
             settled.__exit__()
         raise
+
+
+def _is_kept(call: TracedCall) -> bool:
+    """Whether what a call leaves in attributes is among its traced results."""
+    return isinstance(call.function, KeptTensors)
+
+
+def _settled(call: TracedCall) -> PythonState:
+    """Let a forward set up what it sets up when it first runs; return what was before."""
+    before = PythonState(call.modules)
+    before.__enter__()
+    warm_up(call)
+    return before
 
 
 def _goes_around(call: TracedCall, error: CaptureError, in_parts: bool) -> bool:
@@ -195,7 +209,6 @@ def _of_the_same_class(modules: Mapping[str, nn.Module], name: str) -> frozenset
 def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
     """Return the call with the tensors the trace met that belong to nobody; raise if none did."""
     if call.outside is None:
-        warm_up(call)
         return dataclasses.replace(call, outside=OutsideTensors(()))
     if not call.outside.found or len(call.outside) >= _MOST_OUTSIDE:
         raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -13,8 +14,12 @@ from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
+from tightfit.capture.opaque.mark import opaque_modules
+from tightfit.capture.reads.executed import Listener
+from tightfit.capture.reads.guard import Reads
+from tightfit.capture.reads.python_state import PythonState
+from tightfit.capture.side_effects.attributes import Kept, KeptTensors, holders
 from tightfit.capture.side_effects.leftovers import forget_traced
-from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import trace
@@ -58,18 +63,38 @@ def capture(
     _require_plain_state(call)
     refuse_weights_from_outside(call.function, call.modules)
     state = PythonState(call.modules)
+    listener = Listener()
     try:
-        with state:
+        with state, listener:
             joint = trace(call, strides)
     finally:
         forget_traced()
     state.raise_if_changed()
+    reads, left = _reads(call, listener)
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
     _refuse_shared_memory(call, joint)
     tied = _tied(call, joint)
-    return lift(normalise(joint), device_of(call), name, tied)
+    captured = lift(normalise(joint), device_of(call), name, tied)
+    return dataclasses.replace(captured, reads=reads, left=left)
+
+
+def _reads(call: TracedCall, listener: Listener) -> tuple[Reads, frozenset[Kept]]:
+    """Return what a traced call has read, and what it leaves without having read it."""
+    inputs = frozenset(call.outside.numbers) if call.outside is not None else frozenset()
+    kept = call.function if isinstance(call.function, KeptTensors) else None
+    left = kept.unread(inputs) if kept is not None else frozenset[Kept]()
+    reads = Reads.of(
+        listener.executed(),
+        call.function,
+        call.modules,
+        tuple(private.pytree.tree_leaves((call.args, call.kwargs))),
+        opaque=frozenset(opaque_modules(call.modules, call.opaque).values()),
+        outside=call.outside,
+        unread=holders(left, call.modules),
+    )
+    return reads, left
 
 
 def device_of(call: TracedCall) -> Device:

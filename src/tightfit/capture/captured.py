@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx, nn
 
 from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.reads.guard import Reads
+from tightfit.capture.side_effects.attributes import Kept
 from tightfit.graph.ir import Graph, ValueId
 
 __all__ = [
@@ -65,6 +67,10 @@ class Captured:
         The node each op came from.
     value_of : mapping of fx.Node to int
         The value a base node (placeholder, op or getitem of an op) holds.
+    reads : Reads
+        What the forward read besides its inputs and tensors of its modules.
+    left : frozenset
+        Where the forward leaves tensors that it does not read: they may go before it runs.
     """
 
     graph: Graph
@@ -72,6 +78,8 @@ class Captured:
     calls: tuple[tuple[Call, ...], ...]
     nodes: tuple[fx.Node, ...]
     value_of: Mapping[fx.Node, ValueId]
+    reads: Reads = field(default_factory=Reads)
+    left: frozenset[Kept] = frozenset()
 
     def with_graph(self, graph: Graph) -> Captured:
         """Return the step with another graph of the same ops and values, such as a priced one."""

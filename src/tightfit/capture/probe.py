@@ -15,8 +15,8 @@ from tightfit.capture.calls.structure import unflatten
 from tightfit.capture.decisions.answers import Answer, answer_of, is_asking
 from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.operators.numbers import NumbersAskedFor
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.forwards import SwappedForwards
-from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError

@@ -7,7 +7,6 @@ is compared on every call; any difference means another plan.
 from __future__ import annotations
 
 import functools
-import types
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tightfit.capture.calls.structure import PLAIN
+from tightfit.capture.calls.structure import FUNCTIONS, PLAIN
 from tightfit.capture.calls.structure import flatten as flatten_tree
 from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import core as private
@@ -35,15 +34,7 @@ __all__ = [
     "same_attributes",
 ]
 
-_BY_IDENTITY = (
-    torch.Generator,
-    torch.Tensor,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    functools.partial,
-    type,
-)
+_BY_IDENTITY = (torch.Generator, torch.Tensor, *FUNCTIONS, type)
 _CONTAINERS = (tuple, list, dict, set)
 _SKIPPED = frozenset(
     {
@@ -121,8 +112,8 @@ def input_signature(leaves: list[Any], spec: Any) -> tuple[Any, ...]:
             parts.append((type(leaf), leaf))
         else:
             raise BadInput(
-                f"input {index} is a {type(leaf).__name__}: a planned call takes tensors and "
-                "plain values (numbers, text, None, dtypes, enums) in lists, tuples, "
+                f"input {index} is a {type(leaf).__name__}: a planned call takes tensors, "
+                "functions and plain values (numbers, text, None, dtypes, enums) in lists, tuples, "
                 "dicts, named tuples, dataclasses and objects that hold nothing else"
             )
     return tuple(parts)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,16 @@ from tightfit.capture.side_effects.attributes import WithKept
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["PLAIN", "Arguments", "Structure", "flatten", "opened", "structure_of", "unflatten"]
+__all__ = [
+    "FUNCTIONS",
+    "PLAIN",
+    "Arguments",
+    "Structure",
+    "flatten",
+    "opened",
+    "structure_of",
+    "unflatten",
+]
 
 PLAIN = (
     bool,
@@ -63,16 +74,48 @@ def _put_together(values: Any, context: Any) -> Any:
 private.pytree.register_pytree_node(_Fields, _take_apart, _put_together)
 
 
+FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools.partial,
+)
+
+
+class _Fixed:
+    """A function on its way through a pytree: part of how the inputs of a call nest."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+
+private.pytree.register_pytree_node(
+    _Fixed, lambda fixed: ([], fixed.function), lambda _, function: function
+)
+
+
 def opened(tree: Any) -> Any:
-    """Return a tree with its dataclasses and plain objects made visible to pytrees."""
-    return _opened(tree, frozenset())
+    """Return inputs with their dataclasses and plain objects made visible to pytrees.
+
+    Functions among them are no leaves: with another one, inputs nest otherwise.
+    """
+    return _opened(tree, frozenset(), _fixed)
 
 
-def _opened(tree: Any, around: frozenset[int]) -> Any:
+def _fixed(value: Any) -> Any:
+    return _Fixed(value) if isinstance(value, FUNCTIONS) else value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _opened(tree: Any, around: frozenset[int], leaf: Callable[[Any], Any]) -> Any:
     def visible(value: Any) -> Any:
         if not _may_be_opened(value) or id(value) in around:
-            return value
-        inner = {k: _opened(v, around | {id(value)}) for k, v in _attributes_of(value).items()}
+            return leaf(value)
+        inside = around | {id(value)}
+        inner = {k: _opened(v, inside, leaf) for k, v in _attributes_of(value).items()}
         if dataclasses.is_dataclass(value) or all(
             map(_is_known, private.pytree.tree_leaves(inner))
         ):
@@ -201,7 +244,9 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     CaptureError
         If it holds an object that may hold tensors but cannot be looked into.
     """
-    leaves, spec = private.pytree.tree_flatten(opened(output), is_leaf=_is_size)
+    leaves, spec = private.pytree.tree_flatten(
+        _opened(output, frozenset(), _as_it_is), is_leaf=_is_size
+    )
     for leaf in leaves:
         if not _is_known(leaf):
             raise CaptureError(

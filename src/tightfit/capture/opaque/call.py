@@ -31,8 +31,8 @@ from tightfit.capture.opaque.record import (
     Record,
     Result,
 )
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
-from tightfit.capture.side_effects.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
 from tightfit.torch_private import core as private

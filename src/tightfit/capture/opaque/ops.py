@@ -14,7 +14,7 @@ from tightfit.allocator import measure_peak
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Result
-from tightfit.capture.side_effects.python_state import PythonState
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.costs.measured.call import Measurement, fixed_generators, measure_call
 from tightfit.errors import PlanMismatch
 

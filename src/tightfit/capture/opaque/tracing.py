@@ -23,6 +23,7 @@ from tightfit.capture.opaque.mark import is_marked, opaque_modules
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.opaque.record import TENSOR, Operand
 from tightfit.capture.opaque.recurrent import RecurrentLayers, can_be_cut
+from tightfit.capture.reads.executed import unheard
 from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -245,7 +246,7 @@ class OpaqueStandIns:
                 f"the opaque module {call.name!r} must run once to be measured, but here there "
                 "are only shapes: use real parameters and inputs"
             )
-        with private.without_modes():
+        with private.without_modes(), unheard():
             call.examine(state)
 
 
@@ -298,7 +299,7 @@ class _Boundary(torch.autograd.Function):
         present = tuple(i for i, t in enumerate(tangents) if t is not None)
         given = [t for t in tangents if t is not None]
         lying = [Geometry.of(t) for t in given]
-        with private.without_modes():
+        with private.without_modes(), unheard():
             geometries = call.examine_backward(present, lying)
         found = iter(_BACKWARD(record, saved, given, list(present), call.key))
         made = iter(geometries)

@@ -46,6 +46,17 @@ class OutsideTensors(TorchFunctionMode):
     def __bool__(self) -> bool:
         return True
 
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The numbers of the known ones, by their ids."""
+        return {id(tensor): number for number, tensor in enumerate(self._known)}
+
+    def take(self, number: int, tensor: torch.Tensor) -> None:
+        """Put another tensor like it in place of a known one: it lies there now."""
+        if tensor is not self._known[number]:
+            self._known = (*self._known[:number], tensor, *self._known[number + 1 :])
+            self.holder.register_buffer(f"tensor{number}", tensor)
+
     def with_found(self) -> OutsideTensors:
         """Return one that knows also those which nothing stood for."""
         return OutsideTensors((*self._known, *self.found.values()))

@@ -17,6 +17,7 @@ from tightfit.capture.calls.signature import call_signature, same_attributes
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.input_uses import captured_by_uses
+from tightfit.capture.reads.guard import Reads
 from tightfit.capture.traced_call import TracedCall
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _MOST_KEPT = 64  # signatures of calls
+_MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so far
 
 
 @dataclass(eq=False)
@@ -126,7 +128,7 @@ class KnownCalls:
 
     def __init__(self, capture: Callable[[TracedCall, str], Captured]) -> None:
         self._capture = capture
-        self._known: dict[Any, list[tuple[Part, Kind]]] = {}
+        self._known: dict[Any, list[tuple[Part, Kind, Reads]]] = {}
         self._detached: dict[Any, frozenset[int]] = {}
         self._unused: dict[Any, tuple[Part, frozenset[int]]] = {}
 
@@ -137,13 +139,17 @@ class KnownCalls:
     def known(self, part: Part, given: Arguments) -> PartCall | None:
         """Return the kind of a call, if one like it was captured."""
         key = _key(part, given)
-        for owner, kind in self._known.get(key, ()):
+        for owner, kind, reads in self._known.get(key, ()):
             joint = kind.captured.joint
             alike = owner is part or (not joint.opaque.calls and part.is_like(owner))
+            if not alike or not reads.hold():
+                continue
+            reads.fetch()
             inputs = kind.inputs(given.leaves)
-            if alike and joint.decisions.hold(inputs, {**part.modules, **joint.outside}):
+            if joint.decisions.hold(inputs, {**part.modules, **joint.outside}):
                 if owner is not part:
-                    self._known[key].append((part, kind))
+                    own = reads.of_another(part.function, part.modules)
+                    self._known[key].append((part, kind, own))
                 return PartCall(key, kind, given)
         return None
 
@@ -169,11 +175,13 @@ class KnownCalls:
             lambda: least_plan(graph, part.alike, options.limits),
         )
         verify(least, graph)
-        before = sum(owner is part for alike in self._known.values() for owner, _ in alike)
+        before = sum(owner is part for alike in self._known.values() for owner, *_ in alike)
         name = f"{part.name} (another call, {before})" if before else part.name
         most = most_plan(graph)
         kind = Kind(captured, name, holding_of(graph, least), holding_of(graph, most), repeated)
-        self._known.setdefault(key, []).append((part, kind))
+        alike = self._known.setdefault(key, [])
+        alike.append((part, kind, captured.reads))
+        del alike[:-_MOST_ALIKE]
         forget_oldest(self._known)
         return PartCall(key, kind, given)
 

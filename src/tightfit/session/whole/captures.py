@@ -15,7 +15,7 @@ from tightfit.capture.calls.signature import (
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, outputs_beside_the_loss
 from tightfit.capture.probe import probe
-from tightfit.capture.side_effects.attributes import KeptTensors, Place, forget
+from tightfit.capture.side_effects.attributes import Kept, KeptTensors, forget
 from tightfit.capture.traced_call import TracedCall
 from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
@@ -54,7 +54,7 @@ class Captures:
         self.answered: frozenset[str] = frozenset()
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
-        self._kept: frozenset[Place] = frozenset()
+        self._kept: frozenset[Kept] = frozenset()
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self._warned_hooks: set[str] = set()
 
@@ -77,6 +77,9 @@ class Captures:
         alike = self._by_signature.get(key, ())
         for found in sorted(alike, key=lambda one: -one.used):
             joint = found.captured.joint
+            if not found.captured.reads.hold():
+                continue
+            found.captured.reads.fetch()
             if joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside}):
                 return found
         return None
@@ -84,13 +87,21 @@ class Captures:
     def find_answering(self, unfit: Specialisation, answers: Any) -> Specialisation | None:
         """Return another one of the same signature, captured for what data decide now."""
         for found in self._by_signature.get(unfit.key, ()):
-            if found is not unfit and found.captured.joint.answers == answers:
+            is_other = found is not unfit and found.captured.reads.hold()
+            if is_other and found.captured.joint.answers == answers:
+                found.captured.reads.fetch()
                 return found
         return None
 
     def other_plans(self) -> list[Plan]:
         """Return the plans known for any signature."""
         return [plan for one in self for plan in one.known_plans]
+
+    def change(self, key: Any) -> str | None:
+        """Say what has changed of what forward reads since a signature was last captured for."""
+        alike = sorted(self._by_signature.get(key, ()), key=lambda one: -one.used)
+        changes = (one.captured.reads.change() for one in alike)
+        return next((change for change in changes if change is not None), None)
 
     # -- capturing ----------------------------------------------------------------------------
 
@@ -185,9 +196,9 @@ class Captures:
 
     # -- letting go ---------------------------------------------------------------------------
 
-    def forget_kept(self) -> None:
-        """Let go of what the last forward left in attributes: the next plan counts its own."""
-        forget(self.callee.modules, self._kept)
+    def forget_left(self, one: Specialisation) -> None:
+        """Let go of what the last forward left in attributes: the plan of this one counts its."""
+        forget(self.callee.modules, one.captured.left)
 
     def forget(self, one: Specialisation) -> None:
         """Drop what was captured for a signature."""

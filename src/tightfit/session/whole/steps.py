@@ -93,8 +93,8 @@ class WholeSteps:
         CaptureError
             If it cannot be captured as a whole.
         """
-        self.captures.forget_kept()
         one = self._specialisation(given)
+        self.captures.forget_left(one)
         self._begin(one)
         one, outputs = self._run_as_data_decide(one, given)
         self.watch.after_forward()
@@ -181,8 +181,11 @@ class WholeSteps:
         one = self.captures.find(key, given)
         if one is None:
             if len(self.captures):
+                change = self.captures.change(key)
                 announce(
-                    f"{self.callee.name} is called with new inputs or flags: making a new plan"
+                    f"{self.callee.name}: {change}: planned anew"
+                    if change is not None
+                    else f"{self.callee.name} is called with new inputs or flags: making a new plan"
                 )
             one = self._capture(key, self.captures.traced_call(key, given))
         one.use(self._calls)

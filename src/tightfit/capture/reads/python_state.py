@@ -7,6 +7,7 @@ name, and what capture changed is put back.
 
 from __future__ import annotations
 
+import collections
 import copy
 import random
 from collections.abc import Mapping
@@ -16,13 +17,14 @@ import torch
 from torch import nn
 
 from tightfit.capture.origins import module_names
+from tightfit.capture.reads.written import Written
 from tightfit.errors import CaptureError
 from tightfit.torch_private.core import FakeTensor, is_traced
 
 __all__ = ["PythonState"]
 
 _BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "forward"})
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, collections.deque)
 _MOST_NAMED = 8
 
 
@@ -60,6 +62,7 @@ class PythonState:
             for key, value in module.__dict__.items()
             if isinstance(value, torch.Generator)
         }
+        self._written = Written(self._modules) if not self._keeps else Written({})
         self._random = random.getstate()
         self._numpy = _numpy_state()
         self._torch = torch.get_rng_state()
@@ -69,6 +72,7 @@ class PythonState:
         for name, module in () if self._keeps else self._modules.items():
             self._restore_members(name, module)
             self._restore_attributes(name, module)
+        self._changed += self._written.put_back()
         for name, (generator, before) in self._generators.items():
             if not torch.equal(generator.get_state(), before):
                 self._changed.append(name)
@@ -199,8 +203,9 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _refill(container: Any, snapshot: Any) -> None:
-    if isinstance(container, list):
-        container[:] = snapshot
+    if isinstance(container, list | collections.deque):
+        container.clear()
+        container.extend(snapshot)
     else:
         container.clear()
         container.update(snapshot)

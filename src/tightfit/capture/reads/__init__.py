@@ -1,0 +1,1 @@
+"""What a forward reads from Python state and writes to it: found, guarded, put back."""

@@ -1,0 +1,182 @@
+"""What a forward may write to besides attributes of its modules: objects, containers, globals.
+
+Looked at before it is traced, so that it can be told, and put back, afterwards.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from tightfit.capture.calls.structure import PLAIN
+from tightfit.capture.reads.executed import is_library, is_ours
+from tightfit.capture.reads.names import names_of
+from tightfit.capture.reads.places import MISSING, same
+
+__all__ = ["Written"]
+
+_MOST_OBJECTS = 20_000
+_LARGEST_ARRAY = 1 << 20
+_CONTAINERS = (list, dict, set, collections.deque)
+_OPAQUE = (torch.Tensor, torch.Generator, nn.Module, *PLAIN)
+
+
+class Written:
+    """What objects around a forward hold; tells what changed, and puts it back.
+
+    Parameters
+    ----------
+    modules : mapping of str to nn.Module
+        By name; their own attributes are looked at elsewhere.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._entries: list[tuple[str, Any, dict[str, Any]]] = []
+        self._contents: list[tuple[str, Any, Any]] = []
+        self._arrays: list[tuple[str, Any, Any]] = []
+        self._seen: set[int] = set()
+        self._alive: list[Any] = []
+        self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
+        for name, module in modules.items():
+            for key, value in module.__dict__.items():
+                if not key.startswith("__tightfit"):
+                    self._waiting.append((value, f"{name or 'the model'}.{key}"))
+            self._waiting.append((type(module), ""))
+        while self._waiting and len(self._seen) < _MOST_OBJECTS:
+            value, path = self._waiting.popleft()
+            if not isinstance(value, _OPAQUE) and id(value) not in self._seen:
+                self._seen.add(id(value))
+                self._alive.append(value)
+                self._visit(value, path)
+
+    def put_back(self) -> list[str]:
+        """Return the names of what changed; all is as before then."""
+        changed: list[str] = []
+        for path, holder, before in self._entries:
+            names = [n for n, old in before.items() if not same(_get(holder, n), old)]
+            changed += [f"{path}{name}" for name in names]
+            for name in names:
+                _set(holder, name, before[name])
+        for path, holder, before in self._contents:
+            if not _holds(holder, before):
+                changed.append(_changed_in(path, holder, before))
+                holder.clear()
+                getattr(holder, "extend" if isinstance(before, list) else "update")(before)
+        for path, array, before in self._arrays:
+            if array.tobytes() != before.tobytes():
+                changed.append(path)
+                array[...] = before
+        return changed
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def _visit(self, value: Any, path: str) -> None:
+        if isinstance(value, type):
+            self._visit_class(value)
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(value, path)
+        elif isinstance(value, types.MethodType):
+            self._waiting += [(value.__func__, path), (value.__self__, path)]
+        elif isinstance(value, property):
+            self._waiting.append((value.fget, path))
+        elif isinstance(value, staticmethod | classmethod):
+            self._waiting.append((value.__func__, path))
+        elif isinstance(value, numpy.ndarray):
+            if value.nbytes <= _LARGEST_ARRAY and value.flags.writeable:
+                self._arrays.append((path, value, value.copy()))
+        elif isinstance(value, tuple):
+            self._waiting.extend((item, f"{path}[{i}]") for i, item in enumerate(value))
+        elif isinstance(value, _CONTAINERS):
+            self._visit_container(value, path)
+        elif not is_ours(type(value).__module__) or type(value).__module__ in ("types", "argparse"):
+            self._visit_object(value, path)
+
+    def _visit_container(self, value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            self._contents.append((path, value, dict(value)))
+            self._waiting.extend((item, f"{path}[{key!r}]") for key, item in value.items())
+        else:
+            kept = set(value) if isinstance(value, set) else list(value)
+            self._contents.append((path, value, kept))
+            self._waiting.extend((item, f"{path}[{i}]") for i, item in enumerate(value))
+
+    def _visit_object(self, value: Any, path: str) -> None:
+        held = getattr(value, "__dict__", None)
+        if type(held) is dict and not isinstance(value, types.ModuleType):
+            self._contents.append((f"{path}.", held, dict(held)))
+            self._waiting.extend((item, f"{path}.{name}") for name, item in held.items())
+            self._waiting.append((type(value), ""))
+
+    def _visit_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if is_ours(base.__module__) or id(base.__dict__) in self._seen:
+                continue
+            held = {k: v for k, v in vars(base).items() if not k.startswith("__")}
+            data = {k: v for k, v in held.items() if isinstance(v, (*_CONTAINERS, *PLAIN))}
+            self._entries.append((f"{base.__qualname__}.", base, data))
+            self._waiting.extend((v, f"{base.__qualname__}.{k}") for k, v in held.items())
+
+    def _visit_function(self, function: types.FunctionType, path: str) -> None:
+        held = function.__globals__
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            before = _get(cell, "cell_contents")
+            self._entries.append((f"{name} of ", cell, {"cell_contents": before}))
+            self._waiting.append((before, name))
+        self._waiting.extend((v, path) for v in function.__defaults__ or ())
+        if is_library(held.get("__file__")) and held.get("__name__") != "__main__":
+            return
+        names = self._loaded(function.__code__) & held.keys()
+        module = held.get("__name__", "")
+        self._entries.append((f"{module}.", held, {name: held[name] for name in names}))
+        self._waiting.extend((held[name], f"{module}.{name}") for name in names)
+
+    def _loaded(self, code: types.CodeType) -> frozenset[str]:
+        """Return the globals that code and what is defined in it load."""
+        inner = (self._loaded(c) for c in code.co_consts if isinstance(c, types.CodeType))
+        return names_of(code).globals.union(*inner)
+
+
+def _changed_in(path: str, holder: Any, before: Any) -> str:
+    """Return the name of what changed: an attribute, or what a container holds."""
+    if not path.endswith("."):
+        return path
+    names = {*holder, *before}
+    changed = (n for n in names if not same(holder.get(n, MISSING), before.get(n, MISSING)))
+    return path + min(changed, default="")
+
+
+def _get(holder: Any, name: str) -> Any:
+    if isinstance(holder, dict):
+        return holder.get(name, MISSING)
+    if isinstance(holder, type):
+        return vars(holder).get(name, MISSING)
+    try:
+        return getattr(holder, name, MISSING)
+    except ValueError:  # a cell that nothing was put into
+        return MISSING
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    if isinstance(holder, dict):
+        holder[name] = value
+    elif value is not MISSING:
+        setattr(holder, name, value)
+
+
+def _holds(holder: Any, before: Any) -> bool:
+    if len(holder) != len(before):
+        return False
+    if isinstance(before, set):
+        return holder == before
+    if isinstance(before, dict):
+        pairs: Iterable[Any] = ((holder.get(key, MISSING), old) for key, old in before.items())
+    else:
+        pairs = zip(holder, before, strict=True)
+    return all(now is old or same(now, old) for now, old in pairs)
