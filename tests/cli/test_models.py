@@ -122,9 +122,7 @@ def test_a_proof_that_fails(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tightfit.studies.comparison.differing_parts", lambda *_: ("the loss",))
-    monkeypatch.setattr(
-        "tightfit.studies.comparison.Comparison._require_repeatable", lambda _: None
-    )
+    monkeypatch.setattr("tightfit.studies.comparison.Comparison._tolerance", lambda _: None)
     words = ("prove", model, "--budget-ratio", "0.9", "--rounds", "0", *QUICK)
     code, proof = answer(capsys, *words)
     assert code == 1 and proof["status"] == "error" and not proof["bitwise"]
