@@ -57,7 +57,9 @@ class Runner:
         self.differentiable = {index for index, _ in self.tangents}
         self.written = {position for _, position in joint.write_backs}
         self.summed = {
-            position for node, position in joint.gradients if node.target is aten.add.Tensor
+            position
+            for node, position in joint.gradients
+            if node.target in (aten.add.Tensor, aten.add_.Tensor)
         }
         self.wants_gradient = {
             self.canonical[info.base]
