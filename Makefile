@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE) $(PACKAGES
 	touch $@
 
 test: install
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 lint: install
 	$(BIN)/ruff check

@@ -16,7 +16,6 @@ from support.models import Case
 @pytest.mark.parametrize("case", SUPPORTED, ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore:hooks on module")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:.*torch.nn.utils.weight_norm.*:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_supported(case: Case) -> None:
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,13 @@ from support.writing import WRITING
 from tightfit.errors import BadInput, CaptureError, SecondForward, TightfitError
 
 __all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused"]
+
+
+def _old_weight_norm() -> nn.Module:
+    """Return a layer with the norm that PyTorch no longer recommends, and many models have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return weight_norm(nn.Linear(8, 8))
 
 
 class Wrapped(nn.Module):
@@ -235,7 +243,7 @@ SUPPORTED = [
     case(
         "weight norm (`nn.utils.weight_norm`)",
         lambda s, h: s.c(h),
-        c=lambda: weight_norm(nn.Linear(8, 8)),
+        c=_old_weight_norm,
     ),
     case(
         "parametrizations: spectral norm",
