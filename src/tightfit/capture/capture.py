@@ -19,7 +19,7 @@ from tightfit.capture.reads.executed import Listener
 from tightfit.capture.reads.guard import Reads
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, holders
-from tightfit.capture.side_effects.leftovers import forget_traced
+from tightfit.capture.side_effects.leftovers import forget_traced, traced_alive
 from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import trace
@@ -63,12 +63,12 @@ def capture(
     _require_plain_state(call)
     refuse_weights_from_outside(call.function, call.modules)
     state = PythonState(call.modules)
-    listener = Listener()
+    listener, alive = Listener(), traced_alive()
     try:
         with state, listener:
             joint = trace(call, strides)
     finally:
-        forget_traced()
+        forget_traced(alive)
     state.raise_if_changed()
     reads, left = _reads(call, listener)
     _require_gradients(joint)

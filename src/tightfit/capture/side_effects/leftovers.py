@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -18,15 +19,28 @@ import torch
 
 from tightfit.torch_private import core as private
 
-__all__ = ["forget_traced"]
+__all__ = ["forget_traced", "traced_alive"]
 
 _CACHED = type(functools.cache(len))  # what `functools.lru_cache` makes of a function
 _OWN = ("torch._", "torch.fx", "torch.utils._", "tightfit")  # who may hold them, and forgets them
 _DEEPEST = 4  # tuples in tuples, and objects in them
 
 
-def forget_traced() -> None:
-    """Let every container, cache, object and closure forget the tensors of a trace that ended."""
+def traced_alive() -> int:
+    """Return a number that is higher the more tensors of traces are alive; it costs nothing."""
+    return sys.getrefcount(private.FunctionalTensor)  # each of them refers to its class
+
+
+def forget_traced(before: int) -> None:
+    """Let every container, cache, object and closure forget the tensors of a trace that ended.
+
+    Parameters
+    ----------
+    before : int
+        `traced_alive` when it began: where no more are alive now, nothing is looked for.
+    """
+    if traced_alive() <= before:
+        return
     traced = [x for x in gc.get_objects() if type(x) is private.FunctionalTensor]
     if not traced:
         return
