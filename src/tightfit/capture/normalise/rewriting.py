@@ -100,10 +100,6 @@ class Rewriting:
         node.meta = {"val": value}
         return node
 
-    def position_of(self, node: fx.Node) -> int:
-        """Return which node of the graph a node is."""
-        return next(i for i, n in enumerate(self.graph.nodes) if n is node)
-
     def finished(self) -> JointGraph:
         """Return the step as it has become."""
         held = {str(n.target) for n in self.graph.nodes if n.op == "get_attr"}
