@@ -15,8 +15,9 @@ from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
 from tightfit.errors import HookUnavailable
 
-__all__ = ["CpuTally", "CudaTally", "Refusals", "Tally", "tally_for"]
+__all__ = ["CpuTally", "CudaTally", "Refusals", "Tally", "is_refusal", "tally_for"]
 
+_REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception
 _NO_LIMIT = (1 << 63) - 1
 
 
@@ -145,6 +146,11 @@ class CudaTally:
     def refusals(self) -> Refusals:
         """Return that nothing was refused."""
         return Refusals()
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error says that a limit has refused a request."""
+    return isinstance(error, RuntimeError) and str(error).startswith(_REFUSAL)
 
 
 def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from tightfit.allocator.tally import is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import Question
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
@@ -60,6 +61,8 @@ def recorded(
 ) -> dict[str, Record]:
     """Return a record of a kind for the key of every call, from the disk cache or measured.
 
+    A call for which the budget has no room is left out.
+
     Parameters
     ----------
     captured : Captured
@@ -87,11 +90,16 @@ def recorded(
             if is_opaque(call):
                 known[key] = _of_opaque(call.function, kind)
                 continue
-            args, kwargs = synthetic_arguments(captured.joint.module, call)
             is_question = isinstance(call.function, Question)
             function = call.function.unchecked if is_question else call.function
-            with private.without_autocast():
-                known[key] = measure(function, args, kwargs, device=device)
+            try:
+                args, kwargs = synthetic_arguments(captured.joint.module, call)
+                with private.without_autocast():
+                    known[key] = measure(function, args, kwargs, device=device)
+            except RuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                continue  # there is no room to run it: it is priced by others
             cache.put(f"{kind.__name__}\n{key}", known[key])
     finally:
         cache.save()

@@ -25,6 +25,8 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
+from tightfit.session.memory.optimizers import hear_of_steps
+from tightfit.session.memory.steps import refuse_step
 from tightfit.session.options import Options, with_ranks, worst_first
 from tightfit.session.parts.in_parts import InParts
 from tightfit.session.parts.sharded import ShardedModel
@@ -111,6 +113,8 @@ class Fitted:
         self._at_leaving: list[Callable[[], None]] = []
         self._running_in: int | None = None
         self._join_budget()
+        self._keep_to_budget()
+        hear_of_steps(self)
 
     @classmethod
     def as_a_whole(cls, callee: Callee, options: Options) -> Fitted:
@@ -163,6 +167,9 @@ class Fitted:
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
         self._resolve_budget()
+        self.account.optimizers.look()
+        if self.options.shared is not None and self.account.limit_bytes is None:
+            self._keep_to_budget()  # through the member that was called last
         if self.route is not self._whole:
             return self.route(given)
         try:
@@ -311,11 +318,13 @@ class Fitted:
         self.close_step()
         self._take_options(options)
         self._join_budget()
+        self._keep_to_budget()
 
     def change_budget(self, budget_bytes: int) -> None:
         """Plan the next step within another budget, and measure anew."""
         self.close_step()
         self._take_options(dataclasses.replace(self.options, budget_bytes=budget_bytes))
+        self._keep_to_budget()
         if self.route is self._whole:
             self._whole.measure_anew()
 
@@ -358,6 +367,7 @@ class Fitted:
         resolved = self.options.resolved(self.account.device)
         if resolved is not self.options:
             self._take_options(resolved)
+            self._keep_to_budget()
 
     def _take_options(self, options: Options) -> None:
         self.options = options
@@ -365,9 +375,21 @@ class Fitted:
         if self._whole is not None:
             self._whole.change_options(options)
 
+    def _keep_to_budget(self) -> None:
+        """Let nobody be given more than the budget from now on, unless a warning is asked for."""
+        is_known = self.options.shared is not None or self.options.budget_bytes is not None
+        limits = is_known and self.options.on_exceed == "raise"
+        self.account.keep_to(
+            self.options.limit_bytes if limits else None, self.options.beside(self.account)
+        )
+
+    def before_step(self, optimizer: Any) -> None:
+        """Refuse the step of an optimizer of this model that would exceed the budget."""
+        if self.account.optimizers.meet(optimizer) and self.account.limit_bytes is not None:
+            refuse_step(self.name, self.account, optimizer, self.account.limit_bytes)
+
     def _join_budget(self) -> None:
         if self.options.shared is not None:
-            self.account.share_budget()
             self.options.shared.join(self.account, self.close_step)
 
     # -- leaving ------------------------------------------------------------------------------
@@ -380,6 +402,7 @@ class Fitted:
         """No longer take part in a shared budget; take back what watches the model."""
         if self.options.shared is not None:
             self.options.shared.leave(self.account)
+        self.account.keep_to(None)
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()

@@ -25,6 +25,7 @@ from tightfit.units import format_bytes, parse_bytes
 
 __all__ = [
     "Options",
+    "Room",
     "make_options",
     "with_ranks",
     "worst_first",
@@ -91,30 +92,67 @@ class Options:
             return self
         return dataclasses.replace(self, budget_bytes=_free_bytes(device, self.ranks))
 
-    def limit_bytes(self, account: Account) -> int:
-        """Return the bytes a step may hold: given, or what others that share it leave."""
+    @property
+    def limit_bytes(self) -> int:
+        """The bytes that may be held at any time, whoever shares them."""
         if self.shared is not None:
-            return self.shared.limit_bytes(account)
+            return self.shared.size_bytes
         assert self.budget_bytes is not None  # resolved before anything is planned
         return self.budget_bytes
 
-    def usable_bytes(self, account: Account) -> int:
-        """Return the bytes a plan may use: the limit minus the reserve."""
-        return usable_bytes(self.limit_bytes(account), self.reserve_bytes)
+    @property
+    def usable_bytes(self) -> int:
+        """The bytes plans may use: the limit minus the reserve."""
+        return usable_bytes(self.limit_bytes, self.reserve_bytes)
 
-    def share_of(self, account: Account, graph: Graph, constant_bytes: int) -> Share:
-        """Return the budget of one of the calls that may be open at once, what lasts included."""
-        budget_bytes = self.usable_bytes(account)
-        if self.shared is not None:
-            share = self.shared.share_of(account)
+    def beside(self, account: Account) -> list[Account]:
+        """Return what others hold within the same budget."""
+        return self.shared.others(account) if self.shared is not None else []
+
+    def share_of(self, account: Account, graph: Graph, constant_bytes: int, room: Room) -> Share:
+        """Return the part of the budget for one call, what lasts included.
+
+        Parameters
+        ----------
+        account : Account
+            What the callable holds.
+        graph : Graph
+            The step.
+        constant_bytes : int
+            What of it is held all the time.
+        room : Room
+            What others leave.
+        """
+        budget_bytes = self.usable_bytes - room.others_bytes
+        share = self.shared.share_of(account) if self.shared is not None else None
+        if share is not None:
             # needs that are known count inputs: one member's input may be what another one keeps
-            counted = graph.constants_bytes["inputs"] if self.shared.knows(account) else 0
-            own = account.new_gradient_bytes() + share.peak_bytes // self.in_flight
-            peak_bytes = constant_bytes - counted + own
-            return Share(min(budget_bytes, peak_bytes), share.others_bytes)
-        if budget_bytes <= constant_bytes:
-            return Share(budget_bytes)
-        return Share(constant_bytes + (budget_bytes - constant_bytes) // self.in_flight)
+            counted = graph.constants_bytes["inputs"] if self._shares_needs(account) else 0
+            peak_bytes = constant_bytes - counted + account.new_gradient_bytes() + share.peak_bytes
+            budget_bytes = min(budget_bytes, peak_bytes)
+        left = max(1, self.in_flight - room.open_calls)
+        if budget_bytes > constant_bytes:
+            budget_bytes = constant_bytes + (budget_bytes - constant_bytes) // left
+        return Share(budget_bytes, share.others_bytes if share is not None else 0)
+
+    def _shares_needs(self, account: Account) -> bool:
+        return self.shared is not None and all(map(self.shared.knows, self.shared.members()))
+
+
+@dataclass(frozen=True)
+class Room:
+    """What others leave of a budget when a call begins.
+
+    Parameters
+    ----------
+    others_bytes : int
+        What is held that is not the callable's own, nor an input of the call.
+    open_calls : int
+        Earlier calls of the callable that await their backward; what they keep is held by others.
+    """
+
+    others_bytes: int = 0
+    open_calls: int = 0
 
 
 def make_options(

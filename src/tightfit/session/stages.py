@@ -31,6 +31,7 @@ from tightfit.pricing.price import (
     scaled_costs,
     with_prices,
 )
+from tightfit.pricing.quick import quick_costs
 from tightfit.progress import SILENT, Interrupts, said_while_waiting
 from tightfit.session.memory.account import device_of_modules, library_bytes
 from tightfit.session.options import Options
@@ -45,16 +46,27 @@ __all__ = [
 
 
 def capture_step(
-    call: TracedCall, options: Options, name: str, neighbour: Graph | None = None
+    call: TracedCall,
+    options: Options,
+    name: str,
+    neighbour: Graph | None = None,
+    *,
+    room_bytes: int | None = None,
 ) -> Captured:
     """Capture a step, add every alternative, and price each of them.
 
     Costs come from measurements on the device, from a neighbour (the graph of the same callable
     at another shape) or from a model, by `options.costs`; workspaces are measured in any case.
     Of several ranks that train the same model one measures.
+
+    Parameters
+    ----------
+    room_bytes : int, optional
+        A step waits for this, and measuring may hold so much: what is not known is found out at
+        once, and the steps that follow teach the rest. None: every operator is measured well.
     """
     with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
-        captured = _captured_and_priced(call, options, name, neighbour)
+        captured = _captured_and_priced(call, options, name, neighbour, room_bytes)
     captured.joint.opaque.forget_examples()
     return captured
 
@@ -67,6 +79,7 @@ def capture_step_around_data(
     *,
     keeping: bool = False,
     in_parts: bool = False,
+    room_bytes: int | None = None,
 ) -> tuple[Captured, TracedCall]:
     """Capture a step as `capture_step` does, whatever data decides in it.
 
@@ -74,13 +87,17 @@ def capture_step_around_data(
     """
 
     def priced(call: TracedCall) -> Captured:
-        return capture_step(call, options, name, neighbour)
+        return capture_step(call, options, name, neighbour, room_bytes=room_bytes)
 
     return capture_around_data(call, priced, name, keeping=keeping, in_parts=in_parts)
 
 
 def _captured_and_priced(
-    call: TracedCall, options: Options, name: str, neighbour: Graph | None
+    call: TracedCall,
+    options: Options,
+    name: str,
+    neighbour: Graph | None,
+    room_bytes: int | None,
 ) -> Captured:
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
@@ -92,7 +109,7 @@ def _captured_and_priced(
         return step.with_graph(step.graph.with_constants(libraries=kept_bytes))
 
     def priced(step: Captured) -> Priced:
-        return _priced(step, options, neighbour)
+        return _priced(step, options, neighbour, room_bytes)
 
     first = traced({})
     if options.ranks is None:
@@ -105,10 +122,14 @@ def _captured_and_priced(
     return with_prices(traced(prices.strides) if prices.strides else first, prices)
 
 
-def _priced(captured: Captured, options: Options, neighbour: Graph | None) -> Priced:
+def _priced(
+    captured: Captured, options: Options, neighbour: Graph | None, room_bytes: int | None
+) -> Priced:
     if options.costs != "measured":
         modelled = captured.with_graph(with_costs(captured.graph, options.costs))
         return measured_workspaces(modelled, options.progress)
+    if room_bytes is not None and captured.graph.device.kind == "cpu":  # steps will teach the rest
+        return quick_costs(captured, options.progress, room_bytes=room_bytes, neighbour=neighbour)
     if neighbour is not None:
         return scaled_costs(captured, neighbour, options.progress)
     return measured_costs(captured, options.progress)

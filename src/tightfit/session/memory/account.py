@@ -1,20 +1,44 @@
-"""What is resident around the steps of a fitted callable, and what was learned of it."""
+"""What is held around the steps of a fitted callable: by tensors, and by the allocator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import gc
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
+from tightfit.allocator.tally import Refusals, Tally, tally_for
+from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.processes import Replicas
-from tightfit.torch_private import core as private
 from tightfit.torch_private.tools import cublas_workspace_bytes
-from tightfit.units import rounded_up
 
-__all__ = ["Account", "device_of_modules", "library_bytes", "optimizer_state_bytes"]
+__all__ = ["Account", "Standing", "device_of_modules", "library_bytes", "new_gradient_bytes"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is held at the begin of a call, in bytes.
+
+    Parameters
+    ----------
+    gradient_bytes : int
+        Gradients that exist, with the buckets they go into.
+    state_bytes, coming_bytes : int
+        The optimizers' state that is there, and that will be.
+    others_bytes : int
+        What else was given out since the callable was fitted and is still held: outputs of steps
+        before, averages of weights, other models; but not the inputs.
+    """
+
+    gradient_bytes: int
+    state_bytes: int
+    coming_bytes: int
+    others_bytes: int
 
 
 class Account:
@@ -25,8 +49,7 @@ class Account:
     modules : mapping of str to nn.Module
         The modules whose parameters it uses.
     optimizer : torch.optim.Optimizer or None
-        Tells the size of its state; without it two copies of the trainable parameters are
-        assumed (Adam's) until a step has shown what it leaves behind.
+        One that holds them; others are found.
 
     Attributes
     ----------
@@ -34,16 +57,20 @@ class Account:
         The GPU that anything of the modules lies on, else the CPU.
     replicas : Replicas or None
         The DistributedDataParallel around.
+    optimizers : Optimizers
+        Those that hold any of the parameters.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], optimizer: Any) -> None:
         self.modules = modules
-        self.optimizer = optimizer
         self.replicas: Replicas | None = None
         self.device = device_of_modules(modules)
-        self._shares_budget = False
-        self._seen_state_bytes: int | None = None
-        self._state_bytes: int | None = None
+        self.optimizers = Optimizers(modules, optimizer, self.granularity_bytes)
+        self._tally = self._new_tally()
+        self._limit_bytes: int | None = None
+        self._limited_with: tuple[Account, ...] = ()
+        self._before_now = 0
+        self._known: tuple[Any, Standing] | None = None
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -54,8 +81,7 @@ class Account:
 
     def gradient_bytes(self) -> int:
         """Return the bytes of the gradients that exist now."""
-        gradients = [p.grad for p in _parameters_of(self.modules) if p.grad is not None]
-        return resident_tensor_bytes(gradients, self.granularity_bytes)
+        return resident_tensor_bytes(self._gradients(), self.granularity_bytes)
 
     def new_gradient_bytes(self) -> int:
         """Return the bytes of the gradients that do not exist yet but will."""
@@ -69,31 +95,13 @@ class Account:
         """Return the bytes of the gradients that exist and of the buckets they go into."""
         return self.gradient_bytes() + self.bucket_bytes()
 
-    def state_bytes(self, *, settled: bool) -> int:
-        """Return the optimizer's state as plans count it: there, predicted, or seen to appear.
-
-        Parameters
-        ----------
-        settled : bool
-            Whether enough steps were taken for all of it to be there.
-        """
-        if self.optimizer is None and self._seen_state_bytes is not None:
-            return self._seen_state_bytes
-        if self._state_bytes is None or not settled:
-            self._state_bytes = self._optimizer_state_bytes(own=self._shares_budget)
-        return self._state_bytes
-
-    def existing_state_bytes(self, *, settled: bool) -> int:
-        """Return the optimizer's state that is there now, as far as it is known."""
-        if self.optimizer is None:
-            return self._seen_state_bytes or 0
-        return self.state_bytes(settled=settled) if self._has_state else 0
+    def existing_state_bytes(self) -> int:
+        """Return the bytes of the optimizers' state that is there now."""
+        return resident_tensor_bytes(self._states(), self.granularity_bytes)
 
     def coming_state_bytes(self) -> int:
-        """Return the optimizer's state that will be there and is not yet."""
-        if self.optimizer is None and self._seen_state_bytes is not None:
-            return 0
-        return 0 if self._has_state else self._optimizer_state_bytes(own=True)
+        """Return the bytes of the optimizers' state that will be there and is not yet."""
+        return self.optimizers.coming_bytes(self.device.type)
 
     def lasting_bytes(self, *, expected: bool) -> int:
         """Return what is held between steps: of an optimizer the state of the own parameters.
@@ -103,56 +111,138 @@ class Account:
         expected : bool
             Whether gradients and optimizer state count that do not exist yet but will.
         """
-        members = [t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())]
-        held = resident_tensor_bytes(members, self.granularity_bytes) + self.gradient_bytes()
+        held = resident_tensor_bytes(self._own(), self.granularity_bytes)
         if expected:
-            held += self.new_gradient_bytes()
-        if expected or self._has_state:
-            held += self._optimizer_state_bytes(own=True)
+            held += self.new_gradient_bytes() + self.coming_state_bytes()
         return held
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
-        seen = self._seen_state_bytes or 0 if self.optimizer is None else 0
-        held = resident_tensor_bytes(inputs, self.granularity_bytes) + seen
-        held += library_bytes(self.device) + self.bucket_bytes()
+        inputs = list(inputs)
+        held = resident_tensor_bytes(inputs, self.granularity_bytes) + self.bucket_bytes()
+        held += library_bytes(self.device) + self.standing(inputs).others_bytes
         return held + self.lasting_bytes(expected=False)
+
+    def standing(self, inputs: Iterable[Any], beside: Iterable[Account] = ()) -> Standing:
+        """Return what is held now, at the begin of a call.
+
+        Where as many bytes are given out as the last time, nothing is looked up anew.
+
+        Parameters
+        ----------
+        inputs : iterable
+            Of the call; tensors among them count for it.
+        beside : iterable of Account
+            Of callables within the same budget.
+        """
+        inputs, beside = list(inputs), list(beside)
+        given = self._tally.given_bytes() if self._tally is not None else None
+        size = sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor))
+        key = (given, size, len(beside), self.optimizers.has_state(), self.optimizers.looked)
+        if given is None or self._known is None or self._known[0] != key:
+            self._known = key, self._looked_up(inputs, beside)
+        return self._known[1]
+
+    def _looked_up(self, inputs: list[Any], beside: list[Account]) -> Standing:
+        self._apply_limit()
+        gradient_bytes = self.held_gradient_bytes()
+        state_bytes, coming_bytes = self.existing_state_bytes(), self.coming_state_bytes()
+        others_bytes = 0
+        if self._tally is not None and self.replicas is None:
+            own = self._tally.counted_bytes([*self._own(), *inputs])
+            others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
+            others_bytes += sum(map(self._before_bytes, beside))
+        return Standing(gradient_bytes, state_bytes, coming_bytes, max(0, others_bytes))
+
+    def _before_bytes(self, other: Account) -> int:
+        """Return what another one, or this one, holds that was there before this tally began."""
+        assert self._tally is not None
+        held = other._own()
+        counted = self._tally.counted_bytes(held)
+        return max(0, resident_tensor_bytes(held, self.granularity_bytes) - counted)
+
+    def _own(self) -> list[torch.Tensor]:
+        members = [t for m in self.modules.values() for t in (*m.parameters(), *m.buffers())]
+        return [*members, *self._gradients(), *self._states()]
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in parameters_of(self.modules) if p.grad is not None]
+
+    def _states(self) -> list[torch.Tensor]:
+        return [t for t in self.optimizers.tensors() if t.device.type == self.device.type]
+
+    # -- the limit ----------------------------------------------------------------------------
+
+    def keep_to(self, limit_bytes: int | None, beside: Sequence[Account] = ()) -> None:
+        """Let no more be given out from now on than a limit, whoever asks for it.
+
+        Models that were fitted with budgets of their own cannot be told apart by an allocator:
+        together they keep to the sum.
+
+        Parameters
+        ----------
+        limit_bytes : int or None
+            For all that was given out since this began, and for what the modules and those
+            beside had before; None: no limit.
+        beside : sequence of Account
+            Of callables within the same budget, which keep to it through this one.
+        """
+        if limit_bytes is not None and any(k is not self for k in _KEEPERS):
+            gc.collect()  # those that were let go of keep nothing
+        self._limit_bytes, self._limited_with = limit_bytes, tuple(beside)
+        (_KEEPERS.discard if limit_bytes is None else _KEEPERS.add)(self)
+        for other in beside:
+            other.keep_to(None)
+        for keeper in (self, *_KEEPERS):
+            keeper._apply_limit()
+
+    def _apply_limit(self) -> None:
+        if self._tally is None:
+            return
+        if self._limit_bytes is None:
+            self._tally.keep_to(None, 0)
+            return
+        self._before_now = sum(map(self._before_bytes, (self, *self._limited_with)))
+        every = [k._limit_bytes for k in _KEEPERS if k.device == self.device]
+        self._tally.keep_to(sum(limit for limit in every if limit is not None), self._before_now)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What it keeps to."""
+        return self._limit_bytes
+
+    def refusals(self) -> Refusals:
+        """Return the requests that were refused because of the limit."""
+        return self._tally.refusals() if self._tally is not None else Refusals()
+
+    def held_bytes(self) -> int:
+        """Return all that counts against the limit now; 0 where there is none."""
+        if self._tally is None or self._limit_bytes is None:
+            return 0
+        return self._tally.given_bytes() + self._before_now
 
     # -- learning -----------------------------------------------------------------------------
 
     def locate(self) -> None:
-        """Look anew where the modules lie: they may have been moved."""
-        self.device = device_of_modules(self.modules)
-
-    def share_budget(self) -> None:
-        """Count of the optimizer the state of the own parameters only: others count the rest."""
-        self._shares_budget = True
+        """Look anew where the modules lie (they may have been moved), and for optimizers."""
+        device = device_of_modules(self.modules)
+        if device != self.device:
+            self.device = device
+            self._tally = self._new_tally()
+            self._apply_limit()
+        self._known = None
 
     def join(self, replicas: Replicas) -> None:
         """Count the buckets of the DistributedDataParallel around, too."""
         self.replicas = replicas
+        self._known = None
 
-    def appeared_bytes(self, grown_bytes: int) -> int:
-        """Return what of the growth over a step is neither a gradient nor a bucket of one."""
-        grown = grown_bytes - self.gradient_bytes()
-        if self.replicas is not None:  # what gradients are views of was there before the step
-            grown += self.replicas.viewed_bytes(self.granularity_bytes)
-        return max(0, grown)
+    def _new_tally(self) -> Tally | None:
+        return tally_for(self.device, self._own())
 
-    def learn_state(self, appeared_bytes: int) -> None:
-        """Take what a step left behind for the optimizer's state: nobody told its size."""
-        self._seen_state_bytes = max(self._seen_state_bytes or 0, appeared_bytes)
 
-    # -- the optimizer ------------------------------------------------------------------------
-
-    @property
-    def _has_state(self) -> bool:
-        return self.optimizer is not None and any(self.optimizer.state.values())
-
-    def _optimizer_state_bytes(self, *, own: bool) -> int:
-        return optimizer_state_bytes(
-            self.optimizer, self.modules, self.granularity_bytes, self.device.type, own=own
-        )
+_KEEPERS: weakref.WeakSet[Account] = weakref.WeakSet()
+"""Those that keep to a limit."""
 
 
 def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:
@@ -169,84 +259,5 @@ def library_bytes(device: torch.device) -> int:
 
 def new_gradient_bytes(modules: Mapping[str, nn.Module], granularity: int) -> int:
     """Return the bytes of the gradients that do not exist yet but will."""
-    trained = [p for p in _parameters_of(modules) if p.requires_grad]
+    trained = [p for p in parameters_of(modules) if p.requires_grad]
     return resident_tensor_bytes([p for p in trained if p.grad is None], granularity)
-
-
-def optimizer_state_bytes(
-    optimizer: Any,
-    modules: Mapping[str, nn.Module],
-    granularity: int,
-    device: str,
-    *,
-    own: bool = False,
-) -> int:
-    """Return the bytes of optimizer state that exist, or will after the first step.
-
-    Without an optimizer two copies of the trainable parameters are assumed (Adam's).
-
-    Parameters
-    ----------
-    own : bool
-        Whether only the state of the modules' parameters counts; others count the rest.
-    """
-    trainable = {id(p): p for p in _parameters_of(modules) if p.requires_grad}
-    copies = 2 * sum(rounded_up(p.nbytes, granularity) for p in trainable.values())
-    if optimizer is None:
-        return copies
-    counted = set(trainable) if own else {id(p) for p in _parameters_in(optimizer)}
-    states = [state for p, state in optimizer.state.items() if id(p) in counted or not own]
-    if any(states):
-        tensors = [t for state in states for t in _tensors(state)]
-        return resident_tensor_bytes((t for t in tensors if t.device.type == device), granularity)
-    predicted = _predict_state(optimizer, granularity, device, counted)
-    return copies if predicted is None else predicted
-
-
-def _parameters_of(modules: Mapping[str, nn.Module]) -> list[nn.Parameter]:
-    return [p for m in modules.values() for p in m.parameters()]
-
-
-def _tensors(state: Any) -> list[torch.Tensor]:
-    return [t for t in private.pytree.tree_leaves(state) if isinstance(t, torch.Tensor)]
-
-
-def _parameters_in(optimizer: Any) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _predict_state(optimizer: Any, granularity: int, device: str, counted: set[int]) -> int | None:
-    """Run one step of a like optimizer on fake parameters and measure its state."""
-    try:
-        with private.FakeTensorMode(allow_non_fake_inputs=True):
-            groups = []
-            for group in optimizer.param_groups:
-                params = [p for p in group["params"] if p.requires_grad and id(p) in counted]
-                fakes = [_fake_parameter(p) for p in params]
-                groups.append({**group, "params": fakes, "foreach": False, "fused": False})
-                groups[-1] = {k: v for k, v in groups[-1].items() if k in group}
-            groups = [g for g in groups if g["params"]]
-            twin = type(optimizer)(groups, **_arguments(optimizer))
-            twin.step()
-            tensors = [t for s in twin.state.values() for t in _tensors(s)]
-            return sum(
-                rounded_up(t.untyped_storage().nbytes(), granularity)
-                for t in tensors
-                if t.device.type == device
-            )
-    except Exception:  # an optimizer of any kind may fail on fakes in any way: assume two copies
-        return None
-
-
-def _fake_parameter(parameter: torch.Tensor) -> nn.Parameter:
-    fake = nn.Parameter(torch.empty_like(parameter, requires_grad=False))
-    fake.grad = torch.empty_like(fake)
-    return fake
-
-
-def _arguments(optimizer: Any) -> dict[str, Any]:
-    defaults = dict(optimizer.defaults)
-    for key in ("foreach", "fused", "capturable"):
-        if key in defaults:
-            defaults[key] = False
-    return defaults

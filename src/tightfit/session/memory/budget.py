@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ __all__ = ["Budget", "Needs", "Share", "divided", "usable_bytes"]
 class Budget:
     """A memory budget that several fitted models share: a GAN, a student and its teacher.
 
-    What every member holds the whole time (parameters, buffers, gradients, optimizer state) is
-    set aside; what is left for activations is divided, because one member's forward may be open
-    while another one runs: equally, or, where the needs of all members are known, so that each
-    finds room for its own peak beside what the others keep for backward.
+    What is held when a member is called is known, and the rest of the budget is its own: members
+    that take turns need no shares. Where one member is called between another one's forward and
+    backward, the outer one leaves room: what both can do with is known from their first calls,
+    which run the plans that hold least.
 
     Parameters
     ----------
@@ -41,6 +41,7 @@ class Budget:
             weakref.WeakKeyDictionary()
         )
         self._needs: weakref.WeakKeyDictionary[Account, Needs] = weakref.WeakKeyDictionary()
+        self._outer: weakref.WeakSet[Account] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.size_bytes)}, {len(self._members)} members)"
@@ -67,6 +68,10 @@ class Budget:
         """Return what those hold that share the budget."""
         return list(self._members)
 
+    def others(self, account: Account) -> list[Account]:
+        """Return what the other members hold."""
+        return [member for member in self._members if member is not account]
+
     def close_steps(self) -> None:
         """End the measured steps of all that share the budget."""
         for method in list(self._members.values()):
@@ -74,25 +79,30 @@ class Budget:
             if close_step is not None:
                 close_step()
 
-    def limit_bytes(self, account: Account) -> int:
-        """Return what a member's step may hold, now that the others hold what they hold."""
-        others = (other for other in self._members if other is not account)
-        return self.size_bytes - sum(other.lasting_bytes(expected=False) for other in others)
+    def note_inside(self, account: Account, open_members: Iterable[Account]) -> None:
+        """Note that a member is called while others await their backward."""
+        self._outer.update(member for member in open_members if member is not account)
+
+    def expect_inside(self) -> None:
+        """Take all members to be called between each other's forward and backward."""
+        self._outer.update(self._members)
 
     def declare(self, account: Account, needs: Needs) -> None:
         """Note what a member's plans can do with."""
         self._needs[account] = needs
 
     def knows(self, account: Account) -> bool:
-        """Whether the needs of all members are known, and those of this one."""
-        return all(member in self._needs for member in (account, *self._members))
+        """Whether it is known what a member's plans can do with."""
+        return account in self._needs
 
-    def share_of(self, account: Account) -> Share:
-        """Return a member's part of what is left for activations."""
+    def share_of(self, account: Account) -> Share | None:
+        """Return what a member may hold besides what lasts; None: all that is there."""
+        if account not in self._outer:
+            return None
         members = self.members()
         lasting = sum(member.lasting_bytes(expected=True) for member in members)
         room = max(0, self.size_bytes - lasting)
-        if not self.knows(account):
+        if not all(map(self.knows, members)):
             return Share(room // max(1, len(members)))
         return divided(room, [self._needs[member] for member in members], self._needs[account])
 

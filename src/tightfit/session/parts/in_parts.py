@@ -126,19 +126,10 @@ class _Resident:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._leaves: Sequence[Any] = ()
-        self._live_before: int | None = None
 
     def receive(self, leaves: Sequence[Any]) -> None:
         """Count these inputs from now on."""
         self._leaves = leaves
-
-    def begin_step(self, live_bytes: int) -> None:
-        """Take what a step left behind for the optimizer's state, if nobody told its size."""
-        if self._account.optimizer is not None:
-            return
-        before, self._live_before = self._live_before, live_bytes
-        if before is not None:
-            self._account.learn_state(self._account.appeared_bytes(live_bytes - before))
 
     def resident_bytes(self) -> int:
         """Return parameters, buffers, inputs, gradients, optimizer state as they are now."""

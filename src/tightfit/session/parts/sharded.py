@@ -145,9 +145,6 @@ class _Metered:
         lasting = account.lasting_bytes(expected=False) + library_bytes(account.device)
         self._base_bytes = lasting - self._meter.live_bytes()
 
-    def begin_step(self, live_bytes: int) -> None:
-        """Learn nothing: all that is alive is metered."""
-
     def resident_bytes(self) -> int:
         """Return what is held now."""
         return self._base_bytes + self._meter.live_bytes()

@@ -33,10 +33,6 @@ _ADVICE = "Raise the budget, or make what lies between the parts smaller"
 class Resident(Protocol):
     """What a model in parts holds between its steps."""
 
-    def begin_step(self, live_bytes: int) -> None:
-        """Learn from what is alive at the begin of a step."""
-        ...
-
     def resident_bytes(self) -> int:
         """Return what is held now."""
         ...
@@ -109,8 +105,6 @@ class PartSteps:
             return
         self.close_step()
         self.known.settle_outputs()
-        if self.guard.meter is not None:
-            self._resident.begin_step(self.guard.meter.live_bytes())
         self.guard.before_forward(self._resident.resident_bytes, self.plans.limit_bytes)
         self.plans.begin(signature, absent, self._resident.coming_bytes())
         self._writer = LedgerWriter(self.guard)

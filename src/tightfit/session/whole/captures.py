@@ -122,11 +122,19 @@ class Captures:
         found = probe(call)
         return dataclasses.replace(call, answers=found.answers, examples=found.examples)
 
-    def capture(self, key: Any, call: TracedCall, options: Options, now: int) -> Specialisation:
-        """Capture a call, whose number is `now`; those not used for long are let go of."""
+    def capture(
+        self, key: Any, call: TracedCall, options: Options, now: int, room_bytes: int | None = None
+    ) -> Specialisation:
+        """Capture a call, whose number is `now`; those not used for long are let go of.
+
+        Parameters
+        ----------
+        room_bytes : int, optional
+            What finding out costs may hold while a step waits for it; None: nobody waits.
+        """
         neighbour = self._neighbour(key)
         call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))
-        captured = self._captured(key, call, options, neighbour)
+        captured = self._captured(key, call, options, neighbour, room_bytes)
         settled = self.signature(Arguments.of(call.args, call.kwargs))  # a first run changed it
         self._detached[settled] = self._detached.get(key, frozenset())
         made = Specialisation(settled, captured, is_further=neighbour is not None)
@@ -148,16 +156,26 @@ class Captures:
                     del self._by_signature[key]
 
     def _captured(
-        self, key: Any, call: TracedCall, options: Options, neighbour: Graph | None
+        self,
+        key: Any,
+        call: TracedCall,
+        options: Options,
+        neighbour: Graph | None,
+        room_bytes: int | None,
     ) -> Captured:
         self._warn_of_hooks()
-        name = self.callee.name
-        captured, call = capture_step_around_data(call, options, name, neighbour, keeping=True)
+
+        def looked_at(call: TracedCall) -> tuple[Captured, TracedCall]:
+            return capture_step_around_data(
+                call, options, self.callee.name, neighbour, keeping=True, room_bytes=room_bytes
+            )
+
+        captured, call = looked_at(call)
         others = outputs_beside_the_loss(captured) - call.detached_outputs
         if others:
             self._detached[key] = call.detached_outputs | others
             call = dataclasses.replace(call, detached_outputs=self._detached[key])
-            captured, call = capture_step_around_data(call, options, name, neighbour, keeping=True)
+            captured, call = looked_at(call)
         self.opaque, self.answered = call.opaque, call.answered
         self._changing |= captured.joint.opaque.changing
         if isinstance(call.function, KeptTensors):

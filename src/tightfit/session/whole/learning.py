@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from tightfit.allocator import code_bytes
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
@@ -41,7 +44,7 @@ class Watch:
         self._told_outside: set[int] = set()
 
     def begin(
-        self, one: Specialisation, options: Options, last: Planned | None, *, settled: bool
+        self, one: Specialisation, options: Options, last: Planned | None, inputs: Sequence[Any]
     ) -> None:
         """Begin to measure a step; learn from the one before.
 
@@ -51,18 +54,19 @@ class Watch:
             What is to run.
         last : Planned or None
             The plan of the step before.
-        settled : bool
-            Whether enough steps were taken for all of the optimizer's state to be there.
+        inputs : sequence
+            The tensors that it reads.
         """
         account, graph = self._account, one.captured.graph
-        budget_bytes = options.usable_bytes(account)
+        budget_bytes = options.usable_bytes
         if self.guard is None:
             self.guard = Guard(str(account.device), options.on_exceed)
             self.guard.change_budget(budget_bytes)
 
         def constant_bytes() -> int:
-            state_bytes = account.existing_state_bytes(settled=settled)
-            return graph.constant_bytes + account.held_gradient_bytes() + state_bytes
+            standing = account.standing(inputs, options.beside(account))
+            held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
+            return graph.constant_bytes + held
 
         self.guard.before_forward(constant_bytes, budget_bytes)
         if self.guard.steps and last is not None:
@@ -104,8 +108,6 @@ class Watch:
         if not self._told:
             self._told = True
             self._tell(last, guard)
-            if self._account.optimizer is None and alone:
-                self._learn_state(one, options, guard)
         # what lies between forward and backward of one in company is theirs, too
         if alone and not one.outside_is_known and one.plans:
             self._learn_outside(one, options, last, guard)
@@ -122,16 +124,6 @@ class Watch:
             f"{format_bytes(held)}{libraries} (fragmentation is not bounded yet)"
         )
 
-    def _learn_state(self, one: Specialisation, options: Options, guard: Guard) -> None:
-        """See what the first step left behind: the optimizer's state, if nobody told its size."""
-        appeared = self._account.appeared_bytes(guard.growth_bytes)
-        appeared = _agreed(one, options, "state", appeared)
-        self._account.learn_state(appeared)
-        announce(
-            f"{format_bytes(appeared)} of optimizer state and other lasting memory "
-            "appeared in the first step: planning with that"
-        )
-
     def _learn_outside(
         self, one: Specialisation, options: Options, last: Planned, guard: Guard
     ) -> None:
@@ -140,7 +132,7 @@ class Watch:
         one.saw_outside(outside_bytes)
         if still_fits(
             last,
-            options.usable_bytes(self._account),
+            options.usable_bytes,
             assumed_bytes=one.outside_bytes,
             outside_bytes=outside_bytes,
         ):

@@ -22,7 +22,7 @@ from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
-from tightfit.planners.registry import plan_with
+from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import Progress, announce
 from tightfit.session.background import Search
 from tightfit.session.memory.budget import Needs
@@ -36,7 +36,7 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 __all__ = ["needs_of", "planned_for", "smallest_budget"]
 
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
-_GREEDY_S = 1.0
+_AT_ONCE = Limits(seconds=0.7)
 
 
 def planned_for(
@@ -46,12 +46,14 @@ def planned_for(
     options: Options,
     name: str,
     others: Callable[[], Iterable[Plan]],
+    *,
+    waits: bool = False,
 ) -> Planned:
     """Return a plan for the constants of now, ready to run; make it if needed.
 
-    The first shape of inputs waits for the planner. A further one runs the best plan at hand,
-    and takes a better one between two steps, once a search in the background has found it. A
-    compiled plan is tried on the inputs and waited for.
+    No step waits for a search: it runs the best plan at hand, and takes a better one between two
+    steps once a search in the background has found it. Only where nothing at hand fits, a plan is
+    searched at once. A compiled plan is tried on the inputs and waited for.
 
     Parameters
     ----------
@@ -65,17 +67,21 @@ def planned_for(
         The user's, and the name of the callable.
     others : callable
         Returns plans of the same callable at other shapes.
+    waits : bool
+        Whether to search now and not in the background: nobody trains yet.
     """
     around = one.seen_around(around)
-    planned = one.plans.get(around)
+    planned = one.fitting(around)
     if planned is None and options.compile:
         planned = one.take(around, _compiled(one, around.task(one.captured), options, inputs, name))
     elif planned is None:
         task = around.task(one.captured)
-        outcome = _first_outcome(one, around, task, options, name, others)
+        outcome = _first_outcome(one, around, task, options, name, others, waits=waits)
         planned = one.take(around, _lowered(one, task.graph, outcome, options))
-    search = one.ended_search(around)
-    return planned if search is None else _better(one, around, planned, search, options, name)
+    elif one.may_gain(around, planned) and not options.compile:
+        _search(one, around, around.task(one.captured), options)
+    ended = one.ended_search(around)
+    return planned if ended is None else _better(one, *ended, planned, options, name)
 
 
 def _compiled(
@@ -97,63 +103,82 @@ def _first_outcome(
     options: Options,
     name: str,
     others: Callable[[], Iterable[Plan]],
+    *,
+    waits: bool,
 ) -> Outcome:
-    """Return a plan to start with: searched, or the best at hand while the search goes on."""
+    """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
+    if options.ranks is not None or (waits and not one.is_further):
+        return _searching(one, task, options)(options.progress)
+    outcome, is_final = agreed(
+        options.ranks,
+        f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
+        tuple[Outcome | None, bool],
+        lambda: _quick_outcome(task, options, (*one.known_plans, *others())),
+    )
+    if outcome is None:
+        if one.is_further:
+            announce(f"{name}: no plan at hand fits the new inputs; searching one")
+        return _searching(one, task, options)(options.progress)
+    if not is_final:
+        _search(one, around, task, options)
+    return outcome
+
+
+def _search(one: Specialisation, around: Surroundings, task: Task, options: Options) -> None:
+    one.search(around, _searching(one, task, options))
+
+
+def _searching(one: Specialisation, task: Task, options: Options) -> Callable[[Progress], Outcome]:
+    """Return the full search; it holds neither the model nor its optimizer."""
     known = one.known_plan(task.gradients)
+    options = dataclasses.replace(options, optimizer=None, shared=None)
 
     def search(progress: Progress) -> Outcome:
         own = dataclasses.replace(options, progress=progress)
         return plan_step(task.graph, task.budget_bytes, task.gradients, own, known)
 
-    if not one.is_further:
-        return search(options.progress)
-    outcome, is_final = agreed(
-        options.ranks,
-        f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
-        tuple[Outcome | None, bool],
-        lambda: _quick_outcome(task, options, others()),
-    )
-    if outcome is None:
-        announce(f"{name}: no plan at hand fits the new inputs; searching one")
-        return search(options.progress)
-    if not is_final:
-        one.search(around, search)
-    return outcome
+    return search
 
 
 def _quick_outcome(
     task: Task, options: Options, others: Iterable[Plan]
 ) -> tuple[Outcome | None, bool]:
-    """Return the best plan that is at hand in a fraction of a second.
+    """Return the best plan that is at hand in about a second.
 
-    Candidates are the plan that an earlier process kept, a greedy one, and those of other shapes,
-    each verified on this graph.
+    Candidates are the plan that an earlier process kept, the one that computes nothing again, what
+    the default planner finds in a moment, and plans of this and other shapes, each verified on
+    this graph.
 
     Returns
     -------
     outcome : Outcome or None
         None if none of them fits.
     is_final : bool
-        Whether it is what the full search had found before.
+        Whether no search can find a better one, or has not found it before.
     """
     known = cached_outcome(task, options)
     if known is not None:
         return known, True
-    greedy = plan_with("greedy", task, Limits(seconds=_GREEDY_S))
-    found = [greedy] if greedy.plan is not None else []
+    found: list[Outcome] = []
     for plan in others:
         moved = msgspec.structs.replace(plan, graph=fingerprint(task.graph))
         if plan.gradients == task.gradients:
             with contextlib.suppress(InvalidPlan, PlanMismatch):
                 found.append(judged(task, moved))
-    return min(found, key=lambda outcome: outcome.overhead, default=None), False
+    best = min(found, key=lambda outcome: outcome.overhead, default=None)
+    if best is not None and best.overhead < _WORTH_A_WORD:
+        return best, False
+    quick = plan_with(DEFAULT, task, _AT_ONCE)
+    if quick.plan is None or (best is not None and best.overhead <= quick.overhead):
+        return best, False
+    return quick, quick.status == "optimal" and options.planner == DEFAULT
 
 
 def _better(
     one: Specialisation,
-    around: Surroundings,
-    before: Planned,
+    made_for: Surroundings,
     search: Search,
+    before: Planned,
     options: Options,
     name: str,
 ) -> Planned:
@@ -170,7 +195,8 @@ def _better(
             f"{name}: a better plan was found, overhead {outcome.overhead:+.1%} instead "
             f"of {before.outcome.overhead:+.1%}"
         )
-    return one.take(around, _lowered(one, before.graph, outcome, options))
+    graph = made_for.around(one.captured)
+    return one.take(made_for, _lowered(one, graph, outcome, options))
 
 
 def _lowered(one: Specialisation, graph: Graph, outcome: Outcome, options: Options) -> Planned:

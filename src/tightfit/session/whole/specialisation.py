@@ -86,6 +86,8 @@ class Specialisation:
         self._plans: dict[Surroundings, Planned] = {}
         self._known: dict[Gradients, Plan] = {}
         self._searches: dict[Surroundings, Search] = {}
+        self._searched: set[Surroundings] = set()
+        self._retired: tuple[Plan, ...] = ()
 
     def use(self, call: int) -> None:
         """Note which call uses it."""
@@ -104,6 +106,27 @@ class Specialisation:
             return around
         return around.with_outside(max(around.outside_bytes, self._seen_outside_bytes))
 
+    def fitting(self, around: Surroundings) -> Planned | None:
+        """Return the plan made for what lies around the step, or the best that fits as well."""
+        planned = self._plans.get(around)
+        if planned is not None:
+            return planned
+        fitting = [
+            planned
+            for made_for, planned in self._plans.items()
+            if _fits(planned, made_for, around) and planned.compiled is None
+        ]
+        return min(fitting, key=lambda planned: planned.outcome.overhead, default=None)
+
+    def may_gain(self, around: Surroundings, planned: Planned) -> bool:
+        """Whether a search may find a plan that uses room which a plan at hand leaves."""
+        if around in self._plans or planned.outcome.overhead <= 0:
+            return False
+        if any(_alike(around, other) for other in (*self._plans, *self._searched)):
+            return False
+        own = next(other for other, known in self._plans.items() if known is planned)
+        return _room_bytes(around) > _room_bytes(own) + _ALIKE * around.budget_bytes
+
     def take(self, around: Surroundings, planned: Planned) -> Planned:
         """Run this plan from now on where the same lies around the step; return it."""
         self._plans[around] = planned
@@ -115,6 +138,7 @@ class Specialisation:
         for search in self._searches.values():
             search.cancel()
         self._searches.clear()
+        self._searched.clear()
 
     def known_plan(self, gradients: Gradients) -> Plan | None:
         """Return the plan of the smallest budget so far.
@@ -125,8 +149,8 @@ class Specialisation:
 
     @property
     def known_plans(self) -> tuple[Plan, ...]:
-        """The plans of the smallest budgets so far, for fresh and for accumulated gradients."""
-        return tuple(self._known.values())
+        """The plans of the smallest budgets so far, and those before costs were learned."""
+        return (*self._known.values(), *self._retired)
 
     def remember_plan(self, plan: Plan) -> None:
         """Keep a plan unless one within a smaller budget is known."""
@@ -138,14 +162,16 @@ class Specialisation:
 
     def search(self, around: Surroundings, plan: Callable[[Progress], Outcome]) -> None:
         """Begin to search a better plan while training goes on with the one at hand."""
+        self._searched.add(around)
         self._searches[around] = Search(plan)
 
-    def ended_search(self, around: Surroundings) -> Search | None:
-        """Return the search for a better plan if it has just ended; it is returned once."""
-        search = self._searches.get(around)
-        if search is None or not search.is_done:
-            return None
-        return self._searches.pop(around)
+    def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search] | None:
+        """Return a search whose plan fits if it has just ended, and for what; only once."""
+        for made_for, search in self._searches.items():
+            fits = made_for == around or _leaves_more(around, made_for)
+            if fits and search.is_done:
+                return made_for, self._searches.pop(made_for)
+        return None
 
     @property
     def searches(self) -> Mapping[Surroundings, Search]:
@@ -177,6 +203,7 @@ class Specialisation:
             remember(graph, costs)
         self.captured = self.captured.with_graph(with_step_costs(graph, costs))
         self.tuner = None
+        self._retired = tuple(p.outcome.plan for p in self._plans.values() if p.outcome.plan)
         self.forget_plans()
 
     @property
@@ -191,3 +218,44 @@ class Specialisation:
     def plan_with_outside(self, outside_bytes: int) -> None:
         """Make the next plan for what user code was seen to hold."""
         self.outside_bytes = outside_bytes
+
+
+_ALIKE = 1 / 64  # of the budget: what room may differ by without another search
+
+
+def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> bool:
+    """Whether a plan that was made for other surroundings keeps to the budget in these."""
+    more_bytes = _held_bytes(around) - _held_bytes(made_for)
+    return (
+        made_for.gradients == around.gradients
+        and around.outside_bytes <= made_for.outside_bytes
+        and planned.outcome.peak_bytes + more_bytes <= around.budget_bytes
+    )
+
+
+def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
+    """Whether a plan for other surroundings fits these ones, whatever it is."""
+    return (
+        other.gradients == around.gradients
+        and around.outside_bytes <= other.outside_bytes
+        and _room_bytes(around) >= _room_bytes(other)
+    )
+
+
+def _alike(one: Surroundings, other: Surroundings) -> bool:
+    """Whether plans for the one are about as good in the other."""
+    close = _ALIKE * one.budget_bytes
+    return (
+        one.gradients == other.gradients
+        and abs(_room_bytes(one) - _room_bytes(other)) <= close
+        and abs(one.outside_bytes - other.outside_bytes) <= close
+    )
+
+
+def _held_bytes(around: Surroundings) -> int:
+    return around.gradient_bytes + around.state_bytes
+
+
+def _room_bytes(around: Surroundings) -> int:
+    """Return what is left of the budget beside what is held all the time."""
+    return around.budget_bytes - _held_bytes(around)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,14 @@ from tightfit.errors import BadInput, CaptureError, Diverged, OpaqueChanged
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
+from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
 from tightfit.session.memory.surroundings import Surroundings
-from tightfit.session.options import Options
+from tightfit.session.options import Options, Room
 from tightfit.session.report import Report, report_of
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.learning import Watch
@@ -31,7 +33,7 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 __all__ = ["WholeSteps"]
 
 _MOST_ATTEMPTS = 8
-_SETTLED_CALLS = 4  # the optimizer's state exists by then
+_QUICKLY = Limits(seconds=1.0)  # to find a first plan by, while a step waits
 
 
 class WholeSteps:
@@ -93,9 +95,9 @@ class WholeSteps:
         CaptureError
             If it cannot be captured as a whole.
         """
-        one = self._specialisation(given)
+        one = self._specialisation(given, waits=True)
         self.captures.forget_left(one)
-        self._begin(one)
+        self._begin(one, given)
         one, outputs = self._run_as_data_decide(one, given)
         self.watch.after_forward()
         return put(one.captured.joint.structure.filled(outputs), self.callee.modules)
@@ -104,7 +106,7 @@ class WholeSteps:
         """Capture, price and plan for the given inputs without running anything."""
         one = self._specialisation(given)
         inputs = self._inputs(one, given)
-        self.last = self._planned(one, inputs)
+        self.last = self._planned(one, inputs, waits=True)
 
     def settle(self) -> None:
         """Do nothing: the report is of the last step that has ended."""
@@ -126,7 +128,7 @@ class WholeSteps:
         return report_of(
             self.last.outcome,
             graph.constant_bytes,
-            self.options.usable_bytes(self.account),
+            self.options.usable_bytes,
             graph.cost_source,
             steps[-1] if steps else None,
             self.last.compiled_peak_bytes,
@@ -164,20 +166,29 @@ class WholeSteps:
     def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
         """Tell a budget that is to be shared what these inputs need; return the least."""
         one = self._specialisation(given)
-        around = self._alone(one, given)
-        least = smallest_budget(one, around, self.options)
+        return self._declared(one, self._alone(one, given), budget)
+
+    def _declared(self, one: Specialisation, around: Surroundings, budget: Budget) -> MinimumBudget:
+        limits = dataclasses.replace(self.options, limits=_QUICKLY)
+        least = smallest_budget(one, around, limits)
         new_bytes = self.account.new_gradient_bytes()
         budget.declare(self.account, needs_of(around.around(one.captured), least.plan, new_bytes))
         return least
 
     # -- one step -----------------------------------------------------------------------------
 
-    def _specialisation(self, given: Arguments) -> Specialisation:
+    def _specialisation(self, given: Arguments, *, waits: bool = False) -> Specialisation:
         """Return what was captured for the inputs and modules as they are now."""
-        return self._captured(self.captures.signature(given), given)
+        return self._captured(self.captures.signature(given), given, waits=waits)
 
-    def _captured(self, key: Any, given: Arguments) -> Specialisation:
-        """Return what was captured for a signature; capture it the first time."""
+    def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
+        """Return what was captured for a signature; capture it the first time.
+
+        Parameters
+        ----------
+        waits : bool
+            Whether a step waits for it.
+        """
         one = self.captures.find(key, given)
         if one is None:
             if len(self.captures):
@@ -187,21 +198,22 @@ class WholeSteps:
                     if change is not None
                     else f"{self.callee.name} is called with new inputs or flags: making a new plan"
                 )
-            one = self._capture(key, self.captures.traced_call(key, given))
+            one = self._capture(key, self.captures.traced_call(key, given), waits=waits)
         one.use(self._calls)
         return one
 
-    def _capture(self, key: Any, call: TracedCall) -> Specialisation:
+    def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
             self.options.shared.close_steps()
         else:
             self.close_step()  # what capture and measurements take belongs to no step
         self.account.locate()
-        return self.captures.capture(key, call, self.options, self._calls)
+        room_bytes = self.options.usable_bytes - self.account.held_bytes() if waits else None
+        return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
-    def _begin(self, one: Specialisation) -> None:
+    def _begin(self, one: Specialisation, given: Arguments) -> None:
         """Begin to measure a step of what was captured."""
-        self.watch.begin(one, self.options, self.last, settled=self._is_settled)
+        self.watch.begin(one, self.options, self.last, self._inputs(one, given))
 
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
@@ -249,8 +261,8 @@ class WholeSteps:
             one.use(self._calls)
             return one
         announce(f"{self.callee.name} computes values that decide otherwise: making a new plan")
-        one = self._capture(unfit.key, call)
-        self._begin(one)
+        one = self._capture(unfit.key, call, waits=True)
+        self._begin(one, given)
         return one
 
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
@@ -269,13 +281,19 @@ class WholeSteps:
 
     # -- planning -----------------------------------------------------------------------------
 
-    def _planned(self, one: Specialisation, inputs: list[Any]) -> Planned:
+    def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now."""
         one.use_step_costs(self.options)
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
         planned = planned_for(
-            one, around, inputs, self.options, self.callee.name, self.captures.other_plans
+            one,
+            around,
+            inputs,
+            self.options,
+            self.callee.name,
+            self.captures.other_plans,
+            waits=waits,
         )
         is_new = all(planned is not each for each in known)
         if self.options.compile and is_new:
@@ -287,14 +305,15 @@ class WholeSteps:
     ) -> Surroundings:
         """Return what lies around the step now; its share of the budget unless that is given."""
         account, graph = self.account, one.captured.graph
-        gradient_bytes = account.held_gradient_bytes()
-        state_bytes = account.state_bytes(settled=self._is_settled)
+        standing = account.standing(inputs, self.options.beside(account))
+        state_bytes = standing.state_bytes + standing.coming_bytes
         if share is None:
-            constant_bytes = graph.constant_bytes + gradient_bytes + state_bytes
-            share = self.options.share_of(account, graph, constant_bytes)
+            constant_bytes = graph.constant_bytes + standing.gradient_bytes + state_bytes
+            room = Room(standing.others_bytes, len(self.waiting))
+            share = self.options.share_of(account, graph, constant_bytes, room)
         return Surroundings(
             gradients=self._gradients(one.captured, inputs),
-            gradient_bytes=gradient_bytes,
+            gradient_bytes=standing.gradient_bytes,
             state_bytes=state_bytes,
             outside_bytes=max(one.outside_bytes, share.others_bytes),
             budget_bytes=share.peak_bytes,
@@ -311,10 +330,6 @@ class WholeSteps:
         replicas = self.account.replicas
         taken = replicas is not None and replicas.takes(missing)
         return "fresh" if missing and not taken else "accumulated"
-
-    @property
-    def _is_settled(self) -> bool:
-        return self._calls >= _SETTLED_CALLS
 
     def _backward_started(self, one: Specialisation) -> Callable[[Run], None]:
         def started(run: Run) -> None:

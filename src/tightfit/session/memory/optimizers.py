@@ -1,0 +1,177 @@
+"""The optimizers of some modules' parameters: found, not asked for; their state and its size."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tightfit.session.memory.forecast import StepNeeds, step_needs
+from tightfit.torch_private import core as private
+from tightfit.units import rounded_up
+
+__all__ = ["Optimizers", "hear_of_steps", "parameters_of"]
+
+
+class Optimizers:
+    """The optimizers that hold any of some modules' parameters.
+
+    Parameters
+    ----------
+    modules : mapping of str to nn.Module
+        The modules.
+    given : torch.optim.Optimizer or None
+        One that the user has named; others are found when they exist.
+    granularity_bytes : int
+        What the device's allocator rounds to.
+
+    Attributes
+    ----------
+    looked : int
+        How often it was looked for optimizers in vain.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], given: Any, granularity_bytes: int
+    ) -> None:
+        self._modules = modules
+        self._granularity_bytes = granularity_bytes
+        self._known: list[weakref.ref[Any]] = []
+        self._given = given
+        self._met: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self.looked = 0
+        self._needs: weakref.WeakKeyDictionary[Any, tuple[bool, StepNeeds | None]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over those known by now."""
+        if self._given is not None:
+            yield self._given
+        for reference in self._known:
+            optimizer = reference()
+            if optimizer is not None and optimizer is not self._given:
+                yield optimizer
+
+    def look(self) -> None:
+        """Look for optimizers among all objects, at the first two calls of a step.
+
+        Later ones make themselves known when they are to step.
+        """
+        if self.looked < 2 and not any(True for _ in self):
+            self.looked += 1
+            own = self._own()
+            for found in gc.get_objects():
+                if issubclass(type(found), torch.optim.Optimizer) and _holds_any(found, own):
+                    self._note(found)
+
+    def meet(self, optimizer: Any) -> bool:
+        """Note an optimizer that is to step; return whether it holds any of the parameters."""
+        if optimizer not in self._met:
+            self._met[optimizer] = _holds_any(optimizer, self._own())
+            if self._met[optimizer]:
+                self._note(optimizer)
+        return self._met[optimizer]
+
+    def _note(self, optimizer: Any) -> None:
+        groups = optimizer.param_groups  # a wrapper shows those of what it wraps
+        if all(other.param_groups is not groups for other in self):
+            self._known.append(weakref.ref(optimizer))
+
+    # -- state --------------------------------------------------------------------------------
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of the own parameters' state that exist."""
+        own = {id(p) for p in self._own()}
+        states = (s for o in self for p, s in o.state.items() if id(p) in own)
+        return [t for state in states for t in _tensors(state)]
+
+    def has_state(self) -> bool:
+        """Whether any of them has stepped."""
+        return any(any(optimizer.state.values()) for optimizer in self)
+
+    def coming_bytes(self, device: str) -> int:
+        """Return the bytes of the own parameters' state that will exist and does not yet.
+
+        Nobody knows which optimizer will come where none is there: Adam's two copies are assumed
+        until two calls have passed without one.
+        """
+        if not any(True for _ in self):
+            return self._copies_bytes() if self.looked < 2 else 0
+        waiting = [o for o in self if not any(o.state.values())]
+        return sum(self._predicted_bytes(optimizer, device) for optimizer in waiting)
+
+    def _predicted_bytes(self, optimizer: Any, device: str) -> int:
+        needs = self.step_needs(optimizer)
+        if needs is not None:
+            return needs.state_bytes(device)
+        return self._copies_bytes()
+
+    def _copies_bytes(self) -> int:
+        trained = (p for p in self._own() if p.requires_grad)
+        return 2 * sum(rounded_up(p.nbytes, self._granularity_bytes) for p in trained)
+
+    def _own(self) -> list[nn.Parameter]:
+        return parameters_of(self._modules)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def step_needs(self, optimizer: Any) -> StepNeeds | None:
+        """Return what a step of an optimizer will take; None if that cannot be foretold."""
+        has_state = any(optimizer.state.values())
+        known = self._needs.get(optimizer)
+        if known is None or known[0] != has_state:
+            known = has_state, step_needs(optimizer, self._granularity_bytes)
+            self._needs[optimizer] = known
+        return known[1]
+
+    def passing_bytes(self) -> int:
+        """Return the most that a step of any of them holds besides state, as far as foretold."""
+        needs = (self.step_needs(optimizer) for optimizer in self)
+        return max((n.passing_bytes for n in needs if n is not None), default=0)
+
+
+def parameters_of(modules: Mapping[str, nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of some modules."""
+    return [p for m in modules.values() for p in m.parameters()]
+
+
+def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:
+    own = {id(p) for p in parameters}
+    return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    return [t for t in private.pytree.tree_leaves(state) if isinstance(t, torch.Tensor)]
+
+
+class _Listener(Protocol):
+    def before_step(self, optimizer: Any) -> None:
+        """Look at an optimizer that is about to step."""
+        ...
+
+
+_LISTENERS: weakref.WeakSet[_Listener] = weakref.WeakSet()
+
+
+@functools.cache
+def _listen() -> Any:
+    """Hear of the steps of all optimizers, from the first fitted callable on."""
+    return register_optimizer_step_pre_hook(_before_step)
+
+
+def hear_of_steps(listener: _Listener) -> None:
+    """Tell somebody of every step of any optimizer before it is taken."""
+    _listen()
+    _LISTENERS.add(listener)
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for listener in list(_LISTENERS):
+        listener.before_step(optimizer)

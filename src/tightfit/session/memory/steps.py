@@ -1,0 +1,73 @@
+"""Refusing the step of an optimizer that would not fit, before it has begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tightfit.errors import BudgetExceeded
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.forecast import StepNeeds, step_needs
+from tightfit.units import format_bytes
+
+__all__ = ["refuse_step"]
+
+_WAYS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
+
+
+def refuse_step(name: str, account: Account, optimizer: Any, limit_bytes: int) -> None:
+    """Raise if the step of an optimizer would exceed a budget; nothing has been changed then.
+
+    Parameters
+    ----------
+    name : str
+        Of the model.
+    account : Account
+        What is held.
+    optimizer : torch.optim.Optimizer
+        That is about to step. One whose step cannot be foretold is not refused.
+    limit_bytes : int
+        The budget.
+
+    Raises
+    ------
+    BudgetExceeded
+        Says what the step takes, and what helps.
+    """
+    needs = account.optimizers.step_needs(optimizer)
+    if needs is None:
+        return
+    held_bytes = account.held_bytes()
+    needed_bytes = held_bytes + _taken_bytes(needs, account, optimizer)
+    if needed_bytes <= limit_bytes:
+        return
+    helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, limit_bytes)]
+    advice = f"{' or '.join(helps)} fits; else " if helps else ""
+    raise BudgetExceeded(
+        f"the step of {type(optimizer).__name__} for {name} would hold "
+        f"{format_bytes(needed_bytes)}, more than the budget of {format_bytes(limit_bytes)}: "
+        f"{format_bytes(held_bytes)} are held before it, and it takes "
+        f"{format_bytes(needed_bytes - held_bytes)} for its state and for what it computes with. "
+        f"Nothing has been changed. What to try: {advice}a budget of {needed_bytes} bytes",
+        budget_bytes=limit_bytes,
+        measured_bytes=needed_bytes,
+    )
+
+
+def _taken_bytes(needs: StepNeeds, account: Account, optimizer: Any) -> int:
+    is_first = not any(optimizer.state.values())
+    state_bytes = needs.state_bytes(account.device.type) if is_first else 0
+    return state_bytes + needs.passing_bytes
+
+
+def _fits(way: dict[str, Any], account: Account, optimizer: Any, limit_bytes: int) -> bool:
+    """Whether a step would fit in another way that the optimizer has."""
+    if not all(key in optimizer.defaults for key in way):
+        return False
+    needs = step_needs(optimizer, account.granularity_bytes, way)
+    if needs is None:
+        return False
+    return account.held_bytes() + _taken_bytes(needs, account, optimizer) <= limit_bytes
+
+
+def _text(way: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in way.items() if value is not None)
