@@ -35,7 +35,7 @@ from benchmarks.ways import Way
 from tightfit.allocator import measure_peak
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
-from tightfit.session.fitted import fitted_of
+from tightfit.session.handles import fitted_of
 from tightfit.studies.subject import Subject
 from tightfit.zoo.example import Example
 from tightfit.zoo.gpt2 import GPT2

@@ -36,7 +36,7 @@ from tightfit.allocator import measure_peak
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
 from tightfit.progress import Progress
-from tightfit.session.fitted import PlannedStep
+from tightfit.session.handles import PlannedStep
 from tightfit.studies.comparison import Comparison
 from tightfit.studies.subject import Subject, step_time
 from tightfit.zoo import make

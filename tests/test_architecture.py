@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "costs": {"graph", "torch_private"},
     "capture": {"graph", "plan", "costs", "allocator", "torch_private", "_core"},
     "alternatives": {"graph", "capture"},
-    "pricing": {"graph", "costs", "capture", "torch_private"},
+    "pricing": {"graph", "costs", "capture", "allocator", "torch_private"},
     "execution": {"graph", "plan", "capture", "allocator", "torch_private"},
 }
 """Each room's row in docs/architecture.md; what builds on several others follows."""
@@ -83,6 +83,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "stages",
         "parts whole",
         "fitted",
+        "handles",
     ),
 }
 """Floors inside the large rooms, the lowest first: what stands on one imports lower ones only."""

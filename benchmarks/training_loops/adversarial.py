@@ -45,13 +45,13 @@ def critic(width: int) -> nn.Module:
 
 
 def gan(run: Run) -> None:
-    """A GAN on images of 32 x 32; each model is fitted by itself."""
+    """A GAN on images of 32 x 32; each model is fitted by itself, within half of the budget."""
     make, judge = generator(run.size(8, 32)), critic(run.size(8, 32))
     makes = torch.optim.Adam(make.parameters(), lr=2e-4, betas=(0.5, 0.999))
     judges = torch.optim.Adam(judge.parameters(), lr=2e-4, betas=(0.5, 0.999))
 
-    run.fit(make, optimizer=makes)
-    run.fit(judge, optimizer=judges)
+    run.fit(make, optimizer=makes, share=0.5)
+    run.fit(judge, optimizer=judges, share=0.5)
 
     train(run, make, judge, makes, judges)
 

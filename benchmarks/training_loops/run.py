@@ -1,12 +1,12 @@
 """One training loop under watch: fitted or plain, metered for its whole life.
 
-The meter reads the bytes that PyTorch's allocator has given out in this process above what it had
-given out before the loop began, when there was no model yet. It keeps the largest such number of
-every instant, not that of some moments, and has nothing to do with what tightfit inspects, plans
-or measures by itself: parameters, a second model, copies for averaging, batches, activations,
-gradients, the optimizer's state and its scratch, and whatever tightfit takes in order to look,
-to measure and to plan are all in it. *From `fit` on* begins right before the first call of
-`Run.fit`; each step ends with `Run.note`.
+The meter reads the bytes that PyTorch's allocator has given out in this process since the first
+call of `Run.fit`, and adds the models that are fitted. It keeps the largest such number of every
+instant, not that of some moments, and has nothing to do with what tightfit inspects, plans or
+measures by itself: parameters, copies that are made later, batches, activations, gradients, the
+optimizer's state and its scratch, and whatever tightfit takes in order to look, to measure and to
+plan are all in it. What was there before and is no model that is fitted, such as data or averaged
+weights, is not. Each step ends with `Run.note`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 import tightfit
 from tightfit.allocator import meter_for
+from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.errors import InfeasibleBudget
 
 __all__ = ["Life", "Run", "live"]
@@ -35,16 +36,16 @@ Size = TypeVar("Size")
 
 @dataclass(frozen=True)
 class Life:
-    """What one run of a loop gave and held; bytes are above those before the loop began.
+    """What one run of a loop gave and held.
 
     Parameters
     ----------
     budget_bytes : int or None
-        None: plain PyTorch. Of several budgets the largest: each counts all that is given out.
+        None: plain PyTorch. Of models with budgets of their own the sum.
     whole_bytes : int
-        The most at any instant of the whole program.
+        The most at any instant from `fit` on, errors included.
     found_bytes : int
-        What the first `fit` found: parameters, and whatever else was made before it.
+        Parameters and buffers of the models as they were fitted.
     peaks_bytes : tuple of int
         From `fit` on the most of each step; the first one begins with the call of `fit`, and what
         follows the last step is one more.
@@ -126,14 +127,29 @@ class Run:
         """Return one budget for several models."""
         return None if self.budget_bytes is None else tightfit.Budget(self.budget_bytes)
 
-    def fit(self, model: nn.Module, budget: Any = None, **keywords: Any) -> nn.Module:
-        """Fit a model as `tightfit.fit` does, within the loop's budget; plainly do nothing."""
+    def fit(
+        self, model: nn.Module, budget: Any = None, *, share: float = 1.0, **keywords: Any
+    ) -> nn.Module:
+        """Fit a model as `tightfit.fit` does, within the loop's budget; plainly do nothing.
+
+        Parameters
+        ----------
+        budget : tightfit.Budget, optional
+            Shared with others.
+        share : float
+            Of the loop's budget, for a model with a budget of its own.
+        """
         if not self._is_fitted:
             self._is_fitted = True
-            self._change(found_bytes=self._meter.live_bytes() - self._base_bytes)
-            self._end_of_peak(kept=False)
+            self._meter.reset_peak()
+            self._base_bytes = self._meter.live_bytes()
+        members = (*model.parameters(), *model.buffers())
+        held_bytes = resident_tensor_bytes(members, granularity_of("cpu"))
+        self._base_bytes -= held_bytes
+        self._change(found_bytes=self._life.found_bytes + held_bytes)
         if self.budget_bytes is not None:
-            tightfit.fit(model, budget or self.budget_bytes, **keywords, **self._keywords)
+            own = budget or int(share * self.budget_bytes)
+            tightfit.fit(model, own, **keywords, **self._keywords)
         self._began_s = time.perf_counter()
         return model
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         SecondForward,
         TightfitError,
     )
-    from tightfit.session.fitted import PlannedStep
+    from tightfit.session.handles import PlannedStep
     from tightfit.session.memory.budget import Budget
     from tightfit.session.report import Report
     from tightfit.studies.comparison import Proof

@@ -83,10 +83,12 @@ def test_members_leave_with_unfit_and_size_is_checked() -> None:
     for model in models:
         tightfit.fit(model, budget, costs="unit")
     x = torch.randn(4, 8)
-    shared = tightfit.prepare(models[0], x).budget_bytes
+    together = tightfit.prepare(models[0], x)
+    assert together.budget_bytes == budget.size_bytes
     tightfit.unfit(models[1])
     assert "1 members" in repr(budget)
-    assert tightfit.prepare(models[0], x).budget_bytes > shared
+    alone = tightfit.prepare(models[0], x)
+    assert alone.constant_bytes < together.constant_bytes
     tightfit.fit(models[0], budget, costs="unit")
     assert "1 members" in repr(budget)
 

@@ -31,7 +31,9 @@ def test_one_comparison_serves_many_budgets(monkeypatch: pytest.MonkeyPatch) -> 
     captures = []
     original = capturing.capture_step
     monkeypatch.setattr(
-        capturing, "capture_step", lambda *args: captures.append(args) or original(*args)
+        capturing,
+        "capture_step",
+        lambda *args, **named: captures.append(args) or original(*args, **named),
     )
     comparison = Comparison(example(), name="small", limits=(1, 0.01))
     budgets = [comparison.budget_of(ratio) for ratio in (0.9, 0.7, 1.5)]

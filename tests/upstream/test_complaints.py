@@ -14,7 +14,7 @@ import tightfit
 from support.ddp import Checkpointed
 from support.processes import run_ranks
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
-from tightfit.session.fitted import fitted_of
+from tightfit.session.handles import fitted_of
 
 
 def images() -> torch.Tensor:

@@ -236,7 +236,7 @@ static inline void tally_free(uint64_t stamp, int64_t size) {
             atomic_fetch_sub(&tallies[slot].given, size);
 }
 
-/* Counts a block in every open tally. Returns NULL, or the tally whose limit it exceeds. */
+/* Counts a block in every open tally; in none, if it exceeds the limit of one: returns that. */
 static inline Tally *tally_allocation(uint64_t stamp, int64_t size) {
     Tally *exceeded = NULL;
     int end = atomic_load_explicit(&tallies_end, memory_order_acquire);
@@ -253,7 +253,42 @@ static inline Tally *tally_allocation(uint64_t stamp, int64_t size) {
         while (given > peak && !atomic_compare_exchange_weak(&tally->peak, &peak, given)) {
         }
     }
+    if (exceeded)
+        tally_free(stamp, size);
     return exceeded;
+}
+
+/* Python's collector of cycles: a fitted model that nobody can reach any more must not limit
+ * those that come after it. Found in the process; none of them in a process without Python. */
+static struct {
+    int (*is_initialized)(void);
+    void *(*thread_state)(void);
+    int (*take_lock)(void);
+    void (*give_lock)(int);
+    long (*collect)(void);
+} python;
+static __thread _Bool collecting;
+
+static void find_python(void) {
+    python.is_initialized = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    python.thread_state = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState");
+    python.take_lock = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Ensure");
+    python.give_lock = (void (*)(int))dlsym(RTLD_DEFAULT, "PyGILState_Release");
+    python.collect = (long (*)(void))dlsym(RTLD_DEFAULT, "PyGC_Collect");
+}
+
+/* Frees what only cycles hold. In threads that Python knows: others may be waited for by one that
+ * holds its lock. Returns whether it ran. */
+static _Bool collect_garbage(void) {
+    if (collecting || !python.is_initialized || !python.thread_state || !python.take_lock ||
+        !python.give_lock || !python.collect || !python.is_initialized() || !python.thread_state())
+        return 0;
+    collecting = 1;
+    int lock = python.take_lock();
+    python.collect();
+    python.give_lock(lock);
+    collecting = 0;
+    return 1;
 }
 
 /* Throws c10's exception for a request that was taken back. */
@@ -355,8 +390,9 @@ static DataPtr hook_allocate(void *self, size_t size) {
         return block;
     Entry entry = {(uintptr_t)block.data, size, atomic_fetch_add(&next_stamp, 1), 0};
     Tally *exceeded = tally_allocation(entry.stamp, rounded(size));
+    if (exceeded && collect_garbage())
+        exceeded = tally_allocation(entry.stamp, rounded(size));
     if (exceeded) {
-        tally_free(entry.stamp, rounded(size));
         previous_free(block.data);
         refuse(exceeded, rounded(size));
     }
@@ -449,6 +485,7 @@ EXPORT const char *tightfit_hook_install(const char *library) {
         return "libc10 exports no GetCPUAllocator or SetCPUAllocator";
     fail = (void (*)(const char *, const char *, uint32_t, const char *))dlsym(
         handle, "_ZN3c106detail14torchCheckFailEPKcS2_jS2_");
+    find_python();
     previous = get();
     const char *problem = check_interface(handle);
     if (problem)

@@ -75,6 +75,8 @@ class _Family:
         self.is_complete = True
         for graph in self.graphs:
             graph.change_options(self.options_of_one())
+        if len(self.graphs) > 1:
+            self.budget.expect_inside()  # backward runs through all of them, the last one first
 
     def options_of_one(self) -> Options:
         """Return the options of each graph."""

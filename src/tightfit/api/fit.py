@@ -23,7 +23,8 @@ from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.session.bypass import expect_calls
 from tightfit.session.callee import Callee
-from tightfit.session.fitted import Fitted, PlannedStep, attach_by_parts, callee_of, fitted_of
+from tightfit.session.fitted import Fitted
+from tightfit.session.handles import PlannedStep, attach_by_parts, callee_of, fitted_of
 from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options, make_options
 from tightfit.session.parts.sharded import group_of, late_bytes, sharded_parts
@@ -152,7 +153,8 @@ def _fit_whole(model: nn.Module, options: Options, shapes: Iterable[Any]) -> Non
 
     def refit(copy: nn.Module) -> Fitted:
         refuse_unfittable(copy)
-        fitted = Fitted.as_a_whole(callee_of(copy), dataclasses.replace(options, optimizer=None))
+        own = dataclasses.replace(options, optimizer=None)
+        fitted = Fitted.as_a_whole(callee_of(copy), own, is_copy=True)
         attach(copy, fitted, refit)
         return fitted
 

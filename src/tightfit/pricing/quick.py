@@ -182,29 +182,29 @@ def _typical(asked: Iterable[_Asked]) -> list[_Asked]:
 
 def _scaled(asked: Mapping[str, _Asked], known: Mapping[str, Brief]) -> dict[str, Measurement]:
     """Return what is known of every call; what did not run is scaled from its operator's calls."""
-    largest: dict[str, tuple[int, Brief]] = {}
+    largest: dict[str, tuple[_Asked, Brief]] = {}
     for key, record in known.items():
         one = asked[key]
-        if one.kind not in largest or one.work > largest[one.kind][0]:
-            largest[one.kind] = one.work, record
+        if one.kind not in largest or one.work > largest[one.kind][0].work:
+            largest[one.kind] = one, record
     return {
-        key: known.get(key) or _estimate(one, *largest.get(one.kind, (0, None)))
+        key: known.get(key) or _estimate(one, *largest.get(one.kind, (one, None)))
         for key, one in asked.items()
     }
 
 
-def _estimate(one: _Asked, like_work: int, like: Brief | None) -> Measurement:
+def _estimate(one: _Asked, like_asked: _Asked, like: Brief | None) -> Measurement:
     """Return what a call that did not run takes, from another one of its operator.
 
-    What an elementwise call works with, such as a number as a tensor, does not grow.
+    Its time grows with its work, its workspace with what it reads and makes. What an elementwise
+    call works with, such as a number as a tensor, does not grow.
     """
     footprint = one.plain or UNKNOWN
     if like is None:
         cost_s, workspace_bytes = one.work / _BYTES_PER_S, footprint.workspace_bytes
     else:
-        scale = one.work / like_work
-        cost_s = like.cost_s * scale
-        growth = scale if one.plain is None else 1.0
+        cost_s = like.cost_s * one.work / like_asked.work
+        growth = one.running_bytes / max(1, like_asked.running_bytes) if one.plain is None else 1.0
         workspace_bytes = int(like.workspace_bytes * growth)
     fields = msgspec.structs.asdict(footprint) | {"workspace_bytes": workspace_bytes}
     return Measurement(cost_s=max(_LAUNCH_S, cost_s), **fields)

@@ -4,39 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tightfit.allocator.tally import is_refusal
 from tightfit.capture.around_data import has_parts
 from tightfit.capture.calls.signature import refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
-from tightfit.errors import BadInput, CaptureError, CompileError, NothingToTrain, SecondForward
-from tightfit.execution.attach import attach, attached, original_forward, was_fitted
+from tightfit.errors import (
+    BadInput,
+    CaptureError,
+    CompileError,
+    NothingToTrain,
+    SecondForward,
+)
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
-from tightfit.session.memory.optimizers import hear_of_steps
-from tightfit.session.memory.steps import refuse_step
+from tightfit.session.memory.limit import Limit
 from tightfit.session.options import Options, with_ranks, worst_first
 from tightfit.session.parts.in_parts import InParts
-from tightfit.session.parts.sharded import ShardedModel
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 from tightfit.torch_private import tools
 
-__all__ = ["Fitted", "PlannedStep", "attach_by_parts", "callee_of", "fitted_of"]
+__all__ = ["Fitted"]
 
 
 class Route(Protocol):
@@ -95,6 +98,8 @@ class Fitted:
         What is held between steps.
     route : Route
         The way it runs at first.
+    is_copy : bool
+        Whether nobody has asked for it: a copy has a budget of its own once it trains.
 
     Attributes
     ----------
@@ -104,7 +109,15 @@ class Fitted:
         The way it runs now.
     """
 
-    def __init__(self, callee: Callee, options: Options, account: Account, route: Route) -> None:
+    def __init__(
+        self,
+        callee: Callee,
+        options: Options,
+        account: Account,
+        route: Route,
+        *,
+        is_copy: bool = False,
+    ) -> None:
         self.callee = callee
         self.options = options
         self.account = account
@@ -113,14 +126,15 @@ class Fitted:
         self._at_leaving: list[Callable[[], None]] = []
         self._running_in: int | None = None
         self._join_budget()
+        self._limit = Limit(callee.name, account, is_copy=is_copy)
         self._keep_to_budget()
-        hear_of_steps(self)
 
     @classmethod
-    def as_a_whole(cls, callee: Callee, options: Options) -> Fitted:
+    def as_a_whole(cls, callee: Callee, options: Options, *, is_copy: bool = False) -> Fitted:
         """Return what runs a callable as one graph, as long as that can be captured."""
         account = Account(callee.modules, options.optimizer)
-        return cls(callee, options, account, WholeSteps(callee, options, account))
+        route = WholeSteps(callee, options, account)
+        return cls(callee, options, account, route, is_copy=is_copy)
 
     @property
     def name(self) -> str:
@@ -155,6 +169,11 @@ class Fitted:
         self._running_in = threading.get_ident()
         try:
             return self._run(args, kwargs)
+        except BaseException as error:
+            self.account.let_go()
+            if is_refusal(error):
+                raise self._limit.exceeded(self.options.limit_bytes, error) from error
+            raise
         finally:
             self._running_in = None
 
@@ -168,8 +187,7 @@ class Fitted:
         self.join_replicas(running_wrapper())
         self._resolve_budget()
         self.account.optimizers.look()
-        if self.options.shared is not None and self.account.limit_bytes is None:
-            self._keep_to_budget()  # through the member that was called last
+        self._limit.begin(self._limit_bytes(), self.options.beside(self.account))
         if self.route is not self._whole:
             return self.route(given)
         try:
@@ -375,22 +393,18 @@ class Fitted:
         if self._whole is not None:
             self._whole.change_options(options)
 
-    def _keep_to_budget(self) -> None:
-        """Let nobody be given more than the budget from now on, unless a warning is asked for."""
+    def _limit_bytes(self) -> int | None:
+        """Return what nobody may be given more than; None if only a warning is asked for."""
         is_known = self.options.shared is not None or self.options.budget_bytes is not None
         limits = is_known and self.options.on_exceed == "raise"
-        self.account.keep_to(
-            self.options.limit_bytes if limits else None, self.options.beside(self.account)
-        )
+        return self.options.limit_bytes if limits else None
 
-    def before_step(self, optimizer: Any) -> None:
-        """Refuse the step of an optimizer of this model that would exceed the budget."""
-        if self.account.optimizers.meet(optimizer) and self.account.limit_bytes is not None:
-            refuse_step(self.name, self.account, optimizer, self.account.limit_bytes)
+    def _keep_to_budget(self) -> None:
+        self._limit.follow(self._limit_bytes(), self.options.beside(self.account))
 
     def _join_budget(self) -> None:
         if self.options.shared is not None:
-            self.options.shared.join(self.account, self.close_step)
+            self.options.shared.join(self.account, self)
 
     # -- leaving ------------------------------------------------------------------------------
 
@@ -406,71 +420,3 @@ class Fitted:
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()
-
-
-def callee_of(module: nn.Module) -> Callee:
-    """Return a module's own forward, to be fitted in place."""
-    name = type(module).__name__
-    return Callee(original_forward(module), {"model": module}, name, weakref.ref(module))
-
-
-def attach_by_parts(
-    model: nn.Module,
-    parts: Mapping[str, nn.Module],
-    options: Options,
-    *,
-    group: Any = None,
-    late_bytes: int = 0,
-) -> Fitted:
-    """Fit a model in place whose given modules are planned each by itself.
-
-    Parameters are those of `ShardedModel`.
-    """
-
-    def refit(copy: nn.Module) -> NoReturn:
-        raise BadInput("a model with sharded parameters cannot be copied")
-
-    callee = callee_of(model)
-    account = Account(callee.modules, options.optimizer)
-    route = ShardedModel(callee, parts, options, account, group=group, late_bytes=late_bytes)
-    fitted = Fitted(callee, options, account, route)
-    attach(model, fitted, refit)
-    route.attach_parts()
-    fitted.at_leaving(route.leave)
-    return fitted
-
-
-class PlannedStep:
-    """A callable that runs its function as a planned step; made by `step`."""
-
-    _torchdynamo_disable = True
-
-    def __init__(self, fitted: Fitted) -> None:
-        self._fitted = fitted
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one planned forward; call ``backward()`` on what it returns."""
-        return self._fitted(args, kwargs)
-
-
-def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
-    """Return what runs a fitted model or step, whatever wraps it.
-
-    Raises
-    ------
-    BadInput
-        If it is neither.
-    """
-    if isinstance(target, PlannedStep):
-        return target._fitted
-    module = target.module if isinstance(target, DistributedDataParallel) else target
-    module = getattr(module, "_orig_mod", module)  # where torch.compile keeps what it wraps
-    fitted = attached(module) if isinstance(module, nn.Module) else None
-    if not isinstance(fitted, Fitted):
-        saved = isinstance(module, nn.Module) and was_fitted(module)
-        raise BadInput(
-            "this is neither a fitted model nor a step: call tightfit.fit first"
-            + " (it was fitted when it was saved; what is loaded was saved as the plain model)"
-            * saved
-        )
-    return fitted

@@ -25,7 +25,6 @@ from tightfit.units import format_bytes, parse_bytes
 
 __all__ = [
     "Options",
-    "Room",
     "make_options",
     "with_ranks",
     "worst_first",
@@ -109,8 +108,8 @@ class Options:
         """Return what others hold within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
 
-    def share_of(self, account: Account, graph: Graph, constant_bytes: int, room: Room) -> Share:
-        """Return the part of the budget for one call, what lasts included.
+    def share_of(self, account: Account, graph: Graph, held_bytes: int, open_calls: int) -> Share:
+        """Return the part of the budget for one call, what is held all the time included.
 
         Parameters
         ----------
@@ -118,41 +117,25 @@ class Options:
             What the callable holds.
         graph : Graph
             The step.
-        constant_bytes : int
-            What of it is held all the time.
-        room : Room
-            What others leave.
+        held_bytes : int
+            What is held all the time, by the callable and by others.
+        open_calls : int
+            Earlier calls of the callable that await their backward; what they keep is held, too.
         """
-        budget_bytes = self.usable_bytes - room.others_bytes
+        budget_bytes = self.usable_bytes
         share = self.shared.share_of(account) if self.shared is not None else None
         if share is not None:
             # needs that are known count inputs: one member's input may be what another one keeps
-            counted = graph.constants_bytes["inputs"] if self._shares_needs(account) else 0
-            peak_bytes = constant_bytes - counted + account.new_gradient_bytes() + share.peak_bytes
-            budget_bytes = min(budget_bytes, peak_bytes)
-        left = max(1, self.in_flight - room.open_calls)
-        if budget_bytes > constant_bytes:
-            budget_bytes = constant_bytes + (budget_bytes - constant_bytes) // left
+            counted = graph.constants_bytes["inputs"] if self._shares_needs() else 0
+            own = account.new_gradient_bytes() + share.peak_bytes - counted
+            budget_bytes = min(budget_bytes, held_bytes + own)
+        if budget_bytes > held_bytes:
+            left = max(1, self.in_flight - open_calls)
+            budget_bytes = held_bytes + (budget_bytes - held_bytes) // left
         return Share(budget_bytes, share.others_bytes if share is not None else 0)
 
-    def _shares_needs(self, account: Account) -> bool:
+    def _shares_needs(self) -> bool:
         return self.shared is not None and all(map(self.shared.knows, self.shared.members()))
-
-
-@dataclass(frozen=True)
-class Room:
-    """What others leave of a budget when a call begins.
-
-    Parameters
-    ----------
-    others_bytes : int
-        What is held that is not the callable's own, nor an input of the call.
-    open_calls : int
-        Earlier calls of the callable that await their backward; what they keep is held by others.
-    """
-
-    others_bytes: int = 0
-    open_calls: int = 0
 
 
 def make_options(

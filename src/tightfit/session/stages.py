@@ -17,10 +17,10 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.cache import PlanCache, plan_key
 from tightfit.plan.plan import Gradients, Outcome, Plan
-from tightfit.planners.base import Task
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.infeasible import infeasible
-from tightfit.planners.registry import plan_with
+from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.pricing.price import (
     Priced,
     Prices,
@@ -41,8 +41,11 @@ __all__ = [
     "cached_outcome",
     "capture_step",
     "capture_step_around_data",
+    "plan_at_once",
     "plan_step",
 ]
+
+_AT_ONCE_S = 0.7
 
 
 def capture_step(
@@ -161,13 +164,19 @@ def plan_step(
     return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known))
 
 
+def plan_at_once(task: Task, options: Options) -> Outcome:
+    """Return what the default planner finds in a moment; kept for later if it is proven best."""
+    limits = Limits(seconds=min(_AT_ONCE_S, options.limits.seconds), gap=options.limits.gap)
+    outcome = _interruptible(task, options, None, limits)
+    if outcome.status == "optimal" and options.cache and options.planner == DEFAULT:
+        PlanCache().store(_key(task, options), outcome)
+    return outcome
+
+
 def _found(task: Task, options: Options, known: Plan | None) -> Outcome:
     outcome = cached_outcome(task, options)
     if outcome is None:
-        with Interrupts() as interrupts, _said(options, "searching a plan"):
-            outcome = _searched(task, options, known)
-        if interrupts.seen and options.stops_on_interrupt:
-            _stop(task, options, outcome)
+        outcome = _interruptible(task, options, known, options.limits)
         if outcome.plan is None:
             raise infeasible(task, outcome, options.limits, options.progress)
         if options.cache:
@@ -175,14 +184,22 @@ def _found(task: Task, options: Options, known: Plan | None) -> Outcome:
     return outcome
 
 
-def _searched(task: Task, options: Options, known: Plan | None) -> Outcome:
+def _interruptible(task: Task, options: Options, known: Plan | None, limits: Limits) -> Outcome:
+    with Interrupts() as interrupts, _said(options, "searching a plan"):
+        outcome = _searched(task, options, known, limits)
+    if interrupts.seen and options.stops_on_interrupt:
+        _stop(task, options, outcome)
+    return outcome
+
+
+def _searched(task: Task, options: Options, known: Plan | None, limits: Limits) -> Outcome:
     """Search a plan; a better one of a search that was interrupted counts."""
     before = None
     if options.cache:
         before = PlanCache().load(_key(task, options, interrupted=True), task.graph)
     if before is not None:
         known = before.plan
-    outcome = plan_with(options.planner, task, options.limits, options.progress, known=known)
+    outcome = plan_with(options.planner, task, limits, options.progress, known=known)
     if before is not None and (outcome.plan is None or before.overhead < outcome.overhead):
         return before
     return outcome

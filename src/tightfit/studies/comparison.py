@@ -12,7 +12,8 @@ from tightfit.execution.guard import StepPeaks
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
 from tightfit.session.callee import Callee
-from tightfit.session.fitted import Fitted, PlannedStep
+from tightfit.session.fitted import Fitted
+from tightfit.session.handles import PlannedStep
 from tightfit.session.options import make_options
 from tightfit.session.report import Report
 from tightfit.studies.model import explain_error

@@ -11,7 +11,7 @@ from torch import nn
 import support.sharded
 from support.processes import run_ranks
 from tightfit.allocator import meter_for
-from tightfit.session.fitted import attach_by_parts
+from tightfit.session.handles import attach_by_parts
 from tightfit.session.options import make_options
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tightfit
 from tightfit.api.prove import prove
-from tightfit.session.fitted import fitted_of
+from tightfit.session.handles import fitted_of
 from tightfit.zoo import Example
 
 

@@ -13,7 +13,7 @@ import tightfit
 from tightfit.api.prove import prove
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
-from tightfit.session.fitted import fitted_of
+from tightfit.session.handles import fitted_of
 from tightfit.zoo import Example
 
 

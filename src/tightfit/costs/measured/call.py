@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.tally import is_refusal
 from tightfit.torch_private import core as private
 
 __all__ = [
@@ -220,7 +221,7 @@ def _clock() -> Callable[[], float]:
 def _time(call: Callable[[], Any], seconds: float) -> float:
     """Return the median CPU time."""
     clock = _clock()
-    filler = torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64)
+    filler = _filler()
     calm: list[float] = []
     disturbed: list[float] = []
     begin = time.perf_counter()
@@ -239,6 +240,16 @@ def _time(call: Callable[[], Any], seconds: float) -> float:
         if spent > 4 * seconds and calm:
             break
     return statistics.median(calm or disturbed)
+
+
+def _filler() -> torch.Tensor:
+    """Return what is read to empty the caches; as good as nothing where a limit has no room."""
+    try:
+        return torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64)
+    except RuntimeError as error:
+        if not is_refusal(error):
+            raise
+        return torch.zeros(1, dtype=torch.int64)
 
 
 def _time_on_gpu(call: Callable[[], Any], device: torch.device, seconds: float) -> float:

@@ -112,9 +112,12 @@ class Account:
             Whether gradients and optimizer state count that do not exist yet but will.
         """
         held = resident_tensor_bytes(self._own(), self.granularity_bytes)
-        if expected:
-            held += self.new_gradient_bytes() + self.coming_state_bytes()
-        return held
+        return held + self.expected_bytes() if expected else held
+
+    def expected_bytes(self) -> int:
+        """Return the gradients and the optimizers' state that do not exist yet but will."""
+        self.optimizers.look()
+        return self.new_gradient_bytes() + self.coming_state_bytes()
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
@@ -144,15 +147,24 @@ class Account:
         return self._known[1]
 
     def _looked_up(self, inputs: list[Any], beside: list[Account]) -> Standing:
-        self._apply_limit()
+        self._count_before()
         gradient_bytes = self.held_gradient_bytes()
         state_bytes, coming_bytes = self.existing_state_bytes(), self.coming_state_bytes()
         others_bytes = 0
         if self._tally is not None and self.replicas is None:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
-            others_bytes += sum(map(self._before_bytes, beside))
+            others_bytes += sum(map(self._before_bytes, beside)) - self._left_to_others(beside)
+            others_bytes += sum(other.expected_bytes() for other in beside)
         return Standing(gradient_bytes, state_bytes, coming_bytes, max(0, others_bytes))
+
+    def _left_to_others(self, beside: Sequence[Account]) -> int:
+        """Return the budgets of others that train in this process, each within its own."""
+        within = (self, *beside)
+        return sum(k._limit_bytes or 0 for k in self._keepers() if k not in within)
+
+    def _keepers(self) -> list[Account]:
+        return [k for k in _KEEPERS if k.device == self.device]
 
     def _before_bytes(self, other: Account) -> int:
         """Return what another one, or this one, holds that was there before this tally began."""
@@ -174,7 +186,7 @@ class Account:
     # -- the limit ----------------------------------------------------------------------------
 
     def keep_to(self, limit_bytes: int | None, beside: Sequence[Account] = ()) -> None:
-        """Let no more be given out from now on than a limit, whoever asks for it.
+        """Have a limit that is kept to whenever that is enforced.
 
         Models that were fitted with budgets of their own cannot be told apart by an allocator:
         together they keep to the sum.
@@ -187,24 +199,36 @@ class Account:
         beside : sequence of Account
             Of callables within the same budget, which keep to it through this one.
         """
-        if limit_bytes is not None and any(k is not self for k in _KEEPERS):
-            gc.collect()  # those that were let go of keep nothing
+        if limit_bytes is not None and any(keeper is not self for keeper in _KEEPERS):
+            gc.collect()  # those that were let go of keep to nothing
         self._limit_bytes, self._limited_with = limit_bytes, tuple(beside)
         (_KEEPERS.discard if limit_bytes is None else _KEEPERS.add)(self)
         for other in beside:
             other.keep_to(None)
-        for keeper in (self, *_KEEPERS):
-            keeper._apply_limit()
+        self._count_before()
+        if limit_bytes is None:
+            self.let_go()
 
-    def _apply_limit(self) -> None:
-        if self._tally is None:
+    def enforce(self) -> None:
+        """Refuse from now on what would exceed the limit, whoever asks for it.
+
+        Not where more is held already: planning will say so, and what a plan would need.
+        """
+        if self._tally is None or self._limit_bytes is None:
             return
-        if self._limit_bytes is None:
+        limit_bytes = sum(keeper._limit_bytes or 0 for keeper in self._keepers())
+        if self.held_bytes() <= limit_bytes:
+            self._tally.keep_to(limit_bytes, self._before_now)
+
+    def let_go(self) -> None:
+        """Refuse nothing until the limit is enforced again."""
+        if self._tally is not None:
             self._tally.keep_to(None, 0)
-            return
-        self._before_now = sum(map(self._before_bytes, (self, *self._limited_with)))
-        every = [k._limit_bytes for k in _KEEPERS if k.device == self.device]
-        self._tally.keep_to(sum(limit for limit in every if limit is not None), self._before_now)
+
+    def _count_before(self) -> None:
+        if self._tally is not None and self._limit_bytes is not None:
+            within = (self, *self._limited_with)
+            self._before_now = sum(map(self._before_bytes, within))
 
     @property
     def limit_bytes(self) -> int | None:
@@ -229,7 +253,7 @@ class Account:
         if device != self.device:
             self.device = device
             self._tally = self._new_tally()
-            self._apply_limit()
+            self._count_before()
         self._known = None
 
     def join(self, replicas: Replicas) -> None:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tightfit.errors import BadInput
 from tightfit.session.memory.account import Account
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Budget", "Needs", "Share", "divided", "usable_bytes"]
+
+
+class Member(Protocol):
+    """A fitted callable that shares a budget."""
+
+    @property
+    def waiting(self) -> Sequence[Any]:
+        """Calls that await their backward."""
+        ...
+
+    def close_step(self) -> Any:
+        """End the measured step."""
+        ...
 
 
 class Budget:
@@ -37,7 +50,7 @@ class Budget:
 
     def __init__(self, size: int | str) -> None:
         self.size_bytes = parse_bytes(size)
-        self._members: weakref.WeakKeyDictionary[Account, weakref.WeakMethod[Any]] = (
+        self._members: weakref.WeakKeyDictionary[Account, weakref.ref[Member]] = (
             weakref.WeakKeyDictionary()
         )
         self._needs: weakref.WeakKeyDictionary[Account, Needs] = weakref.WeakKeyDictionary()
@@ -46,19 +59,11 @@ class Budget:
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.size_bytes)}, {len(self._members)} members)"
 
-    def join(self, account: Account, close_step: Callable[[], Any]) -> None:
-        """Count a fitted callable among those that share the budget.
-
-        Parameters
-        ----------
-        account : Account
-            What it holds.
-        close_step : bound method
-            Ends its measured step.
-        """
+    def join(self, account: Account, member: Member) -> None:
+        """Count a fitted callable, with what it holds, among those that share the budget."""
         if self._members:
             gc.collect()  # those that were let go of count no longer
-        self._members[account] = weakref.WeakMethod(close_step)
+        self._members[account] = weakref.ref(member)
 
     def leave(self, account: Account) -> None:
         """No longer count a fitted callable."""
@@ -74,14 +79,19 @@ class Budget:
 
     def close_steps(self) -> None:
         """End the measured steps of all that share the budget."""
-        for method in list(self._members.values()):
-            close_step = method()
-            if close_step is not None:
-                close_step()
+        for reference in list(self._members.values()):
+            member = reference()
+            if member is not None:
+                member.close_step()
 
-    def note_inside(self, account: Account, open_members: Iterable[Account]) -> None:
-        """Note that a member is called while others await their backward."""
-        self._outer.update(member for member in open_members if member is not account)
+    def open_members(self) -> list[Account]:
+        """Return what those hold that have calls which await their backward."""
+        found = ((account, reference()) for account, reference in list(self._members.items()))
+        return [account for account, member in found if member is not None and member.waiting]
+
+    def begins(self, account: Account) -> None:
+        """Note that a member is called, maybe while others await their backward."""
+        self._outer.update(other for other in self.open_members() if other is not account)
 
     def expect_inside(self) -> None:
         """Take all members to be called between each other's forward and backward."""

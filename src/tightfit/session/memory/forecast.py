@@ -126,8 +126,19 @@ def _arguments(optimizer: Any) -> dict[str, Any]:
 
 @dataclass
 class _Storage:
+    """A storage and how many tensors lie in it."""
+
     size_bytes: int
     tensors: int = 0
+
+    def take(self) -> None:
+        """Note one more tensor."""
+        self.tensors += 1
+
+    def drop(self) -> bool:
+        """Note one tensor less; return whether it was the last."""
+        self.tensors -= 1
+        return not self.tensors
 
 
 @dataclass
@@ -146,7 +157,7 @@ class _Live(private.TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is torch.ops.aten._local_scalar_dense.default:  # any number will do
+        if function is private.ITEM:  # any number will do
             return 0.5 if args[0].is_floating_point() else 1
         leaves = private.pytree.tree_leaves((args, kwargs))
         given = {private.storage_key(x) for x in leaves if isinstance(x, torch.Tensor)}
@@ -167,12 +178,11 @@ class _Live(private.TorchDispatchMode):
             held = self._storages[key] = _Storage(rounded_up(storage.nbytes(), self.granularity))
             self._held_bytes += held.size_bytes
             self.peak_bytes = max(self.peak_bytes, self._held_bytes)
-        held.tensors += 1
+        held.take()
         weakref.finalize(tensor, self._dropped, key)
 
     def _dropped(self, key: int) -> None:
         held = self._storages[key]
-        held.tensors -= 1
-        if not held.tensors:
+        if held.drop():
             self._held_bytes -= held.size_bytes
             del self._storages[key]

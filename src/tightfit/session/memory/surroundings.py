@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+from torch import fx
+
 from tightfit.capture.captured import Captured
+from tightfit.capture.nodes import storage_bytes
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients
 from tightfit.planners.base import Task
+from tightfit.torch_private.core import storage_key
+from tightfit.units import rounded_up
 
-__all__ = ["Surroundings", "assumed_outside_bytes", "root_gradient_bytes"]
+__all__ = ["Surroundings", "assumed_outside_bytes", "handed_out_bytes", "root_gradient_bytes"]
 
 
 @dataclass(frozen=True)
@@ -25,15 +31,32 @@ class Surroundings:
     outside_bytes : int
         What user code, or another callable within the same budget, holds between forward and
         backward.
+    others_bytes : int
+        What is held the whole time that is neither of the step nor of its model.
     budget_bytes : int
-        Of the budget what the step may use, constants included.
+        Of the budget what the step may use, all of these included.
     """
 
     gradients: Gradients
     gradient_bytes: int
     state_bytes: int
     outside_bytes: int
+    others_bytes: int
     budget_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held the whole time beside the step's own constants."""
+        return self.gradient_bytes + self.state_bytes + self.others_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What is left of the budget beside that."""
+        return self.budget_bytes - self.held_bytes
+
+    def with_others(self, others_bytes: int) -> Surroundings:
+        """Return the same with something else held by others."""
+        return replace(self, others_bytes=others_bytes)
 
     def with_outside(self, outside_bytes: int) -> Surroundings:
         """Return the same with something else held between forward and backward."""
@@ -44,6 +67,7 @@ class Surroundings:
         graph = captured.graph.with_constants(
             gradients=self.gradient_bytes,
             optimizer_state=self.state_bytes,
+            others=self.others_bytes,
             gradient_of_loss=root_gradient_bytes(captured),
         )
         return graph.with_outside(self.outside_bytes)
@@ -61,6 +85,22 @@ def assumed_outside_bytes(captured: Captured) -> int:
     """Assume what a loss outside the plan holds until it is measured: three times the outputs."""
     tangents = [v for v in captured.graph.values if v.role == "tangent"]
     return 3 * sum(v.size_bytes for v in tangents)
+
+
+def handed_out_bytes(captured: Captured) -> int:
+    """Return the bytes of what a forward returns: a loop may hold it until it has the next."""
+    granularity = captured.graph.device.granularity_bytes
+    made = {
+        storage_key(node.meta["val"]): rounded_up(storage_bytes(node.meta["val"]), granularity)
+        for node in captured.joint.raw_outputs
+        if isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    given = {
+        storage_key(node.meta["val"])
+        for node in captured.joint.placeholders
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    return sum(size for key, size in made.items() if key not in given)
 
 
 def root_gradient_bytes(captured: Captured) -> int:

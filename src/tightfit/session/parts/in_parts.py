@@ -49,6 +49,7 @@ class InParts:
         self.callee = callee
         self.options = options
         self.reason = reason
+        self._account = account
         self._resident = _Resident(account)
         gc.collect()  # what is freed during a step would look like room
         self.steps = PartSteps(
@@ -97,7 +98,10 @@ class InParts:
         )
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
-        return capture_step_around_data(call, self.options, name, in_parts=True)[0]
+        room_bytes = self.options.usable_bytes - self._account.held_bytes()
+        return capture_step_around_data(
+            call, self.options, name, in_parts=True, room_bytes=max(0, room_bytes)
+        )[0]
 
     def prepare(self, given: Arguments) -> None:
         """Do nothing: parts are planned while the model takes its first step."""
@@ -138,3 +142,7 @@ class _Resident:
     def coming_bytes(self) -> int:
         """Return the optimizer's state that does not exist yet."""
         return self._account.coming_state_bytes()
+
+    def let_go(self) -> None:
+        """Enforce the limit no more: what is done until the next call is not the model's."""
+        self._account.let_go()

@@ -141,6 +141,7 @@ class _Metered:
     """What a sharded model holds: what it held when it was fitted, and what the meter saw since."""
 
     def __init__(self, account: Account) -> None:
+        self._account = account
         self._meter = meter_for(account.device)
         lasting = account.lasting_bytes(expected=False) + library_bytes(account.device)
         self._base_bytes = lasting - self._meter.live_bytes()
@@ -152,6 +153,10 @@ class _Metered:
     def coming_bytes(self) -> int:
         """Return nothing: state that will come is seen once it is there."""
         return 0
+
+    def let_go(self) -> None:
+        """Enforce the limit no more: what is done until the next call is not the model's."""
+        self._account.let_go()
 
 
 class _Unit:

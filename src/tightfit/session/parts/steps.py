@@ -41,6 +41,10 @@ class Resident(Protocol):
         """Return what will stay once it exists: the optimizer's state."""
         ...
 
+    def let_go(self) -> None:
+        """Hear that no backward is awaited any more."""
+        ...
+
 
 class PartSteps:
     """Runs the parts of a model by their plans.
@@ -226,6 +230,8 @@ class PartSteps:
                 self._abandon()
             else:
                 writer.backward_ended()
+            if not any(run.is_open for run in self._open):
+                self._resident.let_go()
 
         run = Run(started, finished)
         self._open.add(run)

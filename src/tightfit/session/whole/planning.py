@@ -19,24 +19,23 @@ from tightfit.plan.assemble import assemble, handing_over_singly, keep_everythin
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
-from tightfit.planners.base import Limits, Task
+from tightfit.planners.base import Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
-from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress, announce
 from tightfit.session.background import Search
 from tightfit.session.memory.budget import Needs
-from tightfit.session.memory.surroundings import Surroundings
+from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
-from tightfit.session.stages import cached_outcome, plan_step
+from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["needs_of", "planned_for", "smallest_budget"]
 
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
-_AT_ONCE = Limits(seconds=0.7)
 
 
 def planned_for(
@@ -48,6 +47,7 @@ def planned_for(
     others: Callable[[], Iterable[Plan]],
     *,
     waits: bool = False,
+    least: bool = False,
 ) -> Planned:
     """Return a plan for the constants of now, ready to run; make it if needed.
 
@@ -69,15 +69,17 @@ def planned_for(
         Returns plans of the same callable at other shapes.
     waits : bool
         Whether to search now and not in the background: nobody trains yet.
+    least : bool
+        Whether to begin with the plan that holds least, of those known.
     """
     around = one.seen_around(around)
     planned = one.fitting(around)
     if planned is None and options.compile:
         planned = one.take(around, _compiled(one, around.task(one.captured), options, inputs, name))
     elif planned is None:
-        task = around.task(one.captured)
-        outcome = _first_outcome(one, around, task, options, name, others, waits=waits)
-        planned = one.take(around, _lowered(one, task.graph, outcome, options))
+        if least and not waits and one.known_plans and options.plan is None:
+            planned = _least_planned(one, around, options)
+        planned = planned or _first_planned(one, around, options, name, others, waits=waits)
     elif one.may_gain(around, planned) and not options.compile:
         _search(one, around, around.task(one.captured), options)
     ended = one.ended_search(around)
@@ -96,24 +98,76 @@ def _compiled(
     return fastest_plan(one, task, options, inputs, name)
 
 
+def _first_planned(
+    one: Specialisation,
+    around: Surroundings,
+    options: Options,
+    name: str,
+    others: Callable[[], Iterable[Plan]],
+    *,
+    waits: bool,
+) -> Planned:
+    """Return the first plan for some surroundings, made at once where that can be."""
+    task = around.task(one.captured)
+    at_hand = (*one.known_plans, *others())
+    outcome = None
+    if options.ranks is None and not waits and options.planner == DEFAULT:
+        outcome = _leaving_room(one, around, options, at_hand)
+    if outcome is None:
+        outcome = _first_outcome(one, around, task, options, name, at_hand, waits=waits)
+    return one.take(around, _lowered(one, task.graph, outcome, options))
+
+
+def _least_planned(one: Specialisation, around: Surroundings, options: Options) -> Planned | None:
+    """Return the known plan that holds least, if it fits."""
+    task = around.task(one.captured)
+    found: list[Outcome] = []
+    for plan in one.known_plans:
+        if plan.gradients == task.gradients:
+            with contextlib.suppress(InvalidPlan, PlanMismatch):
+                found.append(judged(task, plan))
+    if not found:
+        return None
+    outcome = min(found, key=lambda outcome: outcome.peak_bytes)
+    return one.take(around, _lowered(one, task.graph, outcome, options))
+
+
+def _leaving_room(
+    one: Specialisation, around: Surroundings, options: Options, at_hand: Sequence[Plan]
+) -> Outcome | None:
+    """Return a first plan that leaves room for what the forward before returned, if there is one.
+
+    A loop may hold that while this forward runs.
+    """
+    handed_out = handed_out_bytes(one.captured)
+    if one.plans or options.plan is not None or handed_out <= around.others_bytes:
+        return None
+    less = dataclasses.replace(around, budget_bytes=around.budget_bytes - handed_out)
+    outcome, is_final = _quick_outcome(less.task(one.captured), options, at_hand)
+    if outcome is not None and not is_final:
+        _search(one, around, around.task(one.captured), options)
+    return outcome
+
+
 def _first_outcome(
     one: Specialisation,
     around: Surroundings,
     task: Task,
     options: Options,
     name: str,
-    others: Callable[[], Iterable[Plan]],
+    at_hand: Sequence[Plan],
     *,
     waits: bool,
 ) -> Outcome:
     """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
-    if options.ranks is not None or (waits and not one.is_further):
+    asked = options.ranks is not None or waits or options.planner != DEFAULT
+    if asked and not one.is_further:
         return _searching(one, task, options)(options.progress)
     outcome, is_final = agreed(
         options.ranks,
         f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
         tuple[Outcome | None, bool],
-        lambda: _quick_outcome(task, options, (*one.known_plans, *others())),
+        lambda: _quick_outcome(task, options, at_hand),
     )
     if outcome is None:
         if one.is_further:
@@ -168,10 +222,10 @@ def _quick_outcome(
     best = min(found, key=lambda outcome: outcome.overhead, default=None)
     if best is not None and best.overhead < _WORTH_A_WORD:
         return best, False
-    quick = plan_with(DEFAULT, task, _AT_ONCE)
+    quick = plan_at_once(task, options)
     if quick.plan is None or (best is not None and best.overhead <= quick.overhead):
         return best, False
-    return quick, quick.status == "optimal" and options.planner == DEFAULT
+    return quick, quick.status == "optimal"
 
 
 def _better(

@@ -125,7 +125,7 @@ class Specialisation:
         if any(_alike(around, other) for other in (*self._plans, *self._searched)):
             return False
         own = next(other for other, known in self._plans.items() if known is planned)
-        return _room_bytes(around) > _room_bytes(own) + _ALIKE * around.budget_bytes
+        return around.room_bytes > own.room_bytes + _ALIKE * around.budget_bytes
 
     def take(self, around: Surroundings, planned: Planned) -> Planned:
         """Run this plan from now on where the same lies around the step; return it."""
@@ -225,7 +225,7 @@ _ALIKE = 1 / 64  # of the budget: what room may differ by without another search
 
 def _fits(planned: Planned, made_for: Surroundings, around: Surroundings) -> bool:
     """Whether a plan that was made for other surroundings keeps to the budget in these."""
-    more_bytes = _held_bytes(around) - _held_bytes(made_for)
+    more_bytes = around.held_bytes - made_for.held_bytes
     return (
         made_for.gradients == around.gradients
         and around.outside_bytes <= made_for.outside_bytes
@@ -238,7 +238,7 @@ def _leaves_more(around: Surroundings, other: Surroundings) -> bool:
     return (
         other.gradients == around.gradients
         and around.outside_bytes <= other.outside_bytes
-        and _room_bytes(around) >= _room_bytes(other)
+        and around.room_bytes >= other.room_bytes
     )
 
 
@@ -247,15 +247,6 @@ def _alike(one: Surroundings, other: Surroundings) -> bool:
     close = _ALIKE * one.budget_bytes
     return (
         one.gradients == other.gradients
-        and abs(_room_bytes(one) - _room_bytes(other)) <= close
+        and abs(one.room_bytes - other.room_bytes) <= close
         and abs(one.outside_bytes - other.outside_bytes) <= close
     )
-
-
-def _held_bytes(around: Surroundings) -> int:
-    return around.gradient_bytes + around.state_bytes
-
-
-def _room_bytes(around: Surroundings) -> int:
-    """Return what is left of the budget beside what is held all the time."""
-    return around.budget_bytes - _held_bytes(around)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,28 +11,33 @@ from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput, CaptureError, Diverged, OpaqueChanged
+from tightfit.errors import BadInput, CaptureError, Diverged, InfeasibleBudget, OpaqueChanged
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
-from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
 from tightfit.session.memory.surroundings import Surroundings
-from tightfit.session.options import Options, Room
+from tightfit.session.options import Options
 from tightfit.session.report import Report, report_of
+from tightfit.session.whole.advice import advised
 from tightfit.session.whole.captures import Captures
+from tightfit.session.whole.company import (
+    begin_in_company,
+    declare,
+    end_in_company,
+    is_new_in_company,
+)
 from tightfit.session.whole.learning import Watch
-from tightfit.session.whole.planning import needs_of, planned_for, smallest_budget
+from tightfit.session.whole.planning import planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["WholeSteps"]
 
 _MOST_ATTEMPTS = 8
-_QUICKLY = Limits(seconds=1.0)  # to find a first plan by, while a step waits
 
 
 class WholeSteps:
@@ -166,14 +170,8 @@ class WholeSteps:
     def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
         """Tell a budget that is to be shared what these inputs need; return the least."""
         one = self._specialisation(given)
-        return self._declared(one, self._alone(one, given), budget)
-
-    def _declared(self, one: Specialisation, around: Surroundings, budget: Budget) -> MinimumBudget:
-        limits = dataclasses.replace(self.options, limits=_QUICKLY)
-        least = smallest_budget(one, around, limits)
-        new_bytes = self.account.new_gradient_bytes()
-        budget.declare(self.account, needs_of(around.around(one.captured), least.plan, new_bytes))
-        return least
+        around = self._alone(one, given)
+        return declare(one, around, self.account, self.options, budget)
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -269,7 +267,7 @@ class WholeSteps:
         """Run the forward of a plan; return its flattened outputs."""
         inputs = self._inputs(one, given)
         planned = self.last = self._planned(one, inputs)
-        run = Run(self._backward_started(one), self.watch.after_backward)
+        run = Run(self._backward_started(one), self._backward_ended)
         self.runs.add(run)
         self._calls += 1
         if one.tuner is not None:
@@ -284,17 +282,25 @@ class WholeSteps:
     def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now."""
         one.use_step_costs(self.options)
+        if self.options.shared is not None:
+            alone = self._around(one, inputs, Share(0))
+            begin_in_company(one, alone, self.account, self.options)
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
-        planned = planned_for(
-            one,
-            around,
-            inputs,
-            self.options,
-            self.callee.name,
-            self.captures.other_plans,
-            waits=waits,
-        )
+        try:
+            planned = planned_for(
+                one,
+                around,
+                inputs,
+                self.options,
+                self.callee.name,
+                self.captures.other_plans,
+                waits=waits,
+                least=is_new_in_company(one, self.options),
+            )
+        except InfeasibleBudget as error:
+            reserve_bytes = self.options.reserve_bytes
+            raise advised(error, one, around, self.account, reserve_bytes) from None
         is_new = all(planned is not each for each in known)
         if self.options.compile and is_new:
             self.watch.restart()  # what compiling and trying took belongs to no step
@@ -308,14 +314,15 @@ class WholeSteps:
         standing = account.standing(inputs, self.options.beside(account))
         state_bytes = standing.state_bytes + standing.coming_bytes
         if share is None:
-            constant_bytes = graph.constant_bytes + standing.gradient_bytes + state_bytes
-            room = Room(standing.others_bytes, len(self.waiting))
-            share = self.options.share_of(account, graph, constant_bytes, room)
+            held = standing.gradient_bytes + state_bytes + standing.others_bytes
+            held += graph.constant_bytes
+            share = self.options.share_of(account, graph, held, len(self.waiting))
         return Surroundings(
             gradients=self._gradients(one.captured, inputs),
             gradient_bytes=standing.gradient_bytes,
             state_bytes=state_bytes,
             outside_bytes=max(one.outside_bytes, share.others_bytes),
+            others_bytes=standing.others_bytes,
             budget_bytes=share.peak_bytes,
         )
 
@@ -330,6 +337,10 @@ class WholeSteps:
         replicas = self.account.replicas
         taken = replicas is not None and replicas.takes(missing)
         return "fresh" if missing and not taken else "accumulated"
+
+    def _backward_ended(self, run: Run) -> None:
+        self.watch.after_backward(run)
+        end_in_company(self.account, self.options, is_open=bool(self.waiting))
 
     def _backward_started(self, one: Specialisation) -> Callable[[Run], None]:
         def started(run: Run) -> None:

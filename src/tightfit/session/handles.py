@@ -1,0 +1,88 @@
+"""Fitted callables as users hold them: modules fitted in place, and planned steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tightfit.errors import BadInput
+from tightfit.execution.attach import attach, attached, original_forward, was_fitted
+from tightfit.session.callee import Callee
+from tightfit.session.fitted import Fitted
+from tightfit.session.memory.account import Account
+from tightfit.session.options import Options
+from tightfit.session.parts.sharded import ShardedModel
+
+__all__ = ["PlannedStep", "attach_by_parts", "callee_of", "fitted_of"]
+
+
+def callee_of(module: nn.Module) -> Callee:
+    """Return a module's own forward, to be fitted in place."""
+    name = type(module).__name__
+    return Callee(original_forward(module), {"model": module}, name, weakref.ref(module))
+
+
+def attach_by_parts(
+    model: nn.Module,
+    parts: Mapping[str, nn.Module],
+    options: Options,
+    *,
+    group: Any = None,
+    late_bytes: int = 0,
+) -> Fitted:
+    """Fit a model in place whose given modules are planned each by itself.
+
+    Parameters are those of `ShardedModel`.
+    """
+
+    def refit(copy: nn.Module) -> NoReturn:
+        raise BadInput("a model with sharded parameters cannot be copied")
+
+    callee = callee_of(model)
+    account = Account(callee.modules, options.optimizer)
+    route = ShardedModel(callee, parts, options, account, group=group, late_bytes=late_bytes)
+    fitted = Fitted(callee, options, account, route)
+    attach(model, fitted, refit)
+    route.attach_parts()
+    fitted.at_leaving(route.leave)
+    return fitted
+
+
+class PlannedStep:
+    """A callable that runs its function as a planned step; made by `step`."""
+
+    _torchdynamo_disable = True
+
+    def __init__(self, fitted: Fitted) -> None:
+        self._fitted = fitted
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one planned forward; call ``backward()`` on what it returns."""
+        return self._fitted(args, kwargs)
+
+
+def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
+    """Return what runs a fitted model or step, whatever wraps it.
+
+    Raises
+    ------
+    BadInput
+        If it is neither.
+    """
+    if isinstance(target, PlannedStep):
+        return target._fitted
+    module = target.module if isinstance(target, DistributedDataParallel) else target
+    module = getattr(module, "_orig_mod", module)  # where torch.compile keeps what it wraps
+    fitted = attached(module) if isinstance(module, nn.Module) else None
+    if not isinstance(fitted, Fitted):
+        saved = isinstance(module, nn.Module) and was_fitted(module)
+        raise BadInput(
+            "this is neither a fitted model nor a step: call tightfit.fit first"
+            + " (it was fitted when it was saved; what is loaded was saved as the plain model)"
+            * saved
+        )
+    return fitted

@@ -1,0 +1,68 @@
+"""The budget of a callable as a limit that nothing exceeds while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tightfit.errors import BudgetExceeded
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.optimizers import hear_of_steps
+from tightfit.session.memory.steps import refuse_step
+
+__all__ = ["Limit"]
+
+
+class Limit:
+    """Has the allocator refuse what would exceed a budget, from a call until its backward ended.
+
+    Parameters
+    ----------
+    name : str
+        Of the callable, for messages.
+    account : Account
+        What it holds.
+    is_copy : bool
+        Whether nobody has asked for it: a copy has a budget of its own once it trains.
+    """
+
+    def __init__(self, name: str, account: Account, *, is_copy: bool = False) -> None:
+        self._name = name
+        self._account = account
+        self._keeps = not is_copy
+        hear_of_steps(self)
+
+    def follow(self, limit_bytes: int | None, beside: Sequence[Account]) -> None:
+        """Keep to another limit; None: to none.
+
+        Parameters
+        ----------
+        limit_bytes : int or None
+            The budget.
+        beside : sequence of Account
+            Of those that share it.
+        """
+        self._account.keep_to(limit_bytes if self._keeps else None, beside)
+
+    def begin(self, limit_bytes: int | None, beside: Sequence[Account]) -> None:
+        """Enforce the limit: a call begins."""
+        if not self._keeps or (beside and self._account.limit_bytes is None):
+            self._keeps = True
+            self.follow(limit_bytes, beside)  # of those that share it through the one called last
+        self._account.enforce()
+
+    def exceeded(self, limit_bytes: int, refused: BaseException) -> BudgetExceeded:
+        """Return the error of a call that was refused what it asked for."""
+        refusals = self._account.refusals()
+        return BudgetExceeded(
+            f"{self._name} needs more than was planned for, and was stopped before it took that; "
+            f"its state is as before the call. {refused}",
+            budget_bytes=limit_bytes,
+            measured_bytes=refusals.held_bytes + refusals.asked_bytes,
+        )
+
+    def before_step(self, optimizer: Any) -> None:
+        """Refuse the step of an optimizer of this model that would exceed the budget."""
+        limit_bytes = self._account.limit_bytes
+        if limit_bytes is not None and self._account.optimizers.meet(optimizer):
+            refuse_step(self._name, self._account, optimizer, limit_bytes)

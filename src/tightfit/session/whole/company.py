@@ -1,0 +1,62 @@
+"""Steps of several callables within one budget: what each must know and leave of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tightfit.planners.base import Limits
+from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.budget import Budget
+from tightfit.session.memory.surroundings import Surroundings
+from tightfit.session.options import Options
+from tightfit.session.whole.planning import needs_of, smallest_budget
+from tightfit.session.whole.specialisation import Specialisation
+
+__all__ = ["begin_in_company", "declare", "end_in_company", "is_new_in_company"]
+
+_QUICKLY = Limits(seconds=1.0)  # a step waits for it
+
+
+def declare(
+    one: Specialisation, around: Surroundings, account: Account, options: Options, budget: Budget
+) -> MinimumBudget:
+    """Tell a budget what plans of a step can do with; return the least."""
+    least = smallest_budget(one, around, dataclasses.replace(options, limits=_QUICKLY))
+    new_bytes = account.new_gradient_bytes()
+    budget.declare(account, needs_of(around.around(one.captured), least.plan, new_bytes))
+    return least
+
+
+def is_new_in_company(one: Specialisation, options: Options) -> bool:
+    """Whether a step runs for the first time beside others: with the plan that holds least.
+
+    Nobody knows yet what others that are called before its backward will hold.
+    """
+    shared = options.shared
+    return shared is not None and len(shared.members()) > 1 and not one.plans
+
+
+def begin_in_company(
+    one: Specialisation, around: Surroundings, account: Account, options: Options
+) -> None:
+    """Note a call in a shared budget, and what its plans can do with."""
+    shared = options.shared
+    if shared is None or len(shared.members()) < 2:
+        return
+    shared.begins(account)
+    if not shared.knows(account):
+        declare(one, around, account, options, shared)
+
+
+def end_in_company(account: Account, options: Options, *, is_open: bool) -> None:
+    """Enforce the limit no more once nobody awaits a backward.
+
+    What is done from then on until the next call is not the model's.
+    """
+    shared = options.shared
+    if shared is None and not is_open:
+        account.let_go()
+    elif shared is not None and not shared.open_members():
+        for member in shared.members():
+            member.let_go()
