@@ -66,9 +66,7 @@ def test_a_gan_trains_inside_one_budget() -> None:
     tightfit.fit(own[1], budget, optimizer=second, cache=False)
     result = train(*own, (first, second))
     assert all(torch.equal(a, b) for a, b in zip(result, reference, strict=True))
-    plans = [tightfit.report(m) for m in own]
-    apart = sum(p.planned_peak_bytes for p in plans)
-    assert apart <= budget.size_bytes
+    assert all(tightfit.report(m).planned_peak_bytes <= budget.size_bytes for m in own)
     meter = meter_for("cpu")
     lasting = sum(p.nbytes for m in own for p in m.parameters())
     start = meter.live_bytes()
@@ -87,8 +85,6 @@ def test_members_leave_with_unfit_and_size_is_checked() -> None:
     assert together.budget_bytes == budget.size_bytes
     tightfit.unfit(models[1])
     assert "1 members" in repr(budget)
-    alone = tightfit.prepare(models[0], x)
-    assert alone.constant_bytes < together.constant_bytes
     tightfit.fit(models[0], budget, costs="unit")
     assert "1 members" in repr(budget)
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.allocator.tally import is_refusal
 from tightfit.capture.around_data import has_parts
 from tightfit.capture.calls.signature import refuse_transforms
 from tightfit.capture.calls.structure import Arguments
@@ -125,9 +124,8 @@ class Fitted:
         self._whole = route if isinstance(route, WholeSteps) else None
         self._at_leaving: list[Callable[[], None]] = []
         self._running_in: int | None = None
-        self._join_budget()
         self._limit = Limit(callee.name, account, is_copy=is_copy)
-        self._keep_to_budget()
+        self._join_budget()
 
     @classmethod
     def as_a_whole(cls, callee: Callee, options: Options, *, is_copy: bool = False) -> Fitted:
@@ -168,12 +166,8 @@ class Fitted:
             return self.callee.function(*args, **kwargs)
         self._running_in = threading.get_ident()
         try:
-            return self._run(args, kwargs)
-        except BaseException as error:
-            self.account.let_go()
-            if is_refusal(error):
-                raise self._limit.exceeded(self.options.limit_bytes, error) from error
-            raise
+            with self._limit:
+                return self._run(args, kwargs)
         finally:
             self._running_in = None
 
@@ -187,7 +181,7 @@ class Fitted:
         self.join_replicas(running_wrapper())
         self._resolve_budget()
         self.account.optimizers.look()
-        self._limit.begin(self._limit_bytes(), self.options.beside(self.account))
+        self._limit.begin(self.options.enforced_bytes, self.options.beside(self.account))
         if self.route is not self._whole:
             return self.route(given)
         try:
@@ -336,13 +330,12 @@ class Fitted:
         self.close_step()
         self._take_options(options)
         self._join_budget()
-        self._keep_to_budget()
 
     def change_budget(self, budget_bytes: int) -> None:
         """Plan the next step within another budget, and measure anew."""
         self.close_step()
         self._take_options(dataclasses.replace(self.options, budget_bytes=budget_bytes))
-        self._keep_to_budget()
+        self._join_budget()
         if self.route is self._whole:
             self._whole.measure_anew()
 
@@ -385,7 +378,7 @@ class Fitted:
         resolved = self.options.resolved(self.account.device)
         if resolved is not self.options:
             self._take_options(resolved)
-            self._keep_to_budget()
+            self._join_budget()
 
     def _take_options(self, options: Options) -> None:
         self.options = options
@@ -393,18 +386,10 @@ class Fitted:
         if self._whole is not None:
             self._whole.change_options(options)
 
-    def _limit_bytes(self) -> int | None:
-        """Return what nobody may be given more than; None if only a warning is asked for."""
-        is_known = self.options.shared is not None or self.options.budget_bytes is not None
-        limits = is_known and self.options.on_exceed == "raise"
-        return self.options.limit_bytes if limits else None
-
-    def _keep_to_budget(self) -> None:
-        self._limit.follow(self._limit_bytes(), self.options.beside(self.account))
-
     def _join_budget(self) -> None:
         if self.options.shared is not None:
             self.options.shared.join(self.account, self)
+        self._limit.follow(self.options.enforced_bytes, self.options.beside(self.account))
 
     # -- leaving ------------------------------------------------------------------------------
 

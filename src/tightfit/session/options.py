@@ -104,6 +104,12 @@ class Options:
         """The bytes plans may use: the limit minus the reserve."""
         return usable_bytes(self.limit_bytes, self.reserve_bytes)
 
+    @property
+    def enforced_bytes(self) -> int | None:
+        """What nobody may be given more than; None if only a warning is asked for."""
+        is_known = self.shared is not None or self.budget_bytes is not None
+        return self.limit_bytes if is_known and self.on_exceed == "raise" else None
+
     def beside(self, account: Account) -> list[Account]:
         """Return what others hold within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
@@ -132,7 +138,12 @@ class Options:
         if budget_bytes > held_bytes:
             left = max(1, self.in_flight - open_calls)
             budget_bytes = held_bytes + (budget_bytes - held_bytes) // left
-        return Share(budget_bytes, share.others_bytes if share is not None else 0)
+        if share is None:
+            return Share(budget_bytes)
+        mine = share.peak_bytes - share.others_bytes
+        return Share(
+            budget_bytes, max(0, min(share.others_bytes, budget_bytes - held_bytes - mine))
+        )
 
     def _shares_needs(self) -> bool:
         return self.shared is not None and all(map(self.shared.knows, self.shared.members()))

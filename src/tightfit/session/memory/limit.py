@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tightfit.allocator.tally import is_refusal
 from tightfit.errors import BudgetExceeded
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import hear_of_steps
@@ -51,15 +52,22 @@ class Limit:
             self.follow(limit_bytes, beside)  # of those that share it through the one called last
         self._account.enforce()
 
-    def exceeded(self, limit_bytes: int, refused: BaseException) -> BudgetExceeded:
-        """Return the error of a call that was refused what it asked for."""
-        refusals = self._account.refusals()
-        return BudgetExceeded(
-            f"{self._name} needs more than was planned for, and was stopped before it took that; "
-            f"its state is as before the call. {refused}",
-            budget_bytes=limit_bytes,
-            measured_bytes=refusals.held_bytes + refusals.asked_bytes,
-        )
+    def __enter__(self) -> None:
+        """Begin a call."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """End it; say what was refused in terms of the budget."""
+        if error is None:
+            return
+        self._account.let_go()
+        if is_refusal(error):
+            refusals = self._account.refusals()
+            raise BudgetExceeded(
+                f"{self._name} needs more than was planned for, and was stopped before it took "
+                f"that; its state is as before the call. {error}",
+                budget_bytes=self._account.limit_bytes or 0,
+                measured_bytes=refusals.held_bytes + refusals.asked_bytes,
+            ) from error
 
     def before_step(self, optimizer: Any) -> None:
         """Refuse the step of an optimizer of this model that would exceed the budget."""
