@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "torch_private": set(),
     "zoo": set(),
     "graph": set(),
-    "eviction": set(),
+    "eviction": {"_core"},
     "allocator": {"torch_private"},
     "plan": {"graph"},
     "reporting": {"graph", "plan"},
@@ -50,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction"}
 MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
 MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies"}
-MAY_IMPORT["cli"] = {"api", "studies", "reporting", "planners", "plan", "graph", "costs", "capture"}
+MAY_IMPORT["cli"] = {"api", "studies", "reporting", "planners", "eviction", "plan", "graph"}
+MAY_IMPORT["cli"] |= {"costs", "capture"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 ALSO = {"costs/measured": {"allocator"}}
@@ -67,6 +68,12 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "captured probe trace normalise",
         "lift around_data partitioner input_uses",
         "capture",
+    ),
+    "eviction": (
+        "classes replayed",
+        "log policies",
+        "reference",
+        "simulator",
     ),
     "planners": (
         "base bounds solvers",
@@ -105,6 +112,7 @@ CHANGES_ONLY_ITS_OWN = {
     "api",
     "cli",
     "costs",
+    "eviction",
     "graph",
     "plan",
     "planners",

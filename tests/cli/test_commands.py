@@ -146,6 +146,16 @@ def test_the_command_line_is_frozen() -> None:
             "-o",
             "--json",
         },
+        "simulate": {
+            "LOG",
+            "--policy",
+            "--ratio",
+            "--budget",
+            "--dealloc",
+            "--thrash",
+            "--seed",
+            "--json",
+        },
         "compare": {
             "TARGET",
             *of_models,

@@ -7,4 +7,5 @@ NB_MODULE(_engine, module) {
     tightfit::bind_planning(module);
     tightfit::bind_chain(module);
     tightfit::bind_executed(module);
+    tightfit::bind_replay(module);
 }

@@ -18,6 +18,7 @@ from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.plan import plan
 from tightfit.cli.prove import prove
 from tightfit.cli.show import show
+from tightfit.cli.simulate import simulate
 from tightfit.cli.verify import verify
 from tightfit.errors import InfeasibleBudget, TightfitError
 from tightfit.version import __version__
@@ -35,7 +36,7 @@ app = App(
     ),
     version=__version__,
 )
-for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove):
+for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove, simulate):
     app.command(command)
 app.command(compare_planners, name="compare")
 

@@ -189,6 +189,7 @@ FAMILIES = (
         PURPLE,
         (
             ("eviction_dtr", "P"),
+            ("eviction_dtr_eq", "^"),
             ("eviction_dtr_local", "X"),
             ("eviction_lru", "D"),
             ("eviction_size", "s"),
