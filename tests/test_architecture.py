@@ -70,10 +70,11 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "capture",
     ),
     "eviction": (
-        "classes replayed",
+        "arena classes replayed",
         "log policies",
         "reference",
         "simulator",
+        "figures",
     ),
     "planners": (
         "base bounds solvers",

@@ -152,8 +152,13 @@ def test_the_command_line_is_frozen() -> None:
             "--ratio",
             "--budget",
             "--dealloc",
+            "--placement",
             "--thrash",
             "--seed",
+            "--time-limit",
+            "--sweep",
+            "--output",
+            "-o",
             "--json",
         },
         "compare": {

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from support.logs import call, linear_network, programs
 from tightfit.errors import BadInput
-from tightfit.eviction.log.instructions import Constant, Instruction, Release
+from tightfit.eviction.arena import Placement
+from tightfit.eviction.log.instructions import Call, Constant, Instruction, Release
 from tightfit.eviction.log.resolve import Event, resolve
 from tightfit.eviction.policies.policy import Cost
 from tightfit.eviction.policies.registry import POLICIES
@@ -33,21 +34,42 @@ def outcome(simulator: Simulator, in_python: bool, **asked: object) -> Replayed 
     program=programs(),
     policy=st.sampled_from([*POLICIES]),
     deallocation=st.sampled_from(["eager", "banish", "ignore"]),
+    placement=st.sampled_from(["bytes"] * 3 + ["arena", "neighbours", "window", "mixed"]),
     ratio=st.floats(0.2, 1.1),
     seed=st.integers(0, 9),
 )
 def test_the_core_does_what_the_reference_does(
-    program: list[Instruction], policy: str, deallocation: Deallocation, ratio: float, seed: int
+    program: list[Instruction],
+    policy: str,
+    deallocation: Deallocation,
+    placement: Placement,
+    ratio: float,
+    seed: int,
 ) -> None:
+    if placement != "bytes":  # so that holes of the arena matter
+        program = [larger(instruction) for instruction in program]
     simulator = Simulator(resolve(program))
     asked = {
         "policy": POLICIES[policy],
         "budget_bytes": simulator.budget_at(ratio),
         "deallocation": deallocation,
+        "placement": placement,
         "thrash": 6.0,
         "seed": seed,
     }
     assert outcome(simulator, False, **asked) == outcome(simulator, True, **asked)
+
+
+def larger(instruction: Instruction) -> Instruction:
+    """The same with 400 times the bytes."""
+    match instruction:
+        case Constant(name, size):
+            return Constant(name, 400 * size)
+        case Call(operator, arguments, results, time):
+            grown = tuple(r._replace(size_bytes=400 * r.size_bytes) for r in results)
+            return Call(operator, arguments, grown, time)
+        case _:
+            return instruction
 
 
 @settings(max_examples=100, deadline=None)

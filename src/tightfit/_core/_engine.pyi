@@ -176,6 +176,7 @@ def replay(
     keeps_dead: bool,
     backward_last: bool,
     deallocation: int,
+    placement: int,
     budget: int,
     most_again: int,
     draw: Callable[[int], int],

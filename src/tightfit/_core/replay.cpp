@@ -9,10 +9,12 @@
 namespace tightfit {
 
 Replay::Replay(const Recorded& recorded, ReplayPolicy policy, Deallocation deallocation,
-               std::int64_t budget, std::int64_t most_again, Draw draw, bool with_moments)
+               Placement placement, std::int64_t budget, std::int64_t most_again, Draw draw,
+               bool with_moments)
     : recorded_(recorded),
       policy_(policy),
       deallocation_(deallocation),
+      placement_(placement),
       budget_(budget),
       most_again_(most_again),
       draw_(std::move(draw)),
@@ -23,6 +25,8 @@ Replay::Replay(const Recorded& recorded, ReplayPolicy policy, Deallocation deall
       residencies_(recorded.storages(), 0),
       defined_at_(recorded.tensors.size(), -1),
       pool_(recorded.storages()),
+      arena_(placement == Placement::bytes ? 0 : budget),
+      offsets_(recorded.storages(), Arena::kNowhere),
       seen_(recorded.storages(), 0),
       seen_op_(recorded.ops(), 0) {
     for (int s = 0; s < recorded.storages(); ++s)
@@ -155,10 +159,7 @@ void Replay::complete() {
 }
 
 void Replay::compute(const Frame& frame) {
-    const std::int64_t needed = recorded_.new_bytes[frame.op];
-    while (memory_ + needed > budget_) evict_one();
-    memory_ += needed;
-    counts_.max_memory = std::max(counts_.max_memory, memory_);
+    allocate(frame.op);
     clock_ += recorded_.costs[frame.op];
     std::int64_t twice = 0;
     arriving_.clear();
@@ -176,6 +177,57 @@ void Replay::compute(const Frame& frame) {
     }
     for (const int tensor : arriving_) define(tensor, frame.again);
     memory_ -= twice;
+    release_temporaries();
+}
+
+// Make room for all outputs of an operator, also for those that are resident already.
+void Replay::allocate(int op) {
+    const std::int64_t needed = recorded_.new_bytes[op];
+    if (placement_ == Placement::bytes) {
+        while (memory_ + needed > budget_) evict_one();
+    } else {
+        for (const int tensor : recorded_.outputs[op])
+            if (recorded_.tensors[tensor].is_root) place(recorded_.tensors[tensor].storage);
+        keep_needed_temporaries();
+    }
+    memory_ += needed;
+    counts_.max_memory = std::max(counts_.max_memory, memory_);
+}
+
+// Find addresses for a storage, or for what is computed of it a second time.
+void Replay::place(int storage) {
+    const std::int64_t size = recorded_.bytes[storage];
+    if (size == 0) return;
+    std::int64_t offset;
+    const bool is_temporary = stored_[storage].resident || stored_[storage].banished;
+    while ((offset = arena_.take(size, is_temporary ? recorded_.storages() : storage)) ==
+           Arena::kNowhere) {
+        const bool by_window = placement_ == Placement::window ||
+                               (placement_ == Placement::mixed && arena_.free() >= size);
+        by_window ? evict_window(size) : evict_one();
+    }
+    if (is_temporary)
+        temporaries_.push_back({storage, offset});
+    else
+        offsets_[storage] = offset;
+}
+
+// What was resident when its second copy found a place may have been evicted for the next one.
+void Replay::keep_needed_temporaries() {
+    const auto is_needed = [this](const std::pair<int, std::int64_t>& temporary) {
+        const auto [storage, offset] = temporary;
+        if (stored_[storage].resident || stored_[storage].banished) return false;
+        arena_.hand_to(offset, storage);
+        offsets_[storage] = offset;
+        return true;
+    };
+    temporaries_.erase(std::remove_if(temporaries_.begin(), temporaries_.end(), is_needed),
+                       temporaries_.end());
+}
+
+void Replay::release_temporaries() {
+    for (const auto& [storage, offset] : temporaries_) arena_.give_back(offset);
+    temporaries_.clear();
 }
 
 // What comes back: the tensor that was wanted first, then the others.
@@ -234,27 +286,51 @@ void Replay::evict_one() {
     evict(cheapest(), MomentKind::evict);
 }
 
-int Replay::cheapest() {
-    const auto own = [this](int s) { return hot_[s].cost; };
+// Evict neighbours in the arena together, of the backward pass only if nothing else makes room.
+void Replay::evict_window(std::int64_t size) {
+    std::vector<int> window;
+    if (policy_.backward_last) window = cheapest_window(size, true);
+    if (window.empty()) window = cheapest_window(size, false);
+    if (window.empty()) throw Stopped{ReplayStatus::oom};
+    for (const int storage : window) evict(storage, MomentKind::evict);
+}
+
+std::vector<int> Replay::cheapest_window(std::int64_t size, bool only_first_class) {
+    return arena_.cheapest_window(size, [&](int s) {
+        if (s >= recorded_.storages() || !pool_.contains(s)) return -1.0;
+        if (only_first_class && stored_[s].backward) return -1.0;
+        ++counts_.evaluations;
+        const auto staleness = static_cast<double>(clock_ - hot_[s].last_access);
+        const auto cost = std::max(0.0, static_cast<double>(above(s)));
+        return staleness > 0 ? cost / staleness : std::numeric_limits<double>::max();
+    });
+}
+
+// What stands above the line of a score.
+std::int64_t Replay::above(int s) {
     switch (policy_.cost) {
-        case CostKind::none: return least_score([](int) { return std::int64_t{1}; });
-        case CostKind::local: return least_score(own);
-        case CostKind::before:
-            return least_score([&](int s) { return own(s) + region(s, true, false); });
+        case CostKind::none:
+        case CostKind::random: return 1;
+        case CostKind::local: return hot_[s].cost;
+        case CostKind::before: return hot_[s].cost + region(s, true, false);
         case CostKind::around:
-            return least_score([&](int s) {
-                return own(s) + region(s, true, false) + region(s, false, false);
-            });
-        case CostKind::count:
-            return least_score(
-                [&](int s) { return 1 + region(s, true, true) + region(s, false, true); });
-        case CostKind::classes:
-            return least_score([&](int s) { return own(s) + class_cost(s); });
-        case CostKind::operators: return least_score([&](int s) { return operators_before(s); });
-        case CostKind::random: break;
+            return hot_[s].cost + region(s, true, false) + region(s, false, false);
+        case CostKind::count: return 1 + region(s, true, true) + region(s, false, true);
+        case CostKind::classes: return hot_[s].cost + class_cost(s);
+        case CostKind::operators: return operators_before(s);
     }
-    ++counts_.evaluations;
-    return pool_.nth(draw_(pool_.size()));
+    return 0;
+}
+
+int Replay::cheapest() {
+    switch (policy_.cost) {
+        case CostKind::random:
+            ++counts_.evaluations;
+            return pool_.nth(draw_(pool_.size()));
+        case CostKind::none: return least_score([](int) { return std::int64_t{1}; });
+        case CostKind::local: return least_score([this](int s) { return hot_[s].cost; });
+        default: return least_score([this](int s) { return above(s); });
+    }
 }
 
 // The candidate with the least score, the last of several; a score of zero ends the search.
@@ -266,6 +342,8 @@ int Replay::least_score(Numerator numerator) {
     const bool only_first_class =
         policy_.backward_last && std::any_of(slots.begin(), slots.end(), is_first_class);
     const bool by_size = policy_.by_size, by_staleness = policy_.by_staleness;
+    const bool with_neighbours =
+        placement_ == Placement::neighbours || placement_ == Placement::mixed;
     const Hot* const hot = hot_.data();
     const std::int64_t clock = clock_;
     std::int64_t evaluations = 0;
@@ -275,6 +353,8 @@ int Replay::least_score(Numerator numerator) {
         if (s < 0 || (only_first_class && stored_[s].backward)) continue;
         ++evaluations;
         double below = by_size ? hot[s].bytes : 1.0;
+        if (by_size && with_neighbours && below > 0)
+            below += static_cast<double>(arena_.free_beside(offsets_[s]));
         if (by_staleness) below *= static_cast<double>(clock - hot[s].last_access);
         const double score = below > 0 ? static_cast<double>(numerator(s)) / below : kInfinity;
         if (score <= least) {
@@ -293,6 +373,8 @@ void Replay::evict(int storage, MomentKind kind) {
     memory_ -= recorded_.bytes[storage];
     stored.resident = false;
     residency_[storage] = 0;
+    if (placement_ != Placement::bytes && recorded_.bytes[storage] > 0)
+        arena_.give_back(offsets_[storage]);
     stored.node = classes_.add(hot_[storage].cost);
     if (policy_.cost == CostKind::classes) join_classes(storage);
     ++(kind == MomentKind::evict ? counts_.evicted : counts_.evicted_eager);

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
+#include "arena.hpp"
 #include "evicted_classes.hpp"
 #include "pool.hpp"
 #include "recorded.hpp"
@@ -16,6 +18,9 @@ namespace tightfit {
 enum class CostKind : int { none, local, before, around, count, classes, operators, random };
 
 enum class Deallocation : int { eager, banish, ignore };
+
+// What an eviction must bring; `eviction/arena.py` says what each means.
+enum class Placement : int { bytes, arena, neighbours, window, mixed };
 
 struct ReplayPolicy {
     CostKind cost;
@@ -46,7 +51,8 @@ public:
     using Draw = std::function<int(int)>;
 
     Replay(const Recorded& recorded, ReplayPolicy policy, Deallocation deallocation,
-           std::int64_t budget, std::int64_t most_again, Draw draw, bool with_moments);
+           Placement placement, std::int64_t budget, std::int64_t most_again, Draw draw,
+           bool with_moments);
 
     ReplayCounts run();
     const std::vector<Moment>& moments() const { return moments_; }
@@ -90,15 +96,22 @@ private:
     bool wait_for_argument();
     void complete();
     void compute(const Frame& frame);
+    void allocate(int op);
+    void place(int storage);
+    void keep_needed_temporaries();
+    void release_temporaries();
     void define(int tensor, bool again);
     void note_again(int op, int wanted);
     void free_dead(const Frame& frame);
     void free_if_dead(int storage);
 
     void evict_one();
+    void evict_window(std::int64_t size);
     int cheapest();
+    std::int64_t above(int storage);
     template <class Numerator>
     int least_score(Numerator numerator);
+    std::vector<int> cheapest_window(std::int64_t size, bool only_first_class);
     void evict(int storage, MomentKind kind);
     void join_classes(int storage);
     std::int64_t class_cost(int storage);
@@ -125,6 +138,7 @@ private:
     const Recorded& recorded_;
     const ReplayPolicy policy_;
     const Deallocation deallocation_;
+    const Placement placement_;
     const std::int64_t budget_, most_again_;
     const Draw draw_;
     const bool with_moments_;
@@ -135,6 +149,9 @@ private:
     std::vector<int> defined_at_;  // per tensor: the residency in which it was computed
     std::vector<int> residencies_;  // per storage, also while it is not resident
     Pool pool_;
+    Arena arena_;
+    std::vector<std::int64_t> offsets_;  // per storage, in the arena
+    std::vector<std::pair<int, std::int64_t>> temporaries_;  // storages computed a second time
     EvictedClasses classes_;
     std::vector<Frame> frames_;
     std::vector<int> missing_, brought_, front_, roots_, arriving_;

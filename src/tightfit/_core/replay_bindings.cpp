@@ -33,13 +33,14 @@ void make_recorded(Recorded* self, std::vector<std::int64_t> bytes, const Tensor
 
 std::pair<ReplayCounts, Moments> replay(const Recorded& recorded, int cost, bool by_size,
                                         bool by_staleness, bool keeps_dead, bool backward_last,
-                                        int deallocation, std::int64_t budget,
-                                        std::int64_t most_again, Replay::Draw draw,
-                                        bool with_moments) {
+                                        int deallocation, int placement,
+                                        std::int64_t budget, std::int64_t most_again,
+                                        Replay::Draw draw, bool with_moments) {
     const ReplayPolicy policy{static_cast<CostKind>(cost), by_size, by_staleness, keeps_dead,
                               backward_last};
-    Replay run(recorded, policy, static_cast<Deallocation>(deallocation), budget, most_again,
-               std::move(draw), with_moments);
+    Replay run(recorded, policy, static_cast<Deallocation>(deallocation),
+               static_cast<Placement>(placement), budget, most_again, std::move(draw),
+               with_moments);
     const ReplayCounts counts = run.run();
     Moments moments;
     for (const Moment& m : run.moments())
@@ -65,8 +66,8 @@ void bind_replay(nb::module_& module) {
         .def_ro("looks", &ReplayCounts::looks)
         .def_ro("max_depth", &ReplayCounts::max_depth);
     module.def("replay", &replay, "recorded"_a, "cost"_a, "by_size"_a, "by_staleness"_a,
-               "keeps_dead"_a, "backward_last"_a, "deallocation"_a, "budget"_a, "most_again"_a,
-               "draw"_a, "with_moments"_a);
+               "keeps_dead"_a, "backward_last"_a, "deallocation"_a, "placement"_a, "budget"_a,
+               "most_again"_a, "draw"_a, "with_moments"_a);
 }
 
 }  // namespace tightfit

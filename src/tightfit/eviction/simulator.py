@@ -8,6 +8,7 @@ from typing import get_args
 
 from tightfit._core import _engine
 from tightfit.errors import BadInput
+from tightfit.eviction.arena import Placement
 from tightfit.eviction.log.resolve import Log
 from tightfit.eviction.log.views import without_views
 from tightfit.eviction.policies.policy import Policy
@@ -18,6 +19,7 @@ __all__ = ["Simulator"]
 
 _STATUS: tuple[Status, ...] = get_args(Status)
 _DEALLOCATION: tuple[Deallocation, ...] = get_args(Deallocation)
+_PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 _MOMENTS: tuple[MomentKind, ...] = get_args(MomentKind)
 
 
@@ -43,6 +45,7 @@ class Simulator:
         budget_bytes: int,
         *,
         deallocation: Deallocation = "eager",
+        placement: Placement = "bytes",
         thrash: float = 2.0,
         seed: int = 0,
         with_moments: bool = False,
@@ -59,6 +62,9 @@ class Simulator:
         deallocation : str
             When the program drops its last hold of a storage it is evicted (``"eager"``), gone
             for good as soon as nothing evicted may need it (``"banish"``), or nothing happens.
+        placement : str
+            ``"bytes"``: memory is a number, as in the paper. Otherwise the budget is an arena, and
+            an eviction must make a hole in it (`tightfit.eviction.arena.Placement`).
         thrash : float
             Give up when the time computed exceeds the program's own by this factor.
         seed : int
@@ -82,6 +88,7 @@ class Simulator:
                 policy,
                 budget_bytes,
                 deallocation=deallocation,
+                placement=placement,
                 most_again_ns=most_again_ns,
                 draw=draw,
             )
@@ -94,6 +101,7 @@ class Simulator:
                 keeps_dead=policy.keeps_dead,
                 backward_last=policy.backward_last,
                 deallocation=_DEALLOCATION.index(deallocation),
+                placement=_PLACEMENTS.index(placement),
                 budget=budget_bytes,
                 most_again=most_again_ns,
                 draw=draw,

@@ -7,11 +7,13 @@ C++ core: plain, and recursive where the paper is, so deep chains of recomputati
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 
 from tightfit.errors import BadInput
+from tightfit.eviction.arena import Arena, Placement
 from tightfit.eviction.classes import Classes
-from tightfit.eviction.log.resolve import Event, Log
+from tightfit.eviction.log.resolve import Event, Log, Operator
 from tightfit.eviction.policies.policy import Cost, Policy
 from tightfit.eviction.reference.state import Ledger, Stopped, Stored
 from tightfit.eviction.replayed import (
@@ -30,12 +32,13 @@ def simulate_in_python(
     budget_bytes: int,
     *,
     deallocation: Deallocation,
+    placement: Placement,
     most_again_ns: int,
     draw: Callable[[int], int],
 ) -> Replayed:
     """Return what `tightfit.eviction.simulator.simulate` returns, moments included."""
     ledger = Ledger(budget_bytes, most_again_ns)
-    replay = _Replay(log, policy, ledger, deallocation, draw)
+    replay = _Replay(log, policy, ledger, deallocation, placement, draw)
     status: Status = "ok"
     try:
         replay.run()
@@ -53,16 +56,19 @@ class _Candidate:
         Where it lives.
     number : int
         Which storage it is.
+    beside_bytes : int
+        Bytes of holes that count as its own.
     """
 
-    def __init__(self, replay: _Replay, number: int) -> None:
+    def __init__(self, replay: _Replay, number: int, beside_bytes: int = 0) -> None:
         self.replay = replay
+        self.beside_bytes = beside_bytes
         self.number = number
         self.stored = replay.stored[number]
 
     @property
     def size_bytes(self) -> int:
-        return self.stored.size_bytes
+        return self.stored.size_bytes + self.beside_bytes
 
     @property
     def staleness(self) -> float:
@@ -115,12 +121,15 @@ class _Replay:
         policy: Policy,
         ledger: Ledger,
         deallocation: Deallocation,
+        placement: Placement,
         draw: Callable[[int], int],
     ) -> None:
         self.log = log
         self.policy = policy
         self.ledger = ledger
         self.deallocation = deallocation
+        self.placement: Placement = placement
+        self.arena = Arena(0 if placement == "bytes" else ledger.budget_bytes)
         self.draw = draw
         self.stored: dict[int, Stored] = {}
         self.pool: dict[int, None] = {}
@@ -214,10 +223,7 @@ class _Replay:
 
     def _compute(self, number: int, wanted: int | None, *, again: bool) -> None:
         operator = self.log.operators[number]
-        needed_bytes = self.log.new_bytes(operator)
-        while not self.ledger.fits(needed_bytes):
-            self._evict_one()
-        self.ledger.allocate(needed_bytes)
+        temporaries = self._allocate(operator)
         self.ledger.compute(operator.cost_ns, again=again)
         made = [(tensor, self.stored[self._storage(tensor)]) for tensor in operator.outputs]
         twice_bytes = sum(
@@ -239,6 +245,45 @@ class _Replay:
                 kind = "remat" if tensor == wanted else "remat_sibling"
                 self.ledger.note(kind, self.current, tensor)
         self.ledger.free(twice_bytes)
+        for owner in temporaries:
+            self.arena.give_back(owner)
+
+    def _allocate(self, operator: Operator) -> list[int]:
+        """Make room for all outputs, also those that are resident: they are made a second time."""
+        needed_bytes = self.log.new_bytes(operator)
+        temporaries: list[int] = []
+        if self.placement == "bytes":
+            while not self.ledger.fits(needed_bytes):
+                self._evict_one()
+        else:
+            roots = [t for t in operator.outputs if self.log.tensors[t].is_root]
+            for storage in map(self._storage, roots):
+                stored = self.stored[storage]
+                is_temporary = stored.is_resident or stored.is_banished
+                owner = -1 - storage if is_temporary else storage
+                self._place(stored.size_bytes, owner)
+                temporaries += [owner] if is_temporary else []
+            temporaries = [owner for owner in temporaries if not self._is_needed(owner)]
+        self.ledger.allocate(needed_bytes)
+        return temporaries
+
+    def _is_needed(self, temporary: int) -> bool:
+        """Keep a second copy if the first was evicted since, to place another output."""
+        storage = -1 - temporary
+        stored = self.stored[storage]
+        if stored.is_resident or stored.is_banished:
+            return False
+        self.arena.hand_over(temporary, storage)
+        return True
+
+    def _place(self, size_bytes: int, owner: int) -> None:
+        """Find addresses; evict until there is a hole."""
+        while size_bytes and not self.arena.take(size_bytes, owner):
+            lacks_bytes = self.arena.free_bytes < size_bytes
+            if self.placement == "window" or (self.placement == "mixed" and not lacks_bytes):
+                self._evict_window(size_bytes)
+            else:
+                self._evict_one()
 
     def _define(self, tensor: int) -> None:
         number = self._storage(tensor)
@@ -285,17 +330,48 @@ class _Replay:
         lowest, least = candidates[0], math.inf
         for number in candidates:
             self.ledger.count("evaluations")
-            score = self.policy.score(_Candidate(self, number))
+            score = self.policy.score(_Candidate(self, number, self._beside(number)))
             if score <= least:
                 lowest, least = number, score
             if score == 0:
                 break
         self._evict(lowest, "evict")
 
+    def _beside(self, number: int) -> int:
+        """Bytes of the holes beside a storage, where they count."""
+        counts = self.placement in ("neighbours", "mixed") and self.stored[number].size_bytes > 0
+        return self.arena.free_beside(number) if counts else 0
+
+    def _evict_window(self, size_bytes: int) -> None:
+        """Evict neighbours together, of the backward pass only if nothing else makes room."""
+        window = None
+        if self.policy.backward_last:
+            window = self.arena.cheapest_window(
+                size_bytes, lambda n: self._price(n, only_first_class=True)
+            )
+        if window is None:
+            window = self.arena.cheapest_window(
+                size_bytes, lambda n: self._price(n, only_first_class=False)
+            )
+        if window is None:
+            raise Stopped("oom")
+        for number in window:
+            self._evict(number, "evict")
+
+    def _price(self, number: int, *, only_first_class: bool) -> float | None:
+        """Cost over staleness, as a score without bytes; None if the storage may not go."""
+        if number not in self.pool or (only_first_class and self.stored[number].is_backward):
+            return None
+        self.ledger.count("evaluations")
+        candidate = _Candidate(self, number)
+        cost = max(0.0, float(candidate.cost(self.policy.cost)))
+        return cost / candidate.staleness if candidate.staleness > 0 else sys.float_info.max
+
     def _evict(self, number: int, kind: MomentKind) -> None:
         stored = self.stored[number]
         self.pool.pop(number, None)
         self.ledger.free(stored.size_bytes)
+        self.arena.give_back(number)
         node = self.classes.add(stored.cost_ns)
         if self.policy.cost is Cost.CLASSES:
             for beside in self.nodes_beside(number):

@@ -1,0 +1,153 @@
+"""Policies beside the plan that knows the whole program, in bytes and in an arena.
+
+python benchmarks/eviction_policies.py [--data ../shared/data] [--seconds 20]
+
+Writes ``benchmarks/results/eviction_policies.jsonl`` and ``docs/policies.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / name) for name in ("", "tests")]
+
+from benchmarks.papers_tables import table
+from support.logs import DATA
+from tightfit.eviction.log.resolve import load_log
+from tightfit.eviction.policies.registry import POLICIES
+from tightfit.eviction.simulator import Simulator
+from tightfit.files import write_atomically
+from tightfit.planners.base import Limits
+from tightfit.planners.questions.clairvoyant import CLAIRVOYANT, clairvoyant, slowdown_of
+
+__all__ = ["document"]
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "eviction_policies.jsonl"
+PAGE = ROOT / "docs" / "policies.md"
+
+LOGS = ("resnet32", "unet", "transformer", "treelstm")
+RATIOS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
+LINES = ("h_dtr_eq", "h_dtr", "msps", "improved", "improved_ancestors")
+IN_ARENA = (
+    ("h_dtr_eq", "arena"),
+    ("improved", "arena"),
+    ("improved", "neighbours"),
+    ("improved", "window"),
+    ("improved", "mixed"),
+    ("improved_ancestors", "mixed"),
+)
+
+Row = dict[str, Any]
+
+
+def rows_of(data: Path, seconds: float) -> Iterator[Row]:
+    """Yield a row per log, line and ratio."""
+    for name in LOGS:
+        simulator = Simulator(load_log(data / "dtr_logs" / f"{name}.log.gz"))
+        for line, placement in [*((line, "bytes") for line in LINES), *IN_ARENA]:
+            for ratio in RATIOS:
+                found = simulator.simulate(
+                    POLICIES[line], simulator.budget_at(ratio), placement=placement
+                )
+                cost = found.total_cost_ns / simulator.log.base_cost_ns
+                yield {
+                    "log": name,
+                    "line": line,
+                    "placement": placement,
+                    "ratio": ratio,
+                    "status": found.status,
+                    "slowdown": round(cost, 4) if found.status == "ok" else None,
+                }
+        for ratio in RATIOS:
+            yield {
+                "log": name,
+                "line": CLAIRVOYANT,
+                "placement": "bytes",
+                "ratio": ratio,
+                **_best(simulator, ratio, seconds),
+            }
+
+
+def _best(simulator: Simulator, ratio: float, seconds: float) -> Row:
+    outcome = clairvoyant(simulator.log, simulator.budget_at(ratio), Limits(seconds=seconds))
+    if outcome.plan is None:
+        return {"status": outcome.status, "slowdown": None, "bound": None}
+    return {
+        "status": "ok",
+        "slowdown": round(slowdown_of(simulator.log, outcome.overhead), 4),
+        "bound": round(slowdown_of(simulator.log, outcome.bound), 4),
+        "seconds": round(outcome.seconds, 1),
+    }
+
+
+def document(rows: Sequence[Row]) -> str:
+    """Return the page for the rows."""
+    parts = [
+        "# Eviction policies, measured",
+        "Logs of one training step each, recorded by the authors of DTR on a GPU, replayed by "
+        "`tightfit simulate` ([simulator.md](simulator.md)): time computed as a multiple of the "
+        "program's own, at budgets that are shares of its peak. `thr`: thrashing, more than "
+        "twice; `oom`: nothing left to evict. *clairvoyant* is the default planner's plan of the "
+        "same program, which knows what comes; `none`: proven that there is no plan, `-`: none "
+        "found. It keeps what the program returns from its first computation on, which a policy "
+        "need not do. Rows: `python benchmarks/eviction_policies.py`.",
+    ]
+    for name in LOGS:
+        parts += [f"## {name}", _table(rows, name, lines=[(x, "bytes") for x in _LINES])]
+    parts += [
+        "## In an arena",
+        "The budget is one range of addresses and an eviction must make a hole in it. "
+        "*arena*: evict until there is one; *neighbours*: a score's bytes count the holes beside "
+        "the storage; *window* (Coop): the neighbours that cost least go together; *mixed*: "
+        "neighbours, and the window where bytes do not lack.",
+    ]
+    for name in LOGS:
+        parts += [f"### {name}", _table(rows, name, lines=IN_ARENA)]
+    return "\n\n".join(parts) + "\n"
+
+
+_LINES = (*LINES, CLAIRVOYANT)
+
+
+def _table(rows: Sequence[Row], log: str, lines: Sequence[tuple[str, str]]) -> str:
+    found = {
+        (row["line"], row["placement"], row["ratio"]): row for row in rows if row["log"] == log
+    }
+    body = [
+        [
+            line if placement == "bytes" else f"{line}, {placement}",
+            *(_cell(found[line, placement, ratio]) for ratio in RATIOS),
+        ]
+        for line, placement in lines
+    ]
+    return table(["policy", *map(str, RATIOS)], body)
+
+
+def _cell(row: Row) -> str:
+    if row["slowdown"] is not None:
+        return f"{row['slowdown']:.3f}"
+    return {"thrash": "thr", "oom": "oom", "infeasible": "none"}.get(row["status"], "-")
+
+
+def main() -> None:
+    """Measure, and write rows and page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    given = parser.parse_args()
+    rows: list[Row] = []
+    for row in rows_of(given.data, given.seconds):
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    write_atomically(RESULTS, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_atomically(PAGE, document(rows).encode())
+
+
+if __name__ == "__main__":
+    main()
