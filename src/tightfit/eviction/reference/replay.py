@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tightfit.errors import BadInput
 from tightfit.eviction.arena import Arena, Placement
@@ -216,7 +217,7 @@ class _Replay:
         for _, storage in arguments:
             self._unlock(storage)
         self.ledger.stop_if_thrashing()
-        if again:
+        if again and self.deallocation == "banish":
             self._retry_to_banish(number)
         if not self.policy.keeps_dead and self.deallocation == "eager":
             self._free_dead(number, wanted, brought_before, depth)
@@ -309,7 +310,7 @@ class _Replay:
         self.brought[before:] = [*waiting, *made]
         if depth == 1:
             for storage in made:
-                if self.pool.keys() >= {storage} and self.stored[storage].is_dead:
+                if storage in self.pool and self.stored[storage].is_dead:
                     self._evict(storage, "evict_eager")
             self.brought.clear()
 
@@ -344,19 +345,14 @@ class _Replay:
 
     def _evict_window(self, size_bytes: int) -> None:
         """Evict neighbours together, of the backward pass only if nothing else makes room."""
-        window = None
-        if self.policy.backward_last:
-            window = self.arena.cheapest_window(
-                size_bytes, lambda n: self._price(n, only_first_class=True)
-            )
-        if window is None:
-            window = self.arena.cheapest_window(
-                size_bytes, lambda n: self._price(n, only_first_class=False)
-            )
-        if window is None:
-            raise Stopped("oom")
-        for number in window:
-            self._evict(number, "evict")
+        for only_first_class in (True, False) if self.policy.backward_last else (False,):
+            price = partial(self._price, only_first_class=only_first_class)
+            window = self.arena.cheapest_window(size_bytes, price)
+            if window is not None:
+                for number in window:
+                    self._evict(number, "evict")
+                return
+        raise Stopped("oom")
 
     def _price(self, number: int, *, only_first_class: bool) -> float | None:
         """Cost over staleness, as a score without bytes; None if the storage may not go."""
@@ -406,8 +402,6 @@ class _Replay:
                 self._try_to_banish(parent)
 
     def _retry_to_banish(self, number: int) -> None:
-        if self.deallocation != "banish":
-            return
         for tensor in self.log.operators[number].outputs:
             for parent in [*self.stored[self._storage(tensor)].parents]:
                 if self.stored[parent].is_dead:
