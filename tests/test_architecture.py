@@ -42,16 +42,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "costs": {"graph", "torch_private"},
     "capture": {"graph", "plan", "costs", "allocator", "torch_private", "_core"},
     "alternatives": {"graph", "capture"},
+    "online": {"eviction", "torch_private"},
     "pricing": {"graph", "costs", "capture", "torch_private"},
     "execution": {"graph", "plan", "capture", "allocator", "torch_private"},
 }
 """Each room's row in docs/architecture.md; what builds on several others follows."""
 
-MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction"}
+MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction", "online"}
 MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
 MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies"}
 MAY_IMPORT["cli"] = {"api", "studies", "reporting", "planners", "eviction", "plan", "graph"}
-MAY_IMPORT["cli"] |= {"costs", "capture"}
+MAY_IMPORT["cli"] |= {"costs", "capture", "online"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 ALSO = {"costs/measured": {"allocator"}}
@@ -101,6 +102,7 @@ TORCH_ROOMS = {
     "api",
     "capture",
     "execution",
+    "online",
     "pricing",
     "session",
     "studies",

@@ -146,6 +146,7 @@ def test_the_command_line_is_frozen() -> None:
             "-o",
             "--json",
         },
+        "record": {"SCRIPT", "ARGUMENTS", "--output", "-o", "--step", "--json"},
         "simulate": {
             "LOG",
             "--policy",

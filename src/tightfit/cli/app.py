@@ -17,6 +17,7 @@ from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.plan import plan
 from tightfit.cli.prove import prove
+from tightfit.cli.record import record
 from tightfit.cli.show import show
 from tightfit.cli.simulate import simulate
 from tightfit.cli.verify import verify
@@ -36,7 +37,8 @@ app = App(
     ),
     version=__version__,
 )
-for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove, simulate):
+_COMMANDS = (demo, check, plan, show, verify, minimum, max_batch, curve, prove, simulate, record)
+for command in _COMMANDS:
     app.command(command)
 app.command(compare_planners, name="compare")
 

@@ -71,6 +71,7 @@ __all__ = [
     "forward_metadata",
     "global_settings",
     "hidden_changes_without_tangents",
+    "in_backward",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -378,3 +379,8 @@ def is_tracing() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
+
+
+def in_backward() -> bool:
+    """Return whether autograd's engine runs what runs now."""
+    return torch._C._current_graph_task_id() != -1
