@@ -8,6 +8,7 @@ Writes ``benchmarks/results/eviction_policies.jsonl`` and ``docs/policies.md``.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -110,10 +111,52 @@ def document(rows: Sequence[Row]) -> str:
     ]
     for name in LOGS:
         parts += [f"### {name}", _table(rows, name, lines=IN_ARENA)]
+    parts.append(
+        "## On static graphs\n\nFigure 3 of the paper: what the policies find, knowing nothing, "
+        "beside planners that know the graph. Overhead in percent / seconds of planning, two at a "
+        "time on two shared cores; P100 costs, budgets as shares of the activation peak: "
+        f"`tightfit compare zoo:NAME {_COMPARED} --costs p100 --planners "
+        f"{','.join(_PLANNERS)} --time-limit 20`. `none`: proven that there is no plan, `-`: none "
+        "found. A recurrent network with the gradients of its shared weights added in place "
+        "(`zoo:lstm`) is refused by the papers' planners and by these.",
+    )
+    for name, setting in COMPARED.items():
+        parts += [f"### {name}, `{setting}`", _compared(name)]
     return "\n\n".join(parts) + "\n"
 
 
 _LINES = (*LINES, CLAIRVOYANT)
+_COMPARED = "SETTING --budgets 0.9,0.8,0.7,0.6,0.5,0.4"
+_PLANNERS = (
+    "anytime",
+    "checkmate_rounding",
+    "eviction_dtr",
+    "eviction_dtr_eq",
+    "eviction_dtr_local",
+    "eviction_lru",
+    "ap_sqrt",
+    "ap_greedy",
+)
+COMPARED = {"vgg16": "--batch 176 --size 224", "unet": "--setting monet"}
+"""Models whose rows ``tightfit compare -o`` has written to ``results/eviction_compare_*.csv``."""
+
+
+def _compared(name: str) -> str:
+    with (RESULTS.parent / f"eviction_compare_{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    budgets = sorted({int(row["budget_bytes"]) for row in rows}, reverse=True)
+    found = {(row["planner"], int(row["budget_bytes"])): row for row in rows}
+    body = [
+        [planner, *(_percent_and_seconds(found[planner, budget]) for budget in budgets)]
+        for planner in _PLANNERS
+    ]
+    return table(["planner", *(f"{budget / 2**30:.2f} GiB" for budget in budgets)], body)
+
+
+def _percent_and_seconds(row: dict[str, str]) -> str:
+    if not row["overhead"]:
+        return "none" if row["status"] == "infeasible" else "-"
+    return f"{100 * float(row['overhead']):.2f} / {float(row['seconds']):.2f}"
 
 
 def _table(rows: Sequence[Row], log: str, lines: Sequence[tuple[str, str]]) -> str:
@@ -141,12 +184,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--page-only", action="store_true", help="write the page of known rows")
     given = parser.parse_args()
-    rows: list[Row] = []
-    for row in rows_of(given.data, given.seconds):
-        print(json.dumps(row), flush=True)
-        rows.append(row)
-    write_atomically(RESULTS, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    if given.page_only:
+        rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    else:
+        rows = list(rows_of(given.data, given.seconds))
+        write_atomically(RESULTS, "".join(json.dumps(row) + "\n" for row in rows).encode())
     write_atomically(PAGE, document(rows).encode())
 
 
