@@ -120,7 +120,7 @@ def against_the_authors(data: Path) -> Iterator[dict[str, Any]]:
 
 def speeds(data: Path) -> Iterator[dict[str, Any]]:
     """Instructions a second of replay at a ratio of 0.5 and above, the slowest of each policy."""
-    for policy in ("lru", "size", "h_dtr_local", "h_dtr_eq", "improved", "h_dtr"):
+    for policy in ("lru", "size", "h_dtr_local", "h_dtr_eq", "improved", "improved_exact", "h_dtr"):
         slowest: dict[str, Any] = {"instructions_per_s": math.inf}
         for path in sorted((data / "dtr_logs").glob("*.log.gz")):
             simulator = Simulator(load_log(path))

@@ -35,7 +35,7 @@ PAGE = ROOT / "docs" / "policies.md"
 
 LOGS = ("resnet32", "unet", "transformer", "treelstm")
 RATIOS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
-LINES = ("h_dtr_eq", "h_dtr", "msps", "improved", "improved_ancestors")
+LINES = ("h_dtr_eq", "h_dtr", "msps", "improved", "improved_ancestors", "improved_exact")
 IN_ARENA = (
     ("h_dtr_eq", "arena"),
     ("improved", "arena"),

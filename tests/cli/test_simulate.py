@@ -86,7 +86,7 @@ def test_a_sweep_writes_the_figures(
         assert (tmp_path / f"figure{figure}.svg").read_bytes().startswith(b"<?xml")
     with (tmp_path / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(found["rows"]) == 19 * (9 + 16 + 3 + 3)
+    assert len(rows) == len(found["rows"]) == 19 * (10 + 16 + 3 + 3)
     same = [
         (row["ratio"], row["slowdown"])
         for row in rows

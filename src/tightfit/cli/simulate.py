@@ -69,9 +69,9 @@ def simulate(
     log
         A log of one training step, plain or gzip.
     policy
-        What is evicted: improved, improved_ancestors, h_dtr, h_dtr_eq, h_dtr_local, lru, size,
-        msps, random, h_e_star, or one of the ablation such as cost=around,size. Or clairvoyant:
-        the default planner's plan of the same program, the least that can be hoped for.
+        What is evicted: improved, improved_ancestors, improved_exact, h_dtr, h_dtr_eq, h_dtr_local,
+        lru, size, msps, random, h_e_star, or one of the ablation such as cost=around,size. Or
+        clairvoyant: the default planner's plan of the same program, the least to be hoped for.
     ratio
         The budget as a share of the peak with nothing evicted, such as 0.4.
     budget

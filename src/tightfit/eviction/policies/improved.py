@@ -32,4 +32,5 @@ IMPROVED = (
         "improved_ancestors",
         "the same with the cost of all operators it would need first",
     ),
+    _improved(DTR[0], "improved_exact", "the same with the exact evicted neighbourhood of h_DTR"),
 )

@@ -220,7 +220,7 @@ class _Replay:
         if again and self.deallocation == "banish":
             self._retry_to_banish(number)
         if not self.policy.keeps_dead and self.deallocation == "eager":
-            self._free_dead(number, wanted, brought_before, depth)
+            self._free_dead(number, brought_before, depth)
 
     def _compute(self, number: int, wanted: int | None, *, again: bool) -> None:
         operator = self.log.operators[number]
@@ -296,7 +296,7 @@ class _Replay:
                 self.pool[number] = None
         stored.define(tensor)
 
-    def _free_dead(self, number: int, wanted: int | None, before: int, depth: int) -> None:
+    def _free_dead(self, number: int, before: int, depth: int) -> None:
         """Free what came back for an operator that has run, unless the program holds it."""
         waiting: list[int] = []
         for storage in self.brought[before:]:
