@@ -8,6 +8,10 @@
 
 namespace tightfit {
 
+namespace {
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+}
+
 Replay::Replay(const Recorded& recorded, ReplayPolicy policy, Deallocation deallocation,
                Placement placement, std::int64_t budget, std::int64_t most_again, Draw draw,
                bool with_moments)
@@ -29,8 +33,10 @@ Replay::Replay(const Recorded& recorded, ReplayPolicy policy, Deallocation deall
       offsets_(recorded.storages(), Arena::kNowhere),
       seen_(recorded.storages(), 0),
       seen_op_(recorded.ops(), 0) {
-    for (int s = 0; s < recorded.storages(); ++s)
-        hot_[s] = {static_cast<double>(recorded.bytes[s]), 0, 0};
+    for (int s = 0; s < recorded.storages(); ++s) {
+        const auto bytes = static_cast<double>(recorded.bytes[s]);
+        hot_[s] = {bytes, bytes > 0 ? 1.0 / bytes : kInfinity, 0, 0};
+    }
 }
 
 ReplayCounts Replay::run() {
@@ -323,40 +329,50 @@ std::int64_t Replay::above(int s) {
 }
 
 int Replay::cheapest() {
+    if (policy_.cost == CostKind::random) {
+        ++counts_.evaluations;
+        return pool_.nth(draw_(pool_.size()));
+    }
+    const Hot* const hot = hot_.data();
+    const bool has_neighbours =
+        placement_ == Placement::neighbours || placement_ == Placement::mixed;
+    if (policy_.cost == CostKind::none && !policy_.by_staleness && policy_.by_size &&
+        !has_neighbours)
+        return least_score([hot](int s) { return hot[s].per_byte; });
+    const auto below = [this, hot, has_neighbours](int s) {
+        double bytes = policy_.by_size ? hot[s].bytes : 1.0;
+        if (has_neighbours && policy_.by_size && bytes > 0)
+            bytes += static_cast<double>(arena_.free_beside(offsets_[s]));
+        return policy_.by_staleness ? bytes * static_cast<double>(clock_ - hot[s].last_access)
+                                    : bytes;
+    };
+    const auto by = [below](auto numerator) {
+        return [below, numerator](int s) {
+            const double divisor = below(s);
+            return divisor > 0 ? static_cast<double>(numerator(s)) / divisor : kInfinity;
+        };
+    };
     switch (policy_.cost) {
-        case CostKind::random:
-            ++counts_.evaluations;
-            return pool_.nth(draw_(pool_.size()));
-        case CostKind::none: return least_score([](int) { return std::int64_t{1}; });
-        case CostKind::local: return least_score([this](int s) { return hot_[s].cost; });
-        default: return least_score([this](int s) { return above(s); });
+        case CostKind::none: return least_score(by([](int) { return std::int64_t{1}; }));
+        case CostKind::local: return least_score(by([hot](int s) { return hot[s].cost; }));
+        default: return least_score(by([this](int s) { return above(s); }));
     }
 }
 
 // The candidate with the least score, the last of several; a score of zero ends the search.
-template <class Numerator>
-int Replay::least_score(Numerator numerator) {
-    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+template <class Score>
+int Replay::least_score(Score score_of) {
     const auto& slots = pool_.slots();
     const auto is_first_class = [this](int s) { return s >= 0 && !stored_[s].backward; };
     const bool only_first_class =
         policy_.backward_last && std::any_of(slots.begin(), slots.end(), is_first_class);
-    const bool by_size = policy_.by_size, by_staleness = policy_.by_staleness;
-    const bool with_neighbours =
-        placement_ == Placement::neighbours || placement_ == Placement::mixed;
-    const Hot* const hot = hot_.data();
-    const std::int64_t clock = clock_;
     std::int64_t evaluations = 0;
     int chosen = Pool::kGap;
     double least = kInfinity;
     for (const int s : slots) {
         if (s < 0 || (only_first_class && stored_[s].backward)) continue;
         ++evaluations;
-        double below = by_size ? hot[s].bytes : 1.0;
-        if (by_size && with_neighbours && below > 0)
-            below += static_cast<double>(arena_.free_beside(offsets_[s]));
-        if (by_staleness) below *= static_cast<double>(clock - hot[s].last_access);
-        const double score = below > 0 ? static_cast<double>(numerator(s)) / below : kInfinity;
+        const double score = score_of(s);
         if (score <= least) {
             least = score;
             chosen = s;

@@ -64,7 +64,7 @@ private:
 
     // What a score reads of a storage.
     struct Hot {
-        double bytes;
+        double bytes, per_byte;
         std::int64_t last_access, cost;
     };
 
@@ -109,8 +109,8 @@ private:
     void evict_window(std::int64_t size);
     int cheapest();
     std::int64_t above(int storage);
-    template <class Numerator>
-    int least_score(Numerator numerator);
+    template <class Score>
+    int least_score(Score score_of);
     std::vector<int> cheapest_window(std::int64_t size, bool only_first_class);
     void evict(int storage, MomentKind kind);
     void join_classes(int storage);
