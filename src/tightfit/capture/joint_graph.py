@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from tightfit.capture.calls.structure import Structure
@@ -108,3 +109,9 @@ class JointGraph:
     answers: tuple[Answer, ...] | None
     outside: Mapping[str, nn.Module]
     opaque: OpaqueModules
+
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether numbers that the step reads from tensors are inputs of it."""
+        read = torch.ops.aten._local_scalar_dense.default
+        return any(node.target is read for node in self.module.graph.nodes)

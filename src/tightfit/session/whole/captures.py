@@ -56,6 +56,7 @@ class Captures:
         self._detached: dict[Any, Detached] = {}
         self._kept: frozenset[Kept] = frozenset()
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
+        self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
         self._warned_hooks: set[str] = set()
 
     def __iter__(self) -> Iterator[Specialisation]:
@@ -105,8 +106,12 @@ class Captures:
 
     # -- capturing ----------------------------------------------------------------------------
 
-    def traced_call(self, key: Any, given: Arguments) -> TracedCall:
-        """Return what is to be captured, with what is known of it by now."""
+    def traced_call(self, key: Any, given: Arguments, *, compiled: bool = False) -> TracedCall:
+        """Return what is to be captured, with what is known of it by now.
+
+        Where this was captured before, numbers have changed that it reads: they may be inputs. A
+        compiled step takes tensors only.
+        """
         return TracedCall(
             self.callee.function,
             self.callee.modules,
@@ -115,6 +120,7 @@ class Captures:
             detached_outputs=self._detached.get(key, frozenset()),
             opaque=self.opaque,
             answered=self.answered,
+            numbers=key in self._by_signature and key not in self._deciding and not compiled,
         )
 
     def with_answers(self, call: TracedCall) -> TracedCall:
@@ -129,6 +135,8 @@ class Captures:
         captured = self._captured(key, call, options, neighbour)
         settled = self.signature(Arguments.of(call.args, call.kwargs))  # a first run changed it
         self._detached[settled] = self._detached.get(key, frozenset())
+        if call.numbers and not captured.joint.takes_numbers:
+            self._deciding.add(settled)
         made = Specialisation(settled, captured, is_further=neighbour is not None)
         timed = options.costs == "measured" and not options.compile
         if timed and captured.graph.device.kind == "cpu":

@@ -187,7 +187,8 @@ class WholeSteps:
                     if change is not None
                     else f"{self.callee.name} is called with new inputs or flags: making a new plan"
                 )
-            one = self._capture(key, self.captures.traced_call(key, given))
+            call = self.captures.traced_call(key, given, compiled=self.options.compile)
+            one = self._capture(key, call)
         one.use(self._calls)
         return one
 
@@ -243,7 +244,8 @@ class WholeSteps:
 
     def _answering(self, unfit: Specialisation, given: Arguments) -> Specialisation:
         """Return what was captured for what data decide now; capture it the first time."""
-        call = self.captures.with_answers(self.captures.traced_call(unfit.key, given))
+        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
+        call = self.captures.with_answers(call)
         one = self.captures.find_answering(unfit, call.answers)
         if one is not None:
             one.use(self._calls)
