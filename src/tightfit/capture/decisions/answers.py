@@ -163,17 +163,24 @@ class Question:
         Its flattened arguments and how they nest.
     answer : Answer
         What it told when the step was captured.
-    after : str
-        The module that had run last.
+    inside, after : str
+        The module whose forward asks, and the one that had run last.
     """
 
     def __init__(
-        self, function: Any, leaves: Sequence[Any], spec: Any, answer: Answer, after: str = ""
+        self,
+        function: Any,
+        leaves: Sequence[Any],
+        spec: Any,
+        answer: Answer,
+        inside: str = "",
+        after: str = "",
     ) -> None:
         self.function = function
         self.leaves = tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
         self.spec = spec
         self.answer = answer
+        self.inside = inside
         self.after = after
         self.key = next(_KEYS)
         _QUESTIONS[self.key] = self

@@ -111,7 +111,11 @@ class Numbers(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in _BATCH_NORMS:
             if len(args) > _MOMENTUM:
-                args = (*args[:_MOMENTUM], self._marked(args[0], args[_MOMENTUM]), *args[_MOMENTUM + 1 :])
+                args = (
+                    *args[:_MOMENTUM],
+                    self._marked(args[0], args[_MOMENTUM]),
+                    *args[_MOMENTUM + 1 :],
+                )
             elif "momentum" in kwargs:
                 kwargs["momentum"] = self._marked(args[0], kwargs["momentum"])
         return func(*args, **kwargs)

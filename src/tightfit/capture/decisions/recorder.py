@@ -193,7 +193,8 @@ class DecisionRecorder(private.TorchDispatchMode):
     ) -> Any:
         """Put a question into the trace, for every step to check its answer."""
         leaves, spec = flatten((args, kwargs))
-        question = Question(func, leaves, spec, answer, self._trail.last)
+        running, last = self._trail.running, self._trail.last
+        question = Question(func, leaves, spec, answer, running, last)
         self.questions.append(question)
         results = question.asked([x for x in leaves if isinstance(x, torch.Tensor)])
         if not isinstance(answer.value, tuple):

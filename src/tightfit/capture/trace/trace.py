@@ -141,7 +141,9 @@ def trace(
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = flatten((call.args, call.kwargs))[0]
-        recorder = DecisionRecorder(leaves, call.owners, trail, call.answers, call.answered, numbers)
+        recorder = DecisionRecorder(
+            leaves, call.owners, trail, call.answers, call.answered, numbers
+        )
         look_up = recorder.known_value
         opaque = OpaqueStandIns(call.modules, call.opaque, call.examples, look_up)
         callee = _Callee(call, opaque, recorder)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from tightfit.capture.around_data import of_the_same_class
 from tightfit.capture.calls.signature import (
     call_signature,
     differ_in_sizes_only,
@@ -30,6 +31,7 @@ __all__ = ["Captures"]
 
 _MOST_KEPT = 16
 _MOST_NAMED = 4
+_MANY_ANSWERS = 2  # besides the first
 
 Detached = frozenset[int]
 
@@ -56,6 +58,7 @@ class Captures:
         self._detached: dict[Any, Detached] = {}
         self._kept: frozenset[Kept] = frozenset()
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
+        self._decided: dict[Any, int] = {}  # how often computed values have decided otherwise
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
         self._warned_hooks: set[str] = set()
 
@@ -103,6 +106,29 @@ class Captures:
         alike = sorted(self._by_signature.get(key, ()), key=lambda one: -one.used)
         changes = (one.captured.reads.change() for one in alike)
         return next((change for change in changes if change is not None), None)
+
+    # -- data that decide in every step -------------------------------------------------------
+
+    def note_other_answers(self, key: Any) -> bool:
+        """Note that computed values decide otherwise; return whether that is now often."""
+        self._decided[key] = self._decided.get(key, 0) + 1
+        return self._decided[key] == _MANY_ANSWERS
+
+    def decides_often(self, key: Any) -> bool:
+        """Whether computed values have often decided otherwise than in the calls before."""
+        return self._decided.get(key, 0) >= _MANY_ANSWERS
+
+    def run_as_ops(self, unfit: Specialisation) -> frozenset[str]:
+        """Let the inner modules in which computed values decide run as one op; return these."""
+        modules = self.callee.modules
+        asking = {question.inside for question in unfit.captured.joint.questions} - {""}
+        named = frozenset(n for name in asking for n in of_the_same_class(modules, name))
+        self.opaque, self.answered = self.opaque | named, self.answered - named
+        return named
+
+    def run_as_traced(self, named: frozenset[str]) -> None:
+        """Look into modules after all that were to run as one op, for the answers of a call."""
+        self.opaque, self.answered = self.opaque - named, self.answered | named
 
     # -- capturing ----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput, CaptureError, Diverged, OpaqueChanged
+from tightfit.errors import BadInput, CaptureError, Diverged, InfeasibleBudget, OpaqueChanged
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
@@ -31,6 +31,7 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 __all__ = ["WholeSteps"]
 
 _MOST_ATTEMPTS = 8
+_MOST_NAMED = 4
 _SETTLED_CALLS = 4  # the optimizer's state exists by then
 
 
@@ -151,8 +152,9 @@ class WholeSteps:
 
     @property
     def is_tuning(self) -> bool:
-        """Whether steps are still timed before the final plan is made."""
-        return any(one.tuner is not None for one in self.captures)
+        """Whether steps like the last one are still timed before their final plan is made."""
+        last = max(self.captures, key=lambda one: one.used, default=None)
+        return last is not None and last.tuner is not None
 
     # -- budgets ------------------------------------------------------------------------------
 
@@ -250,9 +252,43 @@ class WholeSteps:
         if one is not None:
             one.use(self._calls)
             return one
-        announce(f"{self.callee.name} computes values that decide otherwise: making a new plan")
-        one = self._capture(unfit.key, call)
+        one = None
+        if self.captures.note_other_answers(unfit.key):
+            one = self._with_deciding_ops(unfit, given)
+        if one is None:
+            if not self.captures.decides_often(unfit.key):
+                name = self.callee.name
+                announce(f"{name} computes values that decide otherwise: making a new plan")
+            one = self._capture(unfit.key, call)
         self._begin(one)
+        return one
+
+    def _with_deciding_ops(self, unfit: Specialisation, given: Arguments) -> Specialisation | None:
+        """Return a step in which the modules that decide are ops, whatever they run; say it.
+
+        None where the outermost forward decides, or where that cannot be planned in the budget.
+        """
+        name = self.callee.name
+        named = self.captures.run_as_ops(unfit)
+        if not named:
+            announce(
+                f"what {name} runs is decided by values that it computes, and otherwise in every "
+                "step: each takes a plan of its own. Way out: move the part that decides into a "
+                "module of its own, which then runs as one op (tightfit.opaque)"
+            )
+            return None
+        try:
+            one = self._capture(unfit.key, self.captures.traced_call(unfit.key, given))
+            self._planned(one, self._inputs(one, given))
+        except (CaptureError, InfeasibleBudget):
+            self.captures.run_as_traced(named)
+            return None
+        shown = ", ".join(map(repr, sorted(named)[:_MOST_NAMED]))
+        more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
+        announce(
+            f"what module {shown}{more} runs is decided otherwise in every step: from now on it "
+            "runs eagerly, as one measured op of the plan (tightfit.opaque says so beforehand)"
+        )
         return one
 
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
