@@ -17,6 +17,8 @@ from tightfit.capture.origins import Origins
 
 __all__ = ["JointGraph", "OutputInfo", "Source"]
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Source:
@@ -113,5 +115,6 @@ class JointGraph:
     @property
     def takes_numbers(self) -> bool:
         """Whether numbers that the step reads from tensors are inputs of it."""
-        read = torch.ops.aten._local_scalar_dense.default
-        return any(node.target is read for node in self.module.graph.nodes)
+        return any(
+            node.target is aten._local_scalar_dense.default for node in self.module.graph.nodes
+        )

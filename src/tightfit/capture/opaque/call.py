@@ -226,10 +226,7 @@ class OpaqueCall:
     ) -> list[torch.Tensor | None]:
         """Return the gradient of every operand that requires one, or None where it has none.
 
-        Parameters
-        ----------
-        sums : mapping of int to Tensor
-            By place among these gradients: what came before from outside, to which one is added.
+        Each is added to what came before from outside, which `sums` has by its place among them.
         """
         results = [record.results[i] for i in present]
         results += [record.sources[i] for i in sums]  # what comes in there is added to

@@ -11,7 +11,7 @@ from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput, CaptureError, Diverged, InfeasibleBudget, OpaqueChanged
+from tightfit.errors import BadInput, CaptureError, Diverged, OpaqueChanged
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
@@ -24,6 +24,7 @@ from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
 from tightfit.session.report import Report, report_of
 from tightfit.session.whole.captures import Captures
+from tightfit.session.whole.deciding import with_deciding_ops
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.planning import needs_of, planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -31,7 +32,6 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 __all__ = ["WholeSteps"]
 
 _MOST_ATTEMPTS = 8
-_MOST_NAMED = 4
 _SETTLED_CALLS = 4  # the optimizer's state exists by then
 
 
@@ -254,7 +254,7 @@ class WholeSteps:
             return one
         one = None
         if self.captures.note_other_answers(unfit.key):
-            one = self._with_deciding_ops(unfit, given)
+            one = with_deciding_ops(self.captures, unfit, lambda: self._captured_anew(unfit, given))
         if one is None:
             if not self.captures.decides_often(unfit.key):
                 name = self.callee.name
@@ -263,32 +263,10 @@ class WholeSteps:
         self._begin(one)
         return one
 
-    def _with_deciding_ops(self, unfit: Specialisation, given: Arguments) -> Specialisation | None:
-        """Return a step in which the modules that decide are ops, whatever they run; say it.
-
-        None where the outermost forward decides, or where that cannot be planned in the budget.
-        """
-        name = self.callee.name
-        named = self.captures.run_as_ops(unfit)
-        if not named:
-            announce(
-                f"what {name} runs is decided by values that it computes, and otherwise in every "
-                "step: each takes a plan of its own. Way out: move the part that decides into a "
-                "module of its own, which then runs as one op (tightfit.opaque)"
-            )
-            return None
-        try:
-            one = self._capture(unfit.key, self.captures.traced_call(unfit.key, given))
-            self._planned(one, self._inputs(one, given))
-        except (CaptureError, InfeasibleBudget):
-            self.captures.run_as_traced(named)
-            return None
-        shown = ", ".join(map(repr, sorted(named)[:_MOST_NAMED]))
-        more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
-        announce(
-            f"what module {shown}{more} runs is decided otherwise in every step: from now on it "
-            "runs eagerly, as one measured op of the plan (tightfit.opaque says so beforehand)"
-        )
+    def _captured_anew(self, unfit: Specialisation, given: Arguments) -> Specialisation:
+        """Capture a call again, and plan it."""
+        one = self._capture(unfit.key, self.captures.traced_call(unfit.key, given))
+        self._planned(one, self._inputs(one, given))
         return one
 
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
