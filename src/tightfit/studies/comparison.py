@@ -120,7 +120,7 @@ class Comparison:
             except InfeasibleBudget as error:
                 needed = error.minimum_bytes or least
             else:
-                needed = trace.peak_bytes
+                needed = max(trace.peak_bytes, fitted.least_bytes_in_parts())
             if needed <= least:
                 break
             least = needed
