@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, compress, repeat
 from typing import Any
 
@@ -134,11 +134,10 @@ class _State:
         entries = [(d, key) for d, key, changes in places if id(d) in odd and not changes]
         self._seen = [(d, k, weakref.ref(d[k])) for d, k in entries if _is_tensor(d[k])]
         entries = [(d, k) for d, k in entries if not _is_tensor(d[k])]
-        self._entry_dicts = [d for d, _ in entries]
-        self._entry_keys = [key for _, key in entries]
-        self._entries = [d[key] for d, key in entries]
+        values = [d[key] for d, key in entries]
+        self._entries = [d for d, _ in entries], [key for _, key in entries], values
         whole = [m.__dict__ for _, m in modules if id(m.__dict__) not in odd]
-        values = chain(chain.from_iterable(d.values() for d in whole), self._entries)
+        values = chain(chain.from_iterable(d.values() for d in whole), values)
         known = {id(d[k]) for d, k, _ in places if k in APART}  # compared above, or of no account
         self._equal = [*whole, *_containers(values, known)]
         self._before = [type(held)(held) for held in self._equal]
@@ -155,15 +154,16 @@ class _State:
                 and list(chain.from_iterable(self._dicts)) == self._keys
                 and all(map(operator.is_, map(type, self._own), self._kinds))
                 and all(map(operator.eq, self._equal, self._before))
-                and all(map(operator.is_, self._now(), self._entries))
+                and self._has_entries()
                 and all(held.get(key) is tensor() for held, key, tensor in self._seen)
                 and self._geometry(*compress(members, self._is_tensor))
             )
         except (TypeError, ValueError, RuntimeError):  # of user classes that compare in their way
             return False
 
-    def _now(self) -> Iterator[Any]:
-        return map(dict.get, self._entry_dicts, self._entry_keys, repeat(_MISSING))
+    def _has_entries(self) -> bool:
+        dicts, keys, values = self._entries
+        return all(map(operator.is_, map(dict.get, dicts, keys, repeat(_MISSING)), values))
 
 
 def _is_tensor(value: Any) -> bool:
