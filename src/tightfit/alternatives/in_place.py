@@ -142,7 +142,8 @@ def _overwritable(view: OpView, overwriter: Overwriter) -> fx.Node | None:
         return None
     mine, other = view.node.meta["val"], target.meta["val"]
     same = (
-        mine.shape == other.shape
+        isinstance(other, torch.Tensor)
+        and mine.shape == other.shape
         and mine.stride() == other.stride()
         and mine.dtype == other.dtype
         and storage_bytes(mine) == other.numel() * other.element_size()

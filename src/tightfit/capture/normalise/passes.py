@@ -19,7 +19,11 @@ from tightfit.capture.normalise.compact import compact_results
 from tightfit.capture.normalise.convolution import split_convolution_backward
 from tightfit.capture.normalise.copies import drop_clones, drop_detaches, drop_unread_arguments
 from tightfit.capture.normalise.dropout import correct_dropout
-from tightfit.capture.normalise.gradients import own_gradients, sum_in_place
+from tightfit.capture.normalise.gradients import (
+    add_inside_opaque,
+    own_gradients,
+    sum_in_place,
+)
 from tightfit.capture.normalise.rewriting import Rewriting
 
 __all__ = ["PASSES", "normalise"]
@@ -64,6 +68,7 @@ PASSES: tuple[Callable[[Rewriting], None], ...] = (
     drop_clones,
     drop_unread_arguments,
     split_convolution_backward,
+    add_inside_opaque,
     sum_in_place,
     own_gradients,
     own_write_backs,

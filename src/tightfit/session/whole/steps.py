@@ -24,6 +24,7 @@ from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
 from tightfit.session.report import Report, report_of
 from tightfit.session.whole.captures import Captures
+from tightfit.session.whole.deciding import with_deciding_ops
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.planning import needs_of, planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -151,8 +152,9 @@ class WholeSteps:
 
     @property
     def is_tuning(self) -> bool:
-        """Whether steps are still timed before the final plan is made."""
-        return any(one.tuner is not None for one in self.captures)
+        """Whether steps like the last one are still timed before their final plan is made."""
+        last = max(self.captures, key=lambda one: one.used, default=None)
+        return last is not None and last.tuner is not None
 
     # -- budgets ------------------------------------------------------------------------------
 
@@ -187,7 +189,8 @@ class WholeSteps:
                     if change is not None
                     else f"{self.callee.name} is called with new inputs or flags: making a new plan"
                 )
-            one = self._capture(key, self.captures.traced_call(key, given))
+            call = self.captures.traced_call(key, given, compiled=self.options.compile)
+            one = self._capture(key, call)
         one.use(self._calls)
         return one
 
@@ -243,14 +246,27 @@ class WholeSteps:
 
     def _answering(self, unfit: Specialisation, given: Arguments) -> Specialisation:
         """Return what was captured for what data decide now; capture it the first time."""
-        call = self.captures.with_answers(self.captures.traced_call(unfit.key, given))
+        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
+        call = self.captures.with_answers(call)
         one = self.captures.find_answering(unfit, call.answers)
         if one is not None:
             one.use(self._calls)
             return one
-        announce(f"{self.callee.name} computes values that decide otherwise: making a new plan")
-        one = self._capture(unfit.key, call)
+        one = None
+        if self.captures.note_other_answers(unfit.key):
+            one = with_deciding_ops(self.captures, unfit, lambda: self._captured_anew(unfit, given))
+        if one is None:
+            if not self.captures.decides_often(unfit.key):
+                name = self.callee.name
+                announce(f"{name} computes values that decide otherwise: making a new plan")
+            one = self._capture(unfit.key, call)
         self._begin(one)
+        return one
+
+    def _captured_anew(self, unfit: Specialisation, given: Arguments) -> Specialisation:
+        """Capture a call again, and plan it."""
+        one = self._capture(unfit.key, self.captures.traced_call(unfit.key, given))
+        self._planned(one, self._inputs(one, given))
         return one
 
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
