@@ -1,4 +1,4 @@
-"""Types of the C++ plan engine; sizes in bytes, costs in integer units of the caller's choice."""
+"""Types of the C++ core; sizes in bytes, costs in integer units of the caller's choice."""
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
@@ -133,3 +133,13 @@ class ExecutedCode:
     def codes(self) -> list[tuple[CodeType, dict[str, Any]]]: ...
     @property
     def calls(self) -> list[tuple[CodeType | Callable[..., Any], tuple[CodeType, ...]]]: ...
+
+def pack(
+    name: str,
+    lower: Sequence[int],
+    upper: Sequence[int],
+    sizes: Sequence[int],
+    seconds: float,
+    seed: int,
+) -> tuple[list[int], int]: ...
+def packer_names() -> list[str]: ...
