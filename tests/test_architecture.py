@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"graph"},
     "reporting": {"graph", "plan"},
     "planners": {"graph", "plan", "eviction", "_core"},
+    "layout": {"graph", "plan", "planners", "_core"},
     "costs": {"graph", "torch_private"},
     "capture": {"graph", "plan", "costs", "allocator", "torch_private", "_core"},
     "alternatives": {"graph", "capture"},
@@ -50,7 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction"}
 MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
 MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies"}
-MAY_IMPORT["cli"] = {"api", "studies", "reporting", "planners", "plan", "graph", "costs", "capture"}
+MAY_IMPORT["cli"] = {"api", "studies", "reporting", "layout", "planners", "plan", "graph", "costs"}
+MAY_IMPORT["cli"] |= {"capture"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 ALSO = {"costs/measured": {"allocator"}}
@@ -68,6 +70,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "lift around_data partitioner input_uses",
         "capture",
     ),
+    "layout": ("blocks", "io of_plan history validate packers", "pack"),
     "planners": (
         "base bounds solvers",
         "outcomes",
@@ -106,6 +109,7 @@ CHANGES_ONLY_ITS_OWN = {
     "cli",
     "costs",
     "graph",
+    "layout",
     "plan",
     "planners",
     "reporting",

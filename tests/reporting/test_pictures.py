@@ -26,6 +26,7 @@ from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.curve import curve_picture
 from tightfit.reporting.pictures.found import Found, Series
 from tightfit.reporting.pictures.labels import moved_apart
+from tightfit.reporting.pictures.layout import Rectangle, layout_picture
 from tightfit.reporting.pictures.page import SUFFIXES
 from tightfit.reporting.pictures.scales import percent_scale
 from tightfit.reporting.pictures.style import FAMILIES, OURS, looks_of
@@ -137,6 +138,7 @@ def every_picture(suffix: str) -> list[bytes]:
         curve_picture(points, budgets="GiB", **texts),
         training_picture([TrainedModel("net", ways)], **texts),
         step_picture(steps[0], steps[1:], **texts),
+        layout_picture([Rectangle(0, 2, 0, 1 << 20)], bound_bytes=1 << 19, **texts),
     ]
 
 

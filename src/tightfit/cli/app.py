@@ -15,6 +15,7 @@ from tightfit.cli.demo import demo
 from tightfit.cli.max_batch import max_batch
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
+from tightfit.cli.pack import pack
 from tightfit.cli.plan import plan
 from tightfit.cli.prove import prove
 from tightfit.cli.show import show
@@ -35,7 +36,7 @@ app = App(
     ),
     version=__version__,
 )
-for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove):
+for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove, pack):
     app.command(command)
 app.command(compare_planners, name="compare")
 

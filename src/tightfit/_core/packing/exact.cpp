@@ -20,7 +20,8 @@ ExactSearch::ExactSearch(const Blocks& blocks, const Overlaps& overlaps, const S
       capacity_(capacity), order_(order.order),
       ids_(order.order), position_(blocks.count()), rank_(blocks.count()),
       is_placed_(blocks.count(), 0), lowest_(blocks.count(), 0), total_(blocks.load),
-      floor_(blocks.load.size()), crossing_(blocks.load.size(), 0) {
+      crossing_(blocks.load.size(), 0),
+      witness_(blocks.load.size(), 0), component_(blocks.load.size(), 0) {
     for (int rank = 0; rank < blocks.count(); ++rank)
         rank_[ids_[rank]] = position_[ids_[rank]] = rank;
     rank_at_start_ = rank_;
@@ -141,21 +142,17 @@ void ExactSearch::undo_to(std::size_t placed) {
 // Whether no section is too full above the least offset that any of its blocks can have.
 bool ExactSearch::may_fit(const Component& blocks, Step after) {
     if (!suspects_may_fit(blocks, after)) return false;
-    std::fill(floor_.begin() + blocks.begin, floor_.begin() + blocks.end, capacity_);
     for (int p = blocks.first; p < blocks.last; ++p) {
-        const int block = ids_[p];
-        const Bytes least = least_offset(block, after);
-        if (least < 0 || least + blocks_.size[block] > capacity_) return false;
-        Bytes* floor = floor_.data();
-        for (int s = blocks_.begin[block]; s < blocks_.end[block]; ++s)
-            floor[s] = std::min(floor[s], least);
+        const Bytes least = least_offset(ids_[p], after);
+        if (least < 0 || least + blocks_.size[ids_[p]] > capacity_) return false;
     }
-    for (int s = blocks.begin; s < blocks.end; ++s)
-        if (total_[s] > 0 && floor_[s] + total_[s] > capacity_) {
-            suspects_.insert(suspects_.begin(), s);
-            if (suspects_.size() > kSuspects) suspects_.pop_back();
-            return false;
-        }
+    for (int section = blocks.begin; section < blocks.end; ++section) {
+        if (is_low_enough(witness_[section], section, after)) continue;
+        if (section_may_fit(section, after)) continue;
+        suspects_.insert(suspects_.begin(), section);
+        if (suspects_.size() > kSuspects) suspects_.pop_back();
+        return false;
+    }
     return true;
 }
 
@@ -168,16 +165,21 @@ bool ExactSearch::suspects_may_fit(const Component& blocks, Step after) {
     return false;
 }
 
-// As `may_fit`, for one section: some block there can be low enough.
-bool ExactSearch::section_may_fit(int section, Step after) const {
-    const Bytes highest_floor = capacity_ - total_[section];
-    for (int block : overlaps_.living_in(section)) {
-        if (is_placed_[block] || lowest_[block] > highest_floor) continue;
-        const Bytes least = least_offset(block, after);
-        if (least < 0) return false;
-        if (least <= highest_floor) return true;
-    }
+// Whether some block of a section can be low enough; it is the section's witness from then on.
+bool ExactSearch::section_may_fit(int section, Step after) {
+    for (int block : overlaps_.living_in(section))
+        if (is_low_enough(block, section, after)) {
+            witness_[section] = block;
+            return true;
+        }
     return total_[section] == 0;
+}
+
+bool ExactSearch::is_low_enough(int block, int section, Step after) const {
+    const Bytes highest = capacity_ - total_[section];
+    if (is_placed_[block] || lowest_[block] > highest) return false;
+    const Bytes least = least_offset(block, after);
+    return least >= 0 && least <= highest;
 }
 
 // A block whose turn in the order of building is over rests on one that comes later; -1: on none.
@@ -202,19 +204,33 @@ bool ExactSearch::is_cut(int block) const {
 
 // Let the components of these blocks wait; that of the fewest blocks is taken first.
 void ExactSearch::split(const Component& blocks) {
-    std::sort(ids_.begin() + blocks.first, ids_.begin() + blocks.last,
-              [&](int a, int b) { return blocks_.begin[a] < blocks_.begin[b]; });
     const std::size_t waiting = waiting_.size();
-    for (int p = blocks.first; p < blocks.last;) {
-        Component part{p, p, blocks_.begin[ids_[p]], blocks_.end[ids_[p]]};
-        for (; p < blocks.last && blocks_.begin[ids_[p]] < part.end; ++p) {
-            part.end = std::max(part.end, blocks_.end[ids_[p]]);
-            position_[ids_[p]] = p;
-        }
-        part.last = p;
-        waiting_.push_back(part);
+    waiting_.push_back({0, 0, blocks.begin, blocks.begin});
+    for (int section = blocks.begin; section < blocks.end; ++section) {
+        component_[section] = static_cast<int>(waiting_.size()) - 1;
+        waiting_.back().end = section + 1;
+        if (section + 1 < blocks.end && crossing_[section] == 0)
+            waiting_.push_back({0, 0, section + 1, section + 1});
     }
-    std::sort(waiting_.begin() + waiting, waiting_.end(), [](const auto& a, const auto& b) {
+    const auto of = [&](int block) -> Component& {
+        return waiting_[component_[blocks_.begin[block]]];
+    };
+    const auto first = ids_.begin() + blocks.first, last = ids_.begin() + blocks.last;
+    moved_.assign(first, last);
+    for (int block : moved_) ++of(block).last;
+    int next = blocks.first;
+    for (auto part = waiting_.begin() + waiting; part != waiting_.end(); ++part) {
+        part->first = next;
+        next += std::exchange(part->last, next);
+    }
+    for (int block : moved_) {
+        position_[block] = of(block).last++;
+        ids_[position_[block]] = block;
+    }
+    const auto is_empty = [](const Component& part) { return part.first == part.last; };
+    waiting_.erase(std::remove_if(waiting_.begin() + waiting, waiting_.end(), is_empty),
+                   waiting_.end());
+    std::stable_sort(waiting_.begin() + waiting, waiting_.end(), [](const auto& a, const auto& b) {
         return a.last - a.first > b.last - b.first;
     });
 }

@@ -71,7 +71,8 @@ private:
     void undo_to(std::size_t placed);
     bool may_fit(const Component& blocks, Step after);
     bool suspects_may_fit(const Component& blocks, Step after);
-    bool section_may_fit(int section, Step after) const;
+    bool section_may_fit(int section, Step after);
+    bool is_low_enough(int block, int section, Step after) const;
     Bytes least_offset(int block, Step after) const;
     void push(const Component& blocks, Step after);
     bool is_cut(int block) const;
@@ -89,8 +90,9 @@ private:
     std::vector<char> is_placed_;
     std::vector<Bytes> lowest_;  // the lowest offset left by the blocks placed so far
     std::vector<Bytes> total_;  // unplaced bytes of each section
-    std::vector<Bytes> floor_;  // scratch: the least offset of any of them
     std::vector<int> crossing_;  // unplaced blocks that live across the end of each section
+    std::vector<int> witness_;  // a block of each section that was low enough when last asked
+    std::vector<int> component_, moved_;  // scratch of `split`
     std::vector<Frame> frames_;
     std::vector<Component> waiting_;
     std::vector<Undo> placed_;

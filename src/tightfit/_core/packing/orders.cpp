@@ -112,11 +112,11 @@ std::vector<SearchOrder> search_orders(const Blocks& blocks) {
     const Order load_ticks = descending(blocks, {&k.load, &k.ticks, &k.area_in_ticks});
     const Order load_length = descending(blocks, {&k.load, &k.length, &k.area});
     return {
-        {load_ticks, true},
         {load_ticks, false},
+        {load_ticks, true},
         {descending(blocks, {&k.ticks, &k.area_in_ticks, &k.load}), false},
-        {load_length, true},
         {load_length, false},
+        {load_length, true},
         {descending(blocks, {&degree, &k.length, &k.area}), false},
         {descending(blocks, {&k.length, &k.area, &k.load}), false},
         {descending(blocks, {&k.load, &k.size, &k.length}), true},
