@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reporting": {"graph", "plan"},
     "planners": {"graph", "plan", "eviction", "_core"},
     "layout": {"graph", "plan", "planners", "_core"},
+    "arenas": {"allocator", "layout"},
     "costs": {"graph", "torch_private"},
     "capture": {"graph", "plan", "costs", "allocator", "torch_private", "_core"},
     "alternatives": {"graph", "capture"},
@@ -70,7 +71,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "lift around_data partitioner input_uses",
         "capture",
     ),
-    "layout": ("blocks", "io of_plan history validate packers", "pack"),
+    "arenas": ("sequence", "arena"),
+    "layout": ("blocks", "io of_plan history validate packers predecessors", "pack"),
     "planners": (
         "base bounds solvers",
         "outcomes",
@@ -94,6 +96,7 @@ TORCH_ROOMS = {
     "allocator",
     "alternatives",
     "api",
+    "arenas",
     "capture",
     "execution",
     "pricing",
@@ -106,6 +109,7 @@ TORCH_PLACES = ("costs/measured/",)
 
 CHANGES_ONLY_ITS_OWN = {
     "api",
+    "arenas",
     "cli",
     "costs",
     "graph",
