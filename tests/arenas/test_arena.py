@@ -247,3 +247,28 @@ def test_wrong_use_is_said() -> None:
         assert "in the thread that entered it" in str(errors[0])
         with pytest.raises(RuntimeError, match="another recording"), tightfit.arena():
             pass
+
+
+def test_a_fitted_model_takes_its_steps_in_an_arena() -> None:
+    def train(arena: bool | None) -> tuple[nn.Module, list[torch.Tensor]]:
+        torch.manual_seed(0)
+        model = small_net()
+        optimizer = torch.optim.Adam(model.parameters())
+        if arena is not None:
+            tightfit.fit(model, "64MiB", optimizer=optimizer, costs="unit", arena=arena)
+        for step in range(10):
+            x, target = images(step)
+            F.cross_entropy(model(x), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, list(model.parameters())
+
+    _, plain = train(None)
+    with poisoned():
+        model, ours = train(True)
+    assert_same(ours, plain)
+    report = tightfit.report(model).arena
+    assert report is not None and report.exact_steps >= 3 and report.height_bytes > 0
+    tightfit.unfit(model)
+    with tightfit.arena() as again:
+        again.step()

@@ -55,6 +55,8 @@ typedef struct {
     Plan *plans[PLANS];
     atomic_int plan_count;
     atomic_int_fast64_t alive;
+    atomic_bool is_closed; /* unmapped once nothing is alive in it and no thread inside */
+    atomic_bool is_entered;
     /* the rest belongs to the thread inside */
     Plan *current;
     int64_t next;
@@ -63,7 +65,6 @@ typedef struct {
 } Arena;
 
 static Arena *_Atomic arenas[ARENAS]; /* those that are mapped */
-static _Bool is_closed[ARENAS]; /* unmapped once nothing is alive in it */
 static atomic_int arenas_end;
 static pthread_mutex_t arenas_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool poisons;
@@ -140,10 +141,19 @@ static inline _Bool may_lie(Arena *arena, Plan *plan, int64_t request, size_t si
     return 1;
 }
 
+static void leave(Arena *arena) {
+    inside = NULL;
+    atomic_store_explicit(&arena->is_entered, 0, memory_order_release);
+}
+
 void *replay_take(size_t size) {
     Arena *arena = inside;
     if (!arena || interruptions || !size)
         return NULL;
+    if (atomic_load_explicit(&arena->is_closed, memory_order_relaxed)) {
+        leave(arena);
+        return NULL;
+    }
     Plan *plan = arena->current;
     int64_t request = arena->next++;
     if (!may_lie(arena, plan, request, size))
@@ -222,15 +232,17 @@ static void unmap(int slot) {
         free_plan(arena->plans[number]);
     munmap(arena->base, (size_t)arena->height);
     free(arena);
-    is_closed[slot] = 0;
 }
 
 /* Unmaps closed arenas in which nothing is alive. Called with the lock. */
 static void unmap_closed(void) {
     int end = atomic_load(&arenas_end);
-    for (int slot = 0; slot < end; slot++)
-        if (is_closed[slot] && !atomic_load_explicit(&arenas[slot]->alive, memory_order_acquire))
+    for (int slot = 0; slot < end; slot++) {
+        Arena *arena = atomic_load(&arenas[slot]);
+        if (arena && atomic_load(&arena->is_closed) && !atomic_load(&arena->is_entered) &&
+            !atomic_load_explicit(&arena->alive, memory_order_acquire))
             unmap(slot);
+    }
 }
 
 /* Maps an arena. Returns its number; -1: there are too many; -2: there is no memory. */
@@ -302,12 +314,14 @@ static void drop_free_pages(Arena *arena) {
 }
 
 /* Gives the pages back: those that no living block touches now, the others once nothing is alive
- * in the arena. Not while a thread is inside. */
+ * in the arena. A thread that is inside leaves at its next request. */
 EXPORT void tightfit_replay_close(int number) {
     pthread_mutex_lock(&arenas_lock);
-    is_closed[number] = 1;
-    if (atomic_load_explicit(&arenas[number]->alive, memory_order_acquire))
-        drop_free_pages(arenas[number]);
+    Arena *arena = atomic_load(&arenas[number]);
+    atomic_store(&arena->is_closed, 1);
+    if (!atomic_load(&arena->is_entered) &&
+        atomic_load_explicit(&arena->alive, memory_order_acquire))
+        drop_free_pages(arena);
     unmap_closed();
     pthread_mutex_unlock(&arenas_lock);
 }
@@ -373,15 +387,19 @@ EXPORT int tightfit_replay_add(int number, int64_t count, const int64_t *sizes,
 
 /* ------------------------------------------------------------------ steps */
 
-/* Enters an arena with the calling thread. Returns 0, or 1 if the thread is in one already. */
+/* Enters an arena with the calling thread. Returns 0, or 1 if the thread is in one already or
+ * another thread in this one. */
 EXPORT int tightfit_replay_begin(int number, int plan) {
-    if (inside)
-        return 1;
     Arena *arena = atomic_load(&arenas[number]);
+    if (inside && atomic_load(&inside->is_closed))
+        leave(inside);
+    if (inside || atomic_load(&arena->is_entered))
+        return 1;
     arena->current = arena->plans[plan];
     arena->next = 0;
     arena->is_exact = !atomic_load_explicit(&arena->alive, memory_order_acquire);
     memset(arena->statistics, 0, sizeof arena->statistics);
+    atomic_store(&arena->is_entered, 1);
     inside = arena;
     return 0;
 }
@@ -394,7 +412,7 @@ EXPORT void tightfit_replay_end(int64_t *statistics) {
         return;
     arena->statistics[REQUESTS] = arena->next;
     memcpy(statistics, arena->statistics, sizeof arena->statistics);
-    inside = NULL;
+    leave(arena);
 }
 
 /* Requests between these two are nobody's: of whatever is not the same in every step. */

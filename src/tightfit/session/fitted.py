@@ -8,12 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tightfit.arenas.calls import CallArena
 from tightfit.capture.around_data import has_parts
-from tightfit.capture.calls.signature import refuse_transforms
+from tightfit.capture.calls.signature import input_signature, refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
@@ -110,6 +112,7 @@ class Fitted:
         self._whole = route if isinstance(route, WholeSteps) else None
         self._at_leaving: list[Callable[[], None]] = []
         self._running_in: int | None = None
+        self._arena = self._new_arena()
         self._join_budget()
 
     @classmethod
@@ -163,6 +166,8 @@ class Fitted:
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
         self._resolve_budget()
+        if self._arena is not None and not self.waiting:
+            self._arena.begin_step(input_signature(given.leaves, given.spec))
         if self.route is not self._whole:
             return self.route(given)
         try:
@@ -273,7 +278,9 @@ class Fitted:
         BadInput
             If nothing has been planned yet.
         """
-        return self.route.report()
+        report = self.route.report()
+        arena = None if self._arena is None else self._arena.report
+        return report if arena is None else msgspec.structs.replace(report, arena=arena)
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
@@ -369,6 +376,29 @@ class Fitted:
         if self.options.shared is not None:
             self.account.share_budget()
             self.options.shared.join(self.account, self.close_step)
+
+    # -- the arena ----------------------------------------------------------------------------
+
+    def _new_arena(self) -> CallArena | None:
+        """Return the arena that was asked for.
+
+        Raises
+        ------
+        BadInput
+            If the model lies elsewhere than on the CPU.
+        HookUnavailable
+            If the CPU's allocator cannot be hooked.
+        """
+        if not self.options.arena:
+            return None
+        if self.account.device.type != "cpu":
+            raise BadInput(
+                f"arena=True is available on the CPU only, and {self.name} lies on "
+                f"{self.account.device}: leave it out"
+            )
+        arena = CallArena()
+        self.at_leaving(arena.leave)
+        return arena
 
     # -- leaving ------------------------------------------------------------------------------
 
