@@ -71,7 +71,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "lift around_data partitioner input_uses",
         "capture",
     ),
-    "arenas": ("sequence", "arena"),
+    "arenas": ("sequence", "arena", "calls"),
     "layout": ("blocks", "io of_plan history validate packers predecessors", "pack"),
     "planners": (
         "base bounds solvers",

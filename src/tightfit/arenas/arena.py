@@ -16,6 +16,9 @@ from tightfit.errors import BadInput
 
 __all__ = ["Arena", "ArenaReport"]
 
+_MOST_SHAPES = 32
+"""Of which layouts are remembered at once."""
+
 
 @dataclass(frozen=True)
 class ArenaReport:
@@ -65,6 +68,7 @@ class Arena:
         self._running: _Step | None = None
         self._recording = contextlib.ExitStack()
         self._recorder: Recorder | None = None
+        self._trims = False
         self._report = ArenaReport()
 
     def __enter__(self) -> Arena:
@@ -121,6 +125,10 @@ class Arena:
         self._note_step(replayed)
         if step is not None and step.learn(replayed, recording):
             self._note_layout()
+            self._trims = True
+        if self._trims and step is not None and step.is_confirmed:
+            self._trims = False
+            trim_ordinary_memory()  # of the steps that went there before
         self._begin(shape)
 
     def interrupted(self) -> contextlib.AbstractContextManager[None]:
@@ -133,12 +141,18 @@ class Arena:
         return self._report
 
     def _begin(self, shape: Hashable) -> None:
-        step = self._steps.setdefault(shape, _Step())
+        step = self._step_of(shape)
         if not step.is_confirmed:
             self._recorder = self._recording.enter_context(record())
         if step.is_planned and not step.enter(self._room_for(step)):
             step.enter(self._another(step.height_bytes))  # that one has all the plans it can
         self._running = step
+
+    def _step_of(self, shape: Hashable) -> _Step:
+        """Return what is known of steps of a shape; of very many the oldest is forgotten."""
+        if shape not in self._steps and len(self._steps) == _MOST_SHAPES:
+            del self._steps[next(iter(self._steps))]
+        return self._steps.setdefault(shape, _Step())
 
     def _end(self) -> tuple[Replayed | None, Recording | None]:
         step, self._running = self._running, None
@@ -150,7 +164,7 @@ class Arena:
     def _room_for(self, step: _Step) -> Replay:
         """Return the arena; another one where it is too low, or a new layout would find blocks."""
         if self._replay is None:
-            trim_ordinary_memory()
+            trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
             return self._another(step.height_bytes)
         is_in_the_way = not step.is_installed and self._replay.alive > 0
         if is_in_the_way or self._replay.height_bytes < step.height_bytes:
