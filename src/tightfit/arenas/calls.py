@@ -14,8 +14,8 @@ __all__ = ["CallArena"]
 class CallArena:
     """Everything the calling thread requests from one call to the next is a step.
 
-    Where a call cannot begin a step, because another arena or recording is active in the process
-    or because it comes from another thread, it runs without one: that is counted.
+    Where a call cannot begin a step, because another arena or recording is active, because it
+    comes from another thread or because memory is short, it runs without one: that is counted.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,8 @@ class CallArena:
                 self._thread = threading.get_ident()
                 self._arena = Arena().__enter__()
             self._arena.step(shape)
-        except (BadInput, RuntimeError):  # another arena is entered, or another recording runs
+        except (BadInput, RuntimeError, MemoryError):
+            # another arena is entered, another recording runs, or there is no room for a mapping
             self._calls_without += 1
             self.leave()
 
