@@ -112,7 +112,9 @@ class Fitted:
         self._whole = route if isinstance(route, WholeSteps) else None
         self._at_leaving: list[Callable[[], None]] = []
         self._running_in: int | None = None
-        self._arena = self._new_arena()
+        self._arena = _arena_for(callee, options, account)
+        if self._arena is not None:
+            self.at_leaving(self._arena.leave)
         self._join_budget()
 
     @classmethod
@@ -377,29 +379,6 @@ class Fitted:
             self.account.share_budget()
             self.options.shared.join(self.account, self.close_step)
 
-    # -- the arena ----------------------------------------------------------------------------
-
-    def _new_arena(self) -> CallArena | None:
-        """Return the arena that was asked for.
-
-        Raises
-        ------
-        BadInput
-            If the model lies elsewhere than on the CPU.
-        HookUnavailable
-            If the CPU's allocator cannot be hooked.
-        """
-        if not self.options.arena:
-            return None
-        if self.account.device.type != "cpu":
-            raise BadInput(
-                f"arena=True is available on the CPU only, and {self.name} lies on "
-                f"{self.account.device}: leave it out"
-            )
-        arena = CallArena()
-        self.at_leaving(arena.leave)
-        return arena
-
     # -- leaving ------------------------------------------------------------------------------
 
     def at_leaving(self, callback: Callable[[], None]) -> None:
@@ -413,6 +392,26 @@ class Fitted:
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()
+
+
+def _arena_for(callee: Callee, options: Options, account: Account) -> CallArena | None:
+    """Return the arena that was asked for.
+
+    Raises
+    ------
+    BadInput
+        If the model lies elsewhere than on the CPU.
+    HookUnavailable
+        If the CPU's allocator cannot be hooked.
+    """
+    if not options.arena:
+        return None
+    if account.device.type != "cpu":
+        raise BadInput(
+            f"arena=True is available on the CPU only, and {callee.name} lies on "
+            f"{account.device}: leave it out"
+        )
+    return CallArena()
 
 
 def callee_of(module: nn.Module) -> Callee:
