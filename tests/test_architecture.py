@@ -39,6 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"graph"},
     "reporting": {"graph", "plan"},
     "planners": {"graph", "plan", "eviction", "_core"},
+    "layout": {"graph", "plan", "planners", "_core"},
+    "arenas": {"allocator", "layout"},
     "costs": {"graph", "torch_private"},
     "capture": {"graph", "plan", "costs", "allocator", "torch_private", "_core"},
     "alternatives": {"graph", "capture"},
@@ -51,8 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction", "online"}
 MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
 MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies"}
-MAY_IMPORT["cli"] = {"api", "studies", "reporting", "planners", "eviction", "plan", "graph"}
-MAY_IMPORT["cli"] |= {"costs", "capture", "online"}
+MAY_IMPORT["cli"] = {"api", "studies", "reporting", "layout", "planners", "eviction", "plan"}
+MAY_IMPORT["cli"] |= {"graph", "costs", "capture", "online"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 ALSO = {"costs/measured": {"allocator"}}
@@ -77,6 +79,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "simulator",
         "figures",
     ),
+    "arenas": ("sequence", "arena", "calls"),
+    "layout": ("blocks", "io of_plan history validate packers predecessors", "pack"),
     "planners": (
         "base bounds solvers",
         "outcomes",
@@ -100,6 +104,7 @@ TORCH_ROOMS = {
     "allocator",
     "alternatives",
     "api",
+    "arenas",
     "capture",
     "execution",
     "online",
@@ -113,10 +118,12 @@ TORCH_PLACES = ("costs/measured/",)
 
 CHANGES_ONLY_ITS_OWN = {
     "api",
+    "arenas",
     "cli",
     "costs",
     "eviction",
     "graph",
+    "layout",
     "plan",
     "planners",
     "reporting",

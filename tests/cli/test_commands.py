@@ -107,6 +107,17 @@ def test_the_command_line_is_frozen() -> None:
             "--json",
         },
         "show": {"FILE", "GRAPH", "--costs", "--json"},
+        "pack": {
+            "TRACE",
+            "--method",
+            "--time-limit",
+            "--alignment",
+            "--seed",
+            "--output",
+            "-o",
+            "--picture",
+            "--json",
+        },
         "verify": {"PLAN", "GRAPH", "--costs", "--json"},
         "minimum": {
             "TARGET",

@@ -26,6 +26,7 @@ from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.curve import curve_picture
 from tightfit.reporting.pictures.found import Found, Series
 from tightfit.reporting.pictures.labels import moved_apart
+from tightfit.reporting.pictures.layout import Rectangle, layout_picture
 from tightfit.reporting.pictures.page import SUFFIXES
 from tightfit.reporting.pictures.policies import Measure, PolicyCurve, policies_picture
 from tightfit.reporting.pictures.scales import percent_scale
@@ -159,6 +160,7 @@ def every_picture(suffix: str) -> list[bytes]:
             bottleneck_ratio=0.2,
             **texts,
         ),
+        layout_picture([Rectangle(0, 2, 0, 1 << 20)], bound_bytes=1 << 19, **texts),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Types of the C++ plan engine; sizes in bytes, costs in integer units of the caller's choice."""
+"""Types of the C++ core; sizes in bytes, costs in integer units of the caller's choice."""
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
@@ -182,3 +182,12 @@ def replay(
     draw: Callable[[int], int],
     with_moments: bool,
 ) -> tuple[ReplayCounts, list[tuple[int, int, int, int, int]]]: ...
+def pack(
+    name: str,
+    lower: Sequence[int],
+    upper: Sequence[int],
+    sizes: Sequence[int],
+    seconds: float,
+    seed: int,
+) -> tuple[list[int], int]: ...
+def packer_names() -> list[str]: ...

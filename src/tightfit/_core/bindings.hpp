@@ -9,5 +9,6 @@ void bind_planning(nanobind::module_& module);
 void bind_chain(nanobind::module_& module);
 void bind_executed(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
+void bind_packing(nanobind::module_& module);
 
 }  // namespace tightfit

@@ -55,6 +55,7 @@ def fit(
     cache: bool = True,
     shapes: Iterable[Any] = (),
     compile: bool = False,
+    arena: bool = False,
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -98,6 +99,11 @@ def fit(
         tried; the fastest that was measured to hold the budget runs, or the plan whose operators
         run one by one where none does or that is faster, which is said. Results of compiled plans
         differ from eager by rounding.
+    arena : bool
+        Whether the memory of a step lies at planned addresses in one mapping, so that the process
+        holds what the step needs and no more (CPU). Everything that the training thread requests
+        from one call of the model to the next is a step; what differs from the plan is served as
+        without the arena, and counted in the report.
 
     Returns
     -------
@@ -130,6 +136,7 @@ def fit(
         in_flight=in_flight,
         cache=cache,
         compile=compile,
+        arena=arena,
     )
 
     parts = sharded_parts(model)

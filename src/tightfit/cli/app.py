@@ -15,6 +15,7 @@ from tightfit.cli.demo import demo
 from tightfit.cli.max_batch import max_batch
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
+from tightfit.cli.pack import pack
 from tightfit.cli.plan import plan
 from tightfit.cli.prove import prove
 from tightfit.cli.record import record
@@ -37,7 +38,10 @@ app = App(
     ),
     version=__version__,
 )
-_COMMANDS = (demo, check, plan, show, verify, minimum, max_batch, curve, prove, simulate, record)
+_COMMANDS = (
+    *(demo, check, plan, show, verify, minimum, max_batch, curve, prove),
+    *(pack, simulate, record),
+)
 for command in _COMMANDS:
     app.command(command)
 app.command(compare_planners, name="compare")

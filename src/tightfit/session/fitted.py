@@ -8,12 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tightfit.arenas.calls import CallArena
 from tightfit.capture.around_data import has_parts
-from tightfit.capture.calls.signature import refuse_transforms
+from tightfit.capture.calls.signature import input_signature, refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
@@ -110,6 +112,9 @@ class Fitted:
         self._whole = route if isinstance(route, WholeSteps) else None
         self._at_leaving: list[Callable[[], None]] = []
         self._running_in: int | None = None
+        self._arena = _arena_for(callee, options, account)
+        if self._arena is not None:
+            self.at_leaving(self._arena.leave)
         self._join_budget()
 
     @classmethod
@@ -163,6 +168,8 @@ class Fitted:
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
         self._resolve_budget()
+        if self._arena is not None and not self.waiting:
+            self._arena.begin_step(input_signature(given.leaves, given.spec))
         if self.route is not self._whole:
             return self.route(given)
         try:
@@ -273,7 +280,9 @@ class Fitted:
         BadInput
             If nothing has been planned yet.
         """
-        return self.route.report()
+        report = self.route.report()
+        arena = None if self._arena is None else self._arena.report
+        return report if arena is None else msgspec.structs.replace(report, arena=arena)
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
@@ -383,6 +392,26 @@ class Fitted:
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()
+
+
+def _arena_for(callee: Callee, options: Options, account: Account) -> CallArena | None:
+    """Return the arena that was asked for.
+
+    Raises
+    ------
+    BadInput
+        If the model lies elsewhere than on the CPU.
+    HookUnavailable
+        If the CPU's allocator cannot be hooked.
+    """
+    if not options.arena:
+        return None
+    if account.device.type != "cpu":
+        raise BadInput(
+            f"arena=True is available on the CPU only, and {callee.name} lies on "
+            f"{account.device}: leave it out"
+        )
+    return CallArena()
 
 
 def callee_of(module: nn.Module) -> Callee:

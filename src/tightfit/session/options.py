@@ -67,6 +67,8 @@ class Options:
         Whether planned programs are compiled by Inductor.
     stops_on_interrupt : bool
         Whether Ctrl-C during planning stops the program; else the best plan so far is taken.
+    arena : bool
+        Whether the memory of a step lies at planned addresses.
     """
 
     budget_bytes: int | None
@@ -84,6 +86,7 @@ class Options:
     ranks: Ranks | None = None
     compile: bool = False
     stops_on_interrupt: bool = True
+    arena: bool = False
 
     def resolved(self, device: torch.device) -> Options:
         """Return the options with a number in the place of what a device has free now."""
@@ -131,6 +134,7 @@ def make_options(
     in_flight: int = 1,
     cache: bool = True,
     compile: bool = False,
+    arena: bool = False,
     progress: Progress = SILENT,
     stops_on_interrupt: bool = True,
 ) -> Options:
@@ -164,6 +168,7 @@ def make_options(
         shared=budget if isinstance(budget, Budget) else None,
         compile=bool(compile),
         stops_on_interrupt=stops_on_interrupt,
+        arena=bool(arena),
     )
 
 
