@@ -20,6 +20,7 @@ from tightfit.costs.measured.call import (
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
+from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import UNKNOWN, is_opaque, key_of, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
@@ -121,6 +122,7 @@ def measured_costs(captured: Captured, progress: Progress) -> Priced:
     progress : Progress
         Told of each call that is measured.
     """
+    captured = keeping_promises(captured, progress)
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Measurement, measure_call, progress)
     return priced_by(captured, known, "measured")
@@ -132,6 +134,7 @@ def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
     Parameters are those of `measured_costs`; each distinct call runs twice.
     """
+    captured = keeping_promises(captured, progress)
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Footprint, measure_workspace, progress)
     return priced_by(captured, known, captured.graph.cost_source)
@@ -152,6 +155,7 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
     progress
         As for `measured_costs`.
     """
+    captured = keeping_promises(captured, progress)
     likes = matched(captured.graph, neighbour)
     strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
     known = recorded(captured, strange, Measurement, measure_call, progress)
