@@ -19,8 +19,10 @@ from torch import fx, nn
 from support.models import UpdatingNet
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.base import Contributor, OpView
+from tightfit.alternatives.batch_norm import batch_norm_again, update_again
 from tightfit.alternatives.in_place import IN_PLACE, add_over_second
-from tightfit.alternatives.registry import CONTRIBUTORS, with_alternatives
+from tightfit.alternatives.max_pool import Windows
+from tightfit.alternatives.registry import CONTRIBUTORS, GROUPS, with_alternatives
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Call, Captured, placeholder_tensors
@@ -379,6 +381,8 @@ def test_every_registered_operator_was_compared() -> None:
     assert {t for t in overwriters if t not in named} == set()
     everyone: set[Contributor] = {c for cs in CONTRIBUTORS.values() for c in cs}
     assert everyone == OFFERED, "a new contributor: add its case to this battery"
+    again = {batch_norm_again, update_again}  # these belong to every group
+    assert {c for group in GROUPS.values() for c in group} == everyone - again
 
 
 def test_a_sum_is_written_over_its_second_argument_only_where_it_is_laid_out_as_that() -> None:
@@ -394,3 +398,11 @@ def test_a_sum_is_written_over_its_second_argument_only_where_it_is_laid_out_as_
         result = add_over_second(mine, first)
         assert (result is mine) is in_place
         assert torch.equal(result, expected) and result.stride() == expected.stride()
+
+
+def test_offsets_that_no_maximum_has_do_not_write_outside_the_image() -> None:
+    """Costs are measured on tensors of zeros, and a padded window begins outside."""
+    windows = Windows(sizes=(5, 5), extents=(3, 3), strides=(2, 2), padding=(1, 1))
+    starts = windows.starts((3, 3), torch.device("cpu"))
+    places = windows.in_image(torch.zeros(3, 3, dtype=torch.uint8), starts)
+    assert places.min() >= 0 and places.max() < 25

@@ -72,13 +72,16 @@ class Windows:
         return offset
 
     def in_image(self, offsets: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Return offsets inside windows as indices into the image."""
+        """Return offsets inside windows as indices into the image.
+
+        None of a maximum lies outside, but the kernel that is given them writes wherever they say.
+        """
         index = offsets + starts
         for d in range(1, len(self.sizes)):
             row = offsets.div(math.prod(self.extents[d:]), rounding_mode="floor")
             longer = self.sizes[d] - self.extents[d]
             index.add_(row.to(torch.int64), alpha=longer * math.prod(self.sizes[d + 1 :]))
-        return index
+        return index.clamp_(0, math.prod(self.sizes) - 1)
 
 
 def offsets(indices: torch.Tensor, windows: Windows) -> torch.Tensor:

@@ -5,7 +5,6 @@ An entry is a function from an op of a captured step to further ways of computin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,9 +21,10 @@ from tightfit.alternatives.max_pool import max_pool_gradient
 from tightfit.alternatives.relu import relu_gradient
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
 from tightfit.capture.captured import Captured
+from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness
 
-__all__ = ["CONTRIBUTORS", "EXACTNESS", "compilable", "with_alternatives"]
+__all__ = ["CONTRIBUTORS", "EXACTNESS", "GROUPS", "compilable", "with_alternatives"]
 
 aten = torch.ops.aten
 
@@ -48,10 +48,26 @@ for _target in IN_PLACE:  # last: what others offer may run in place too
     CONTRIBUTORS[_target] = (*CONTRIBUTORS.get(_target, ()), in_place)
 
 
+_ALWAYS: tuple[Contributor, ...] = (batch_norm_again, update_again, draw_again)
+"""Ways of doing once more what runs by itself once only: no op is recomputed without them."""
+
+GROUPS: dict[str, tuple[Contributor, ...]] = {
+    "none": (),
+    "output": (hardtanh_gradient, leaky_relu_gradient, elu_gradient),
+    "intermediate": (
+        relu_gradient,
+        max_pool_gradient,
+        dropout_gradient,
+        fused_cross_entropy_gradient,
+        folded_embedding_gradient,
+    ),
+    "inplace": (in_place,),
+}
+"""The alternatives by what they are, for comparisons (MONeT, section 6.3); also ``"all"``."""
+
+
 def with_alternatives(
-    captured: Captured,
-    exactness: Exactness = "bitwise",
-    contributors: Iterable[Contributor] | None = None,
+    captured: Captured, exactness: Exactness = "bitwise", group: str = "all"
 ) -> Captured:
     """Return the captured step with the alternatives that the registry knows for its ops.
 
@@ -61,16 +77,23 @@ def with_alternatives(
         As it was traced.
     exactness : str
         The least exact class that is allowed.
-    contributors : iterable of callable, optional
-        Only these, for comparisons.
+    group : str
+        Only these, for comparisons: a name of `GROUPS`, or ``"all"``.
+
+    Raises
+    ------
+    BadInput
+        For an unknown group; lists the known ones.
     """
+    if group not in (*GROUPS, "all"):
+        known = ", ".join((*GROUPS, "all"))
+        raise BadInput(f"no alternatives are called {group!r} (known: {known})")
     assembly = Assembly(captured)
-    chosen = None if contributors is None else {*contributors}
     allowed = EXACTNESS[: EXACTNESS.index(exactness) + 1]
     for op in captured.graph.ops:
         offered: tuple[Way, ...] = ()
         for contributor in (*CONTRIBUTORS.get(captured.nodes[op.id].target, ()), draw_again):
-            if chosen is not None and contributor not in chosen:
+            if group != "all" and contributor not in (*_ALWAYS, *GROUPS[group]):
                 continue
             extension = contributor(OpView(captured, op, offered))
             if extension is not None:

@@ -28,6 +28,7 @@ from tightfit.graph.ir import Alternative, Exactness
 from tightfit.pricing.records import device_of, key_of, name_of
 from tightfit.pricing.trial import Trial
 from tightfit.progress import Progress
+from tightfit.torch_private import core as private
 
 __all__ = ["TOLERANCES", "keeping_promises"]
 
@@ -134,7 +135,9 @@ def _code(function: Callable[..., Any]) -> str:
 
 
 def _kind(default: Call, call: Call, key: str, name: str) -> str:
-    """Return a text that is equal for comparisons of elementwise operators at any size."""
+    """Return a text that is equal for comparisons of PyTorch's elementwise ops at any size."""
+    if not isinstance(call.function, private.OpOverload):
+        return key
     tags = getattr(default.function, "tags", ())
     if torch.Tag.pointwise not in tags and default.function not in _ELEMENTWISE:
         return key
