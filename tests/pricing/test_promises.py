@@ -11,7 +11,7 @@ from torch import nn
 
 from tightfit.alternatives.assembling import Assembly
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.registry import with_alternatives
+from tightfit.alternatives.registry import EXACTNESS, with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
@@ -54,7 +54,7 @@ def with_way(function: Any, exactness: Any) -> Captured:
     view = OpView(step, op)
     assembly = Assembly(step)
     way = Way("silu.other", function, view.call.args, exactness=exactness)
-    assembly.add(op, Extension((way,)), ("bitwise", "rounding", "lossy"))
+    assembly.add(op, Extension((way,)), EXACTNESS)
     return assembly.finished()
 
 

@@ -7,7 +7,7 @@ the ops behind them get other numbers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from torch import fx
 from tightfit.alternatives.base import Extension, Extra, Way
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import base_of, storage_bytes
-from tightfit.graph.ir import Alternative, Op, OpId, Value, ValueId
+from tightfit.graph.ir import Alternative, Choice, Exactness, Op, OpId, Value, ValueId
 from tightfit.graph.liveness import producers
 from tightfit.graph.validate import validate_graph
 
@@ -40,10 +40,14 @@ class Assembly:
         self._value_of = dict(captured.value_of)
         self._number = {node: op for op, node in enumerate(captured.nodes)}
         self._maker = producers(captured.graph)
-        self._behind: dict[OpId, list[tuple[Op, Call, fx.Node]]] = {}
+        self._behind: dict[OpId, list[tuple[Op, tuple[Call, ...], fx.Node]]] = {}
+        self._linked: list[list[tuple[OpId, int]]] = []
 
-    def add(self, op: Op, extension: Extension, allowed: Collection[str]) -> tuple[Way, ...]:
+    def add(self, op: Op, extension: Extension, allowed: Sequence[Exactness]) -> tuple[Way, ...]:
         """Add those ways of an extension that are exact enough; return them."""
+        linked = [way for _, way in extension.together]
+        if any(way.exactness not in allowed for way in linked):
+            return ()
         compiles = all(extra.compiles for extra in extension.extras)
         ways = tuple(
             dataclasses.replace(way, compiles=way.compiles and compiles)
@@ -52,25 +56,47 @@ class Assembly:
         )
         if not ways:
             return ()
+        least = max((w.exactness for w in (*ways, *linked)), key=allowed.index)
         for extra in extension.extras:
             if extra.node not in self._value_of:
-                self._add_extra(extra)
+                self._add_extra(extra, least)
+        first = self._append(op.id, ways)
+        if extension.together:
+            pairs = [(op.id, first)]
+            for node, way in extension.together:
+                other = self._number[node]
+                pairs.append((other, self._append(other, (way,))))
+            self._linked.append(pairs)
+        self._change(op.id, default_use=extension.default_use, unpins=extension.unpins)
+        for node in extension.optional:
+            self._change(self._number[node], required=False)
+        return ways
+
+    def _append(self, op: OpId, ways: Sequence[Way]) -> int:
+        """Append ways to those of an op; return the position of the first."""
+        position = len(self._calls[op])
         calls = [self._call(op, way) for way in ways]
         alternatives = [self._alternative(w, c) for w, c in zip(ways, calls, strict=True)]
-        old = self._ops[op.id]
-        first = old.alternatives[0]
-        if extension.default_use == "first":
-            first = msgspec.structs.replace(first, use="first")
-        self._ops[op.id] = msgspec.structs.replace(
-            old,
-            alternatives=(first, *old.alternatives[1:], *alternatives),
-            pinned=None if extension.unpins else old.pinned,
+        old = self._ops[op]
+        self._ops[op] = msgspec.structs.replace(
+            old, alternatives=(*old.alternatives, *alternatives)
         )
-        self._calls[op.id] = (*self._calls[op.id], *calls)
-        for node in extension.optional:
-            other = self._number[node]
-            self._ops[other] = msgspec.structs.replace(self._ops[other], required=False)
-        return ways
+        self._calls[op] = (*self._calls[op], *calls)
+        return position
+
+    def _change(
+        self, op: OpId, *, required: bool = True, default_use: str = "any", unpins: bool = False
+    ) -> None:
+        old = self._ops[op]
+        default, *others = old.alternatives
+        if default_use == "first":
+            default = msgspec.structs.replace(default, use="first")
+        self._ops[op] = msgspec.structs.replace(
+            old,
+            alternatives=(default, *others),
+            required=old.required and required,
+            pinned=None if unpins else old.pinned,
+        )
 
     def finished(self) -> Captured:
         """Return the step with all that was added."""
@@ -84,12 +110,24 @@ class Assembly:
             ops.append(msgspec.structs.replace(op, id=len(ops), partner=partner))
             calls.append(own)
             nodes.append(node)
-            for extra, call, its_node in self._behind.get(op.id, ()):
+            for extra, its_calls, its_node in self._behind.get(op.id, ()):
                 ops.append(msgspec.structs.replace(extra, id=len(ops)))
-                calls.append((call,))
+                calls.append(its_calls)
                 nodes.append(its_node)
+        choices = (
+            Choice(
+                branches=(
+                    tuple((moved[op], 0) for op, _ in pairs),
+                    tuple((moved[op], way) for op, way in pairs),
+                )
+            )
+            for pairs in self._linked
+        )
         graph = msgspec.structs.replace(
-            self._captured.graph, ops=tuple(ops), values=tuple(self._values)
+            self._captured.graph,
+            ops=tuple(ops),
+            values=tuple(self._values),
+            choices=tuple(choices),
         )
         return dataclasses.replace(
             self._captured,
@@ -99,29 +137,49 @@ class Assembly:
             value_of=self._value_of,
         )
 
-    def _add_extra(self, extra: Extra) -> None:
+    def _add_extra(self, extra: Extra, exactness: Exactness) -> None:
         """Make an optional op of an extra, behind the last of the ops it reads."""
         reads = self._reads(extra.args)
         before = self._ops[max((self._maker[v] for v in reads if v in self._maker), default=0)]
-        value = Value(
-            id=len(self._values),
-            name=f"{before.module or before.target}: {extra.name}",
-            size_bytes=self._captured.graph.device.rounded(storage_bytes(extra.node.meta["val"])),
+        name = f"{before.module or before.target}: {extra.name}"
+        writes = tuple(
+            self._add_value(node, name, before.id) for node in extra.results or (extra.node,)
         )
-        self._values.append(value)
-        self._value_of[extra.node] = value.id
-        self._maker[value.id] = before.id
+        self._value_of.setdefault(extra.node, writes[0])
         op = Op(
             id=before.id,
             target=extra.name,
             module=before.module,
             segment=before.segment,
-            alternatives=(Alternative(reads=reads, writes=(value.id,)),),
+            alternatives=(
+                Alternative(reads=reads, writes=writes),
+                *(
+                    Alternative(
+                        name=f"{extra.name}.{number}",
+                        reads=reads,
+                        writes=writes,
+                        exactness=exactness,
+                    )
+                    for number in range(1, 1 + len(extra.others))
+                ),
+            ),
             required=False,
             pinned=self._pin(reads),
         )
-        call = Call(extra.function, extra.args, {}, (value.id,), False, compiles=extra.compiles)
-        self._behind.setdefault(before.id, []).append((op, call, extra.node))
+        several = bool(extra.results)
+        calls = tuple(
+            Call(extra.function, args, {}, writes, several, compiles=extra.compiles)
+            for args in (extra.args, *extra.others)
+        )
+        self._behind.setdefault(before.id, []).append((op, calls, extra.node))
+
+    def _add_value(self, node: fx.Node, name: str, maker: OpId) -> ValueId:
+        size = self._captured.graph.device.rounded(storage_bytes(node.meta["val"]))
+        value = Value(id=len(self._values), name=name, size_bytes=size)
+        self._values.append(value)
+        self._value_of[node] = value.id
+        self._maker[value.id] = maker
+        return value.id
 
     def _pin(self, reads: tuple[ValueId, ...]) -> str | None:
         """Return why an op that reads some values may not be computed again; None: it may."""
@@ -133,8 +191,8 @@ class Assembly:
                 return f"reads {value.name}, which is gone once it is written back"
         return None
 
-    def _call(self, op: Op, way: Way) -> Call:
-        default = self._calls[op.id][0]
+    def _call(self, op: OpId, way: Way) -> Call:
+        default = self._calls[op][0]
         outputs, is_tuple = default.outputs, default.is_tuple
         if isinstance(way.outputs, int):
             outputs, is_tuple = (outputs[way.outputs],), False

@@ -7,6 +7,7 @@ registry.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -70,6 +71,10 @@ class Extra:
         What runs, behind the last of the ops it reads.
     node : fx.Node
         Stands for its result in the arguments of a `Way`.
+    results : tuple of fx.Node
+        Of a function that returns several tensors: what stands for each.
+    others : tuple of tuple
+        Further arguments with which it makes the same, as exact as the least of the ways.
     compiles : bool
         As for a `Way`.
     """
@@ -78,6 +83,8 @@ class Extra:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     node: fx.Node
+    results: tuple[fx.Node, ...] = ()
+    others: tuple[tuple[Any, ...], ...] = ()
     compiles: bool = False
 
 
@@ -97,6 +104,8 @@ class Extension:
         Whether the op may be recomputed now although its default may not.
     optional : tuple of node
         Operators that only the default reads: computed only if it is used.
+    together : tuple of (node, way)
+        What runs instead of other ops if the first way runs, and only then.
     """
 
     ways: tuple[Way, ...]
@@ -104,6 +113,7 @@ class Extension:
     default_use: Literal["any", "first"] = "any"
     unpins: bool = False
     optional: tuple[fx.Node, ...] = ()
+    together: tuple[tuple[fx.Node, Way], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,20 +221,27 @@ class OpView:
         )
 
     def extra(
-        self, name: str, function: Callable[..., Any], *args: Any, compiles: bool = False
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        others: tuple[tuple[Any, ...], ...] = (),
+        compiles: bool = False,
     ) -> Extra:
-        """Return an op that only alternatives read, which makes one tensor.
+        """Return an op that only alternatives read.
 
-        It is tried on fake tensors, to learn the size of what it makes.
+        It is tried on fake tensors, to learn the sizes of what it makes.
         """
         fakes = fx.map_arg(args, lambda n: n.meta["val"])
         mode = next(f.fake_mode for f in fakes if hasattr(f, "fake_mode"))
         with mode, torch.no_grad():
             made = function(*fakes)
+        several = isinstance(made, tuple)
         node = fx.Graph().call_function(function)
         node.name = name.replace(".", "_")
         node.meta = {"val": made}
-        return Extra(name, function, args, node, compiles)
+        results = tuple(_result(node, index) for index in range(len(made))) if several else ()
+        return Extra(name, function, args, node, results, others, compiles)
 
 
 def arguments_of(node: fx.Node) -> tuple[Any, ...]:
@@ -247,6 +264,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= tensor.shape[dimension]
     return tensor.numel() > 0 and storage_bytes(tensor) == tensor.numel() * tensor.element_size()
+
+
+def _result(node: fx.Node, index: int) -> fx.Node:
+    """Return a node that stands for one of the tensors that a node makes."""
+    result = node.graph.call_function(operator.getitem, (node, index))
+    result.meta = {"val": node.meta["val"][index]}
+    return result
 
 
 def _picked(node: fx.Node, index: int) -> fx.Node | None:

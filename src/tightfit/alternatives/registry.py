@@ -17,6 +17,7 @@ from tightfit.alternatives.draw_again import draw_again
 from tightfit.alternatives.dropout import dropout_gradient
 from tightfit.alternatives.from_output import elu_gradient, hardtanh_gradient, leaky_relu_gradient
 from tightfit.alternatives.in_place import IN_PLACE, in_place
+from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
 from tightfit.alternatives.max_pool import max_pool_gradient
 from tightfit.alternatives.relu import relu_gradient
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
@@ -40,6 +41,7 @@ CONTRIBUTORS: dict[Any, tuple[Contributor, ...]] = {
     aten.leaky_relu_backward.default: (leaky_relu_gradient,),
     aten.elu_backward.default: (elu_gradient,),
     aten.threshold_backward.default: (relu_gradient,),
+    aten.nll_loss_forward.default: (linear_cross_entropy,),
     aten.max_pool2d_with_indices_backward.default: (max_pool_gradient,),
     aten.max_pool3d_with_indices_backward.default: (max_pool_gradient,),
     aten.native_dropout_backward.default: (dropout_gradient,),
@@ -59,6 +61,7 @@ GROUPS: dict[str, tuple[Contributor, ...]] = {
         max_pool_gradient,
         dropout_gradient,
         fused_cross_entropy_gradient,
+        linear_cross_entropy,
         folded_embedding_gradient,
     ),
     "inplace": (in_place,),

@@ -69,9 +69,10 @@ class Trial:
             args, kwargs = fx.map_arg((node.args, node.kwargs), self._value)
             function: Any = node.target
             return function(*args, **kwargs)
-        if is_getitem(node) and node.args[0] in self._running:
+        own = node.graph is not self._traced  # an extra op, which only alternatives read
+        if is_getitem(node) and (own or node.args[0] in self._running):
             return self._value(node.args[0])[node.args[1]]  # type: ignore
-        runs = node in self._running or (node in self._defaults and node.graph is not self._traced)
+        runs = node in self._running or own
         return self._run(self._defaults[node]) if runs else self._drawn(node)
 
     def _drawn(self, node: fx.Node) -> Any:
@@ -82,7 +83,7 @@ class Trial:
             generator = torch.Generator(value.device).manual_seed(len(self._values))
             flat = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
             flat.copy_(torch.randn(flat.shape, generator=generator, device=value.device))
-            flat[::_ZERO_EVERY] = 0
+            flat[_ZERO_EVERY - 1 :: _ZERO_EVERY] = 0
         return value
 
 
