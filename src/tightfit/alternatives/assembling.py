@@ -165,6 +165,7 @@ class Assembly:
             ),
             required=False,
             pinned=self._pin(reads),
+            flops=extra.flops,
         )
         several = bool(extra.results)
         calls = tuple(

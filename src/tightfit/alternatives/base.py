@@ -75,6 +75,8 @@ class Extra:
         Of a function that returns several tensors: what stands for each.
     others : tuple of tuple
         Further arguments with which it makes the same, as exact as the least of the ways.
+    flops : int
+        Floating-point operations, for modelled costs.
     compiles : bool
         As for a `Way`.
     """
@@ -85,6 +87,7 @@ class Extra:
     node: fx.Node
     results: tuple[fx.Node, ...] = ()
     others: tuple[tuple[Any, ...], ...] = ()
+    flops: int = 0
     compiles: bool = False
 
 
@@ -226,6 +229,7 @@ class OpView:
         function: Callable[..., Any],
         *args: Any,
         others: tuple[tuple[Any, ...], ...] = (),
+        flops: int = 0,
         compiles: bool = False,
     ) -> Extra:
         """Return an op that only alternatives read.
@@ -241,7 +245,7 @@ class OpView:
         node.name = name.replace(".", "_")
         node.meta = {"val": made}
         results = tuple(_result(node, index) for index in range(len(made))) if several else ()
-        return Extra(name, function, args, node, results, others, compiles)
+        return Extra(name, function, args, node, results, others, flops, compiles)
 
 
 def arguments_of(node: fx.Node) -> tuple[Any, ...]:

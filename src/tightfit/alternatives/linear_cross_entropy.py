@@ -8,6 +8,7 @@ the backward, are made in the forward (as Liger-Kernel does; Hsu et al., 2024).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -129,7 +130,10 @@ def linear_cross_entropy(view: OpView) -> Extension | None:
     fixed = (found.x, found.weight, found.bias, target, reduction, ignored)
     name = "linear_cross_entropy"
     others = tuple((*fixed, rows) for rows in sizes[1:])
-    extra = view.extra(f"{name}.gradients", loss_and_gradients, *fixed, sizes[0], others=others)
+    products = 3 * 2 * count * math.prod(found.weight.meta["val"].shape)
+    extra = view.extra(
+        f"{name}.linear", loss_and_gradients, *fixed, sizes[0], others=others, flops=products
+    )
     loss, total, *gradients = extra.results
     way = Way(
         f"{name}.by_rows",
