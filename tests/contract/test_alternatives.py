@@ -430,3 +430,42 @@ def test_offsets_that_no_maximum_has_do_not_write_outside_the_image() -> None:
     starts = windows.starts((3, 3), torch.device("cpu"))
     places = windows.in_image(torch.zeros(3, 3, dtype=torch.uint8), starts)
     assert places.min() >= 0 and places.max() < 25
+
+
+class Convolutions(nn.Module):
+    """Grouped, strided, transposed, dilated and one-dimensional ones between activations."""
+
+    def __init__(self, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            activation(),
+            nn.Conv2d(8, 16, 3, padding=2, dilation=2),
+            activation(),
+            nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False),
+            activation(),
+            nn.Conv2d(16, 32, 1),
+            activation(),
+            nn.ConvTranspose2d(32, 16, 2, stride=2),
+            activation(),
+            nn.Conv2d(16, 8, 3, stride=2, padding=1),
+            activation(),
+            nn.Flatten(2),
+            nn.Conv1d(8, 8, 3),
+        )
+
+    def forward(self, images):
+        return self.layers(images).mean()
+
+
+@pytest.mark.parametrize(("activation", "split"), [(nn.GELU, 4), (nn.SiLU, 4), (nn.ReLU, 3)])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_convolutions_are_split_where_they_read_a_value_last_or_are_large(
+    dtype, layout, activation, split
+) -> None:
+    """The two that shrink their input never are: the gradient cannot stand in for it."""
+    model = Convolutions(activation).to(dtype).to(memory_format=layout)
+    x = normal(shaped((2, 3, 16, 16), dtype, layout))
+    battery = battery_of(model, step_of(model, x), x)
+    assert battery.compared["convolution.split"] == split

@@ -220,6 +220,7 @@ class Assembly:
             overwrites=overwritten,
             use=way.use,
             exactness=way.exactness,
+            flops=way.flops,
         )
 
     def _reads(self, arguments: Any) -> tuple[ValueId, ...]:

@@ -45,6 +45,8 @@ class Way:
         it is compared with the default they run, and their inputs are drawn.
     compiles : bool
         Whether it is of use to a compiler, which would unroll a loop over rows.
+    flops : int or None
+        Floating-point operations, for modelled costs; None: those of the default.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Way:
     exactness: Exactness = "bitwise"
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True
+    flops: int | None = None
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,14 @@ class OpView:
         )
         once = sum(base_of(n) is base_of(target) for n in read) == 1
         return same and once and self.may_take_over(target)
+
+    def is_read_behind(self, node: fx.Node) -> bool:
+        """Whether somebody keeps a tensor, or a later op reads it."""
+        value = self.value_of(node)
+        if value is None or value.is_constant or value.fate != "none":
+            return True
+        later = self.captured.graph.ops[self.op.id + 1 :]
+        return any(value.id in op.alternatives[0].reads for op in later)
 
     def is_kept_for_others(self, node: fx.Node) -> bool:
         """Whether a tensor is kept anyway: another op of the backward reads it, or somebody."""

@@ -12,6 +12,7 @@ import torch
 from tightfit.alternatives.assembling import Assembly
 from tightfit.alternatives.base import Contributor, OpView, Way
 from tightfit.alternatives.batch_norm import batch_norm_again, update_again
+from tightfit.alternatives.convolution import split_gradient
 from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
 from tightfit.alternatives.draw_again import draw_again
 from tightfit.alternatives.dropout import dropout_gradient
@@ -40,6 +41,7 @@ CONTRIBUTORS: dict[Any, tuple[Contributor, ...]] = {
     aten.hardtanh_backward.default: (hardtanh_gradient,),
     aten.leaky_relu_backward.default: (leaky_relu_gradient,),
     aten.elu_backward.default: (elu_gradient,),
+    aten.convolution_backward.default: (split_gradient,),
     aten.threshold_backward.default: (relu_gradient,),
     aten.nll_loss_forward.default: (linear_cross_entropy,),
     aten.max_pool2d_with_indices_backward.default: (max_pool_gradient,),
@@ -55,6 +57,7 @@ _ALWAYS: tuple[Contributor, ...] = (batch_norm_again, update_again, draw_again)
 
 GROUPS: dict[str, tuple[Contributor, ...]] = {
     "none": (),
+    "conv": (split_gradient,),
     "output": (hardtanh_gradient, leaky_relu_gradient, elu_gradient),
     "intermediate": (
         relu_gradient,
