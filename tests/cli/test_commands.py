@@ -154,6 +154,7 @@ def test_the_command_line_is_frozen() -> None:
             "--scheduler",
             "--budgets",
             "--planners",
+            "--alternatives",
             "--time-limit",
             "--workers",
             "--solver",

@@ -86,7 +86,9 @@ def split_gradient(view: OpView) -> Extension | None:
     if not is_large and view.is_read_behind(x):
         return None
     flops = view.op.flops // 2
-    extra = view.extra("split.convolution_weight", gradients_of_weight, *view.call.args, flops=flops)
+    extra = view.extra(
+        "split.convolution_weight", gradients_of_weight, *view.call.args, flops=flops
+    )
     of_weight, of_bias = extra.results if mask[2] else (extra.node, None)
     value = x.meta["val"]
     args = (of_weight, of_bias, gradient, tuple(value.shape), tuple(value.stride()), weight)
