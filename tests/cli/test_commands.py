@@ -146,6 +146,7 @@ def test_the_command_line_is_frozen() -> None:
             "-o",
             "--json",
         },
+        "profile-op": {"MODEL", "OP", *of_models, "--json"},
         "compare": {
             "TARGET",
             *of_models,

@@ -16,6 +16,7 @@ from tightfit.cli.max_batch import max_batch
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.plan import plan
+from tightfit.cli.profile_op import profile_op
 from tightfit.cli.prove import prove
 from tightfit.cli.show import show
 from tightfit.cli.verify import verify
@@ -38,6 +39,7 @@ app = App(
 for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove):
     app.command(command)
 app.command(compare_planners, name="compare")
+app.command(profile_op, name="profile-op")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
