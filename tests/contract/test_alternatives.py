@@ -19,11 +19,10 @@ from torch import fx, nn
 from support.models import UpdatingNet
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.base import Contributor, OpView
-from tightfit.alternatives.batch_norm import batch_norm_again, update_again
 from tightfit.alternatives.in_place import IN_PLACE, add_over_second
 from tightfit.alternatives.linear_cross_entropy import loss_and_gradients
 from tightfit.alternatives.max_pool import Windows
-from tightfit.alternatives.registry import CONTRIBUTORS, GROUPS, with_alternatives
+from tightfit.alternatives.registry import ENTRIES, GROUPS, with_alternatives
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Call, Captured, placeholder_tensors
@@ -91,8 +90,8 @@ def image(dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
 def step_of(model: nn.Module, *inputs: torch.Tensor, exactness: Any = "bitwise") -> Captured:
     plain = capture(TracedCall(model, {"model": model}, inputs, {}))
     for op, node in zip(plain.graph.ops, plain.nodes, strict=True):
-        offering = (c for c in CONTRIBUTORS.get(node.target, ()) if c(OpView(plain, op)))
-        OFFERED.update(offering)
+        asked = (e.contributor for e in ENTRIES if node.target in e.operators)
+        OFFERED.update(c for c in asked if c(OpView(plain, op)))
     return with_alternatives(plain, exactness)
 
 
@@ -403,10 +402,9 @@ def test_every_registered_operator_was_compared() -> None:
     named = {name.rpartition(".")[0] for name in RAN} | {*RAN}
     overwriters = {target.name().replace("::", ".") for target in IN_PLACE}
     assert {t for t in overwriters if t not in named} == set()
-    everyone: set[Contributor] = {c for cs in CONTRIBUTORS.values() for c in cs}
+    everyone = {entry.contributor for entry in ENTRIES}
     assert everyone == OFFERED, "a new contributor: add its case to this battery"
-    again = {batch_norm_again, update_again}  # these belong to every group
-    assert {c for group in GROUPS.values() for c in group} == everyone - again
+    assert {entry.group for entry in ENTRIES} == {*GROUPS, "again"} - {"none", "all"}
 
 
 def test_a_sum_is_written_over_its_second_argument_only_where_it_is_laid_out_as_that() -> None:

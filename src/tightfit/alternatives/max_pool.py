@@ -14,7 +14,13 @@ import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
 
-__all__ = ["Windows", "gradient_from_offsets", "max_pool_gradient", "offsets"]
+__all__ = [
+    "MAX_POOL_GRADIENTS",
+    "Windows",
+    "gradient_from_offsets",
+    "max_pool_gradient",
+    "offsets",
+]
 
 aten = torch.ops.aten
 
@@ -22,6 +28,8 @@ _FORWARD = {
     aten.max_pool2d_with_indices_backward.default: aten.max_pool2d_with_indices.default,
     aten.max_pool3d_with_indices_backward.default: aten.max_pool3d_with_indices.default,
 }
+MAX_POOL_GRADIENTS = tuple(_FORWARD)
+
 _WRITING = {
     2: aten.max_pool2d_with_indices_backward.grad_input,
     3: aten.max_pool3d_with_indices_backward.grad_input,

@@ -5,6 +5,7 @@ An entry is a function from an op of a captured step to further ways of computin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,57 +20,69 @@ from tightfit.alternatives.dropout import dropout_gradient
 from tightfit.alternatives.from_output import elu_gradient, hardtanh_gradient, leaky_relu_gradient
 from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
-from tightfit.alternatives.max_pool import max_pool_gradient
+from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
 from tightfit.alternatives.relu import relu_gradient
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
 from tightfit.capture.captured import Captured
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness
 
-__all__ = ["CONTRIBUTORS", "EXACTNESS", "GROUPS", "compilable", "with_alternatives"]
+__all__ = ["ENTRIES", "EXACTNESS", "GROUPS", "compilable", "with_alternatives"]
 
 aten = torch.ops.aten
 
 EXACTNESS: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
 """How exact an alternative may be, the strictest first; each class includes those before it."""
 
-CONTRIBUTORS: dict[Any, tuple[Contributor, ...]] = {
-    aten._native_batch_norm_legit_functional.default: (batch_norm_again,),
-    aten._batch_norm_with_update_functional.default: (update_again,),
-    aten._log_softmax_backward_data.default: (fused_cross_entropy_gradient,),
-    aten.add_.Tensor: (folded_embedding_gradient,),
-    aten.hardtanh_backward.default: (hardtanh_gradient,),
-    aten.leaky_relu_backward.default: (leaky_relu_gradient,),
-    aten.elu_backward.default: (elu_gradient,),
-    aten.convolution_backward.default: (split_gradient,),
-    aten.threshold_backward.default: (relu_gradient,),
-    aten.nll_loss_forward.default: (linear_cross_entropy,),
-    aten.max_pool2d_with_indices_backward.default: (max_pool_gradient,),
-    aten.max_pool3d_with_indices_backward.default: (max_pool_gradient,),
-    aten.native_dropout_backward.default: (dropout_gradient,),
-}
-for _target in IN_PLACE:  # last: what others offer may run in place too
-    CONTRIBUTORS[_target] = (*CONTRIBUTORS.get(_target, ()), in_place)
+
+@dataclass(frozen=True)
+class Entry:
+    """A contributor, and what it is asked about.
+
+    Parameters
+    ----------
+    contributor : callable
+        From an `OpView` to an `Extension` or None.
+    group : str
+        What kind of alternatives it offers, for comparisons (MONeT, section 6.3); "again": ways
+        of doing once more what runs by itself once only, which every comparison has.
+    operators : tuple
+        The ops it is asked about.
+    """
+
+    contributor: Contributor
+    group: str
+    operators: tuple[Any, ...]
 
 
-_ALWAYS: tuple[Contributor, ...] = (batch_norm_again, update_again, draw_again)
-"""Ways of doing once more what runs by itself once only: no op is recomputed without them."""
+ENTRIES = (
+    Entry(batch_norm_again, "again", (aten._native_batch_norm_legit_functional.default,)),
+    Entry(update_again, "again", (aten._batch_norm_with_update_functional.default,)),
+    Entry(hardtanh_gradient, "output", (aten.hardtanh_backward.default,)),
+    Entry(leaky_relu_gradient, "output", (aten.leaky_relu_backward.default,)),
+    Entry(elu_gradient, "output", (aten.elu_backward.default,)),
+    Entry(relu_gradient, "intermediate", (aten.threshold_backward.default,)),
+    Entry(max_pool_gradient, "intermediate", MAX_POOL_GRADIENTS),
+    Entry(dropout_gradient, "intermediate", (aten.native_dropout_backward.default,)),
+    Entry(fused_cross_entropy_gradient, "intermediate", (aten._log_softmax_backward_data.default,)),
+    Entry(linear_cross_entropy, "intermediate", (aten.nll_loss_forward.default,)),
+    Entry(folded_embedding_gradient, "intermediate", (aten.add_.Tensor,)),
+    Entry(split_gradient, "conv", (aten.convolution_backward.default,)),
+    Entry(in_place, "inplace", tuple(IN_PLACE)),  # last: what others offer may run in place too
+)
 
-GROUPS: dict[str, tuple[Contributor, ...]] = {
-    "none": (),
-    "conv": (split_gradient,),
-    "output": (hardtanh_gradient, leaky_relu_gradient, elu_gradient),
-    "intermediate": (
-        relu_gradient,
-        max_pool_gradient,
-        dropout_gradient,
-        fused_cross_entropy_gradient,
-        linear_cross_entropy,
-        folded_embedding_gradient,
-    ),
-    "inplace": (in_place,),
-}
-"""The alternatives by what they are, for comparisons (MONeT, section 6.3); also ``"all"``."""
+GROUPS = ("none", "conv", "output", "intermediate", "inplace", "all")
+"""What a comparison may name."""
+
+
+def _contributors(group: str) -> dict[Any, tuple[Contributor, ...]]:
+    """Return who is asked about each operator."""
+    asked: dict[Any, tuple[Contributor, ...]] = {}
+    for entry in ENTRIES:
+        if group in ("all", entry.group) or entry.group == "again":
+            for target in entry.operators:
+                asked[target] = (*asked.get(target, ()), entry.contributor)
+    return asked
 
 
 def with_alternatives(
@@ -84,23 +97,21 @@ def with_alternatives(
     exactness : str
         The least exact class that is allowed.
     group : str
-        Only these, for comparisons: a name of `GROUPS`, or ``"all"``.
+        Only these, for comparisons: a name of `GROUPS`.
 
     Raises
     ------
     BadInput
         For an unknown group; lists the known ones.
     """
-    if group not in (*GROUPS, "all"):
-        known = ", ".join((*GROUPS, "all"))
-        raise BadInput(f"no alternatives are called {group!r} (known: {known})")
+    if group not in GROUPS:
+        raise BadInput(f"no alternatives are called {group!r} (known: {', '.join(GROUPS)})")
     assembly = Assembly(captured)
     allowed = EXACTNESS[: EXACTNESS.index(exactness) + 1]
+    asked = _contributors(group)
     for op in captured.graph.ops:
         offered: tuple[Way, ...] = ()
-        for contributor in (*CONTRIBUTORS.get(captured.nodes[op.id].target, ()), draw_again):
-            if group != "all" and contributor not in (*_ALWAYS, *GROUPS[group]):
-                continue
+        for contributor in (*asked.get(captured.nodes[op.id].target, ()), draw_again):
             extension = contributor(OpView(captured, op, offered))
             if extension is not None:
                 offered += assembly.add(op, extension, allowed)
