@@ -22,6 +22,7 @@ from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
 from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
 from tightfit.alternatives.relu import relu_gradient
+from tightfit.alternatives.softplus import softplus_gradient
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
 from tightfit.capture.captured import Captured
 from tightfit.errors import BadInput
@@ -61,6 +62,7 @@ ENTRIES = (
     Entry(hardtanh_gradient, "output", (aten.hardtanh_backward.default,)),
     Entry(leaky_relu_gradient, "output", (aten.leaky_relu_backward.default,)),
     Entry(elu_gradient, "output", (aten.elu_backward.default,)),
+    Entry(softplus_gradient, "output", (aten.softplus_backward.default,)),
     Entry(relu_gradient, "intermediate", (aten.threshold_backward.default,)),
     Entry(max_pool_gradient, "intermediate", MAX_POOL_GRADIENTS),
     Entry(dropout_gradient, "intermediate", (aten.native_dropout_backward.default,)),
