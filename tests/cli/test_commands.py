@@ -173,6 +173,7 @@ def test_the_command_line_is_frozen() -> None:
             "-o",
             "--json",
         },
+        "profile-op": {"MODEL", "OP", *of_models, "--json"},
         "compare": {
             "TARGET",
             *of_models,
@@ -181,6 +182,7 @@ def test_the_command_line_is_frozen() -> None:
             "--scheduler",
             "--budgets",
             "--planners",
+            "--alternatives",
             "--time-limit",
             "--workers",
             "--solver",

@@ -75,7 +75,9 @@ def fit(
     reserve : int or str
         Part of the budget that plans leave unused.
     exactness : str, optional
-        ``"bitwise"``, what every step is, or ``"rounding"`` with `compile`, what it is then.
+        How exact the operators are that plans may choose: ``"bitwise"`` (the default, plain
+        PyTorch's bits), ``"rounding"`` (the last digits may differ; with `compile` they always
+        do) or ``"lossy"`` (values kept less precisely).
     planner, limits : str, (seconds, gap)
         Which planner, and when it may stop.
     plan : Plan or path, optional

@@ -17,6 +17,7 @@ from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
 from tightfit.cli.pack import pack
 from tightfit.cli.plan import plan
+from tightfit.cli.profile_op import profile_op
 from tightfit.cli.prove import prove
 from tightfit.cli.record import record
 from tightfit.cli.show import show
@@ -45,6 +46,7 @@ _COMMANDS = (
 for command in _COMMANDS:
     app.command(command)
 app.command(compare_planners, name="compare")
+app.command(profile_op, name="profile-op")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
