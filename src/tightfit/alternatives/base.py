@@ -204,7 +204,8 @@ class OpView:
         fx.map_arg((way.args, way.kwargs), read.append)
         mine, other = self.node.meta["val"], target.meta["val"]
         same = (
-            mine.shape == other.shape
+            isinstance(other, torch.Tensor)  # and not a number
+            and mine.shape == other.shape
             and mine.stride() == other.stride()
             and mine.dtype == other.dtype
             and storage_bytes(mine) == other.numel() * other.element_size()
