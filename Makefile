@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # `make install test EXTRAS=dev,libraries` also runs the tests under other libraries.
 EXTRAS ?= dev
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
-NATIVE := $(wildcard src/tightfit/_core/*.cpp src/tightfit/_core/*.hpp src/tightfit/allocator/*.c)
+NATIVE := $(wildcard $(addprefix src/tightfit/,_core/*.?pp _core/packing/*.?pp allocator/*.[ch]))
 # An editable install knows the packages by name: a module that became one needs a new install.
 PACKAGES := $(shell find src/tightfit -name __init__.py)
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from tightfit.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tightfit.api.arena import arena
     from tightfit.api.check import Check, check, minimum_budget
     from tightfit.api.fit import fit, prepare, report, step, unfit
     from tightfit.api.max_batch import MaxBatch, max_batch_size
     from tightfit.api.prove import prove
+    from tightfit.arenas.arena import Arena, ArenaReport
     from tightfit.capture.opaque.mark import opaque
     from tightfit.errors import (
         BadInput,
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from tightfit.studies.comparison import Proof
 
 _HOMES = {
+    "Arena": "tightfit.arenas.arena",
+    "ArenaReport": "tightfit.arenas.arena",
+    "arena": "tightfit.api.arena",
     "Budget": "tightfit.session.memory.budget",
     "MaxBatch": "tightfit.api.max_batch",
     "max_batch_size": "tightfit.api.max_batch",
@@ -54,6 +59,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "Arena",
+    "ArenaReport",
     "BadInput",
     "Budget",
     "BudgetExceeded",
@@ -67,6 +74,7 @@ __all__ = [
     "Report",
     "SecondForward",
     "TightfitError",
+    "arena",
     "check",
     "fit",
     "max_batch_size",

@@ -13,6 +13,7 @@ __all__ = [
     "HookUnavailable",
     "InfeasibleBudget",
     "InvalidGraph",
+    "InvalidLayout",
     "InvalidPlan",
     "MissingExtra",
     "NothingToTrain",
@@ -38,6 +39,10 @@ class InvalidGraph(BadInput):
 
 class InvalidPlan(BadInput):
     """A plan that the verifier refuses: it reads a freed value, exceeds its budget, ..."""
+
+
+class InvalidLayout(BadInput):
+    """A layout in which blocks that live together share bytes, or an offset is none."""
 
 
 class PlanMismatch(BadInput):

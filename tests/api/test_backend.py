@@ -102,7 +102,7 @@ def test_several_graphs_keep_to_one_budget(capsys: pytest.CaptureFixture[str]) -
         ({"budget": "8g"}, "'8g' has the unknown unit 'g'"),
         ({"budget": "8GiB", "speed": 1}, "unknown option 'speed'.*known: budget"),
         ({"budget": "device"}, "in bytes, not 'device'"),
-        ({"budget": "8GiB", "exactness": "lossy"}, "exactness 'lossy'"),
+        ({"budget": "8GiB", "exactness": "exact"}, "exactness 'exact'"),
     ],
     ids=["no budget", "malformed", "unknown option", "device", "exactness"],
 )

@@ -89,7 +89,7 @@ def test_a_failed_step_leaves_the_model_as_it_was(options, inputs, error, messag
         (lambda m: tightfit.fit(m, "1MiB", limits=3), r"limits must be \(seconds, gap\)"),
         (lambda m: tightfit.fit(m, "1MiB", limits=(-1, 0)), r"limits must be \(seconds, gap\)"),
         (lambda m: tightfit.fit(m, "1MiB", optimizer="sgd"), "must be a torch optimizer, got str"),
-        (lambda m: tightfit.fit(m, "1MiB", exactness="lossy"), "exactness 'lossy'"),
+        (lambda m: tightfit.fit(m, "1MiB", exactness="exact"), "exactness 'exact'"),
         (lambda m: tightfit.fit(m.forward, "1MiB"), r"use tightfit\.step\("),
         (lambda m: tightfit.fit(m, "1MiB", plan="none.json"), r"cannot read none\.json"),
         (lambda m: tightfit.step(m, modules=[], budget="1MiB"), "modules= must be"),

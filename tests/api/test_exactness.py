@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+import tightfit
 from support.layouts import OnePixel, TransposedNorm
 from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example
@@ -24,3 +27,36 @@ def test_layouts_and_sizes_are_those_of_kernels(model, shape):
         assert proof.bitwise and proof.holds
         off = proof.planned_peak_bytes - proof.measured_program_bytes
         assert off in (0, LOSS_GRADIENT_BYTES)
+
+
+class LanguageModel(nn.Module):
+    """A loss over a large vocabulary behind one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 4000, bias=False)
+
+    def forward(self, x, classes):
+        return F.cross_entropy(self.head(torch.tanh(self.layer(x))), classes)
+
+
+def test_logits_that_are_never_whole_give_the_gradients_within_rounding():
+    """The budget has room for a fifth of the logits; without `exactness` no plan fits."""
+    torch.manual_seed(0)
+    model, x, classes = LanguageModel(), torch.randn(600, 16), torch.randint(0, 4000, (600,))
+    loss = model(x, classes)
+    loss.backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    options = {"costs": "unit", "cache": False, "limits": (1.0, 0.1)}
+    for exactness in ("bitwise", "rounding"):
+        model.zero_grad()
+        tightfit.fit(model, "3MiB", exactness=exactness, **options)
+        if exactness == "bitwise":
+            with pytest.raises(tightfit.InfeasibleBudget):
+                model(x, classes)
+            tightfit.unfit(model)
+    ours = model(x, classes)
+    ours.backward()
+    torch.testing.assert_close(ours, loss)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-7)

@@ -154,3 +154,60 @@ def test_what_plain_pytorch_does_not_repeat_is_compared_within_a_tolerance(
     assert noise / 2 < proof.tolerance < 20 * noise
     text = prove_command._text(proof)
     assert ("gives other bits each time it is run" in text) == proof.succeeded
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.b(torch.tanh(self.a(x)))
+
+
+class LeavesLayersOut(nn.Module):
+    """A stack of blocks of which some are left out, by a number that is drawn for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 1)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            if torch.rand([]) > 0.4:
+                x = block(x)
+        return self.last(x)
+
+
+class SparseWords(nn.Module):
+    """Gradients of words are sparse; the blocks behind them are planned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 16, sparse=True)
+        self.blocks = nn.Sequential(Block(), Block(), nn.Linear(16, 1))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.blocks(self.words(words)).mean(1)
+
+
+QUICK = {"costs": "unit", "cache": False, "limits": (0.1, 0.01)}
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_the_least_budget_counts_layers_that_a_step_leaves_out(seed: int) -> None:
+    torch.manual_seed(0)
+    inputs, target = torch.randn(64, 8), torch.zeros(64, 1)
+    example = Example(LeavesLayersOut(), nn.functional.mse_loss, (inputs,), target)
+    proof = prove(lambda: example, budget="minimum", seed=seed, rounds=8, **QUICK)
+    assert proof.bitwise and proof.holds
+
+
+def test_sparse_gradients_are_compared_by_their_indices_and_values() -> None:
+    torch.manual_seed(0)
+    words, target = torch.randint(0, 20, (8, 6)), torch.randn(8, 1)
+    example = Example(SparseWords(), nn.functional.mse_loss, (words,), target)
+    proof = prove(lambda: example, budget_ratio=1.0, rounds=0, **QUICK)
+    assert proof.bitwise and proof.holds

@@ -105,6 +105,7 @@ def test_an_interruption_keeps_the_rows_that_are_there() -> None:
         (["--budgets", "0.5", "--time-limit", "0"], "positive number of seconds"),
         (["--budgets", "0.5", "--scheduler", "local:2"], "--scheduler needs --results"),
         (["--budgets", "half"], "cannot read the budget 'half'"),
+        (["--budgets", "0.5", "--alternatives", "all"], "can be set for models only"),
     ],
 )
 def test_bad_options_are_refused_by_name(
@@ -128,6 +129,18 @@ def test_a_model_of_the_zoo_is_compared_without_its_memory(
     assert rows[1]["status"] == "unknown"
     assert main(["compare", "zoo:vgg16", *chosen, "--size", "wide"]) == 2
     assert "cannot read the size 'wide'" in capsys.readouterr().err
+
+
+def test_groups_of_alternatives_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--batch", "8", "--size", "64", "--costs", "p100", "--planners", "greedy,anytime"]
+    groups = ["--budgets", "0.9", "--iterations", "20", "--alternatives", "none,output"]
+    assert main(["compare", "zoo:mobilenet_v1", *words, *groups, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    named = {row["planner"]: row["overhead"] for row in rows}
+    assert list(named) == ["greedy, none", "anytime, none", "greedy, output", "anytime, output"]
+    assert named["anytime, output"] <= named["anytime, none"]
+    assert main(["compare", "zoo:mobilenet_v1", *words, *groups[:-1], "some"]) == 2
+    assert "no alternatives are called 'some'" in capsys.readouterr().err
 
 
 BLOCKS = """

@@ -6,6 +6,7 @@ tensors; wherever an operator has alternatives, each runs on copies of the same 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,20 +18,27 @@ from torch import fx, nn
 
 from support.models import UpdatingNet
 from tightfit.allocator import measure_peak
+from tightfit.alternatives.base import Contributor, OpView
 from tightfit.alternatives.in_place import IN_PLACE, add_over_second
-from tightfit.alternatives.registry import CONTRIBUTORS, with_alternatives
+from tightfit.alternatives.linear_cross_entropy import loss_and_gradients
+from tightfit.alternatives.max_pool import Windows
+from tightfit.alternatives.registry import ENTRIES, GROUPS, with_alternatives
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Call, Captured, placeholder_tensors
-from tightfit.capture.nodes import is_getitem, storage_bytes
+from tightfit.capture.nodes import base_of, is_getitem, storage_bytes
 from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import Alternative
 from tightfit.pricing.price import measured_costs
+from tightfit.pricing.promises import TOLERANCES
 from tightfit.progress import SILENT
+from tightfit.torch_private import core as private
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 RAN: Counter[str] = Counter()
+OFFERED: set[Contributor] = set()
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 6.0, math.nan, math.inf, -math.inf, 1e-40)
 
 
 class Normalised(nn.Module):
@@ -44,7 +52,15 @@ class Normalised(nn.Module):
 
     def forward(self, x):
         h = F.relu(self.norm(self.first(x)))
-        for activation in (F.hardtanh, F.leaky_relu, torch.sigmoid, torch.tanh, F.gelu, F.silu):
+        for activation in (
+            F.hardtanh,
+            F.leaky_relu,
+            F.elu,
+            torch.sigmoid,
+            torch.tanh,
+            F.gelu,
+            F.silu,
+        ):
             h = activation(self.second(h).unsqueeze(0).mean(0))  # its gradient is divided by 1
         return (self.second(h) * self.second(h * 2) + self.first(x).pow(3)).mean()
 
@@ -52,10 +68,10 @@ class Normalised(nn.Module):
 class Words(nn.Module):
     """Tied embeddings and a cross entropy."""
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(self, reduction: str = "mean", bias: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7000, 12)
-        self.head = nn.Linear(12, 7000, bias=False)
+        self.head = nn.Linear(12, 7000, bias=bias)
         self.head.weight = self.embedding.weight
         self.reduction = reduction
 
@@ -71,43 +87,66 @@ def image(dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
     return torch.randn(4, 3, 9, 9, dtype=dtype).contiguous(memory_format=layout)
 
 
-def step_of(model: nn.Module, *inputs: torch.Tensor) -> Captured:
-    return with_alternatives(capture(TracedCall(model, {"model": model}, inputs, {})))
+def step_of(model: nn.Module, *inputs: torch.Tensor, exactness: Any = "bitwise") -> Captured:
+    plain = capture(TracedCall(model, {"model": model}, inputs, {}))
+    for op, node in zip(plain.graph.ops, plain.nodes, strict=True):
+        asked = (e.contributor for e in ENTRIES if node.target in e.operators)
+        OFFERED.update(c for c in asked if c(OpView(plain, op)))
+    return with_alternatives(plain, exactness)
 
 
-class Battery(fx.Interpreter):
-    """Runs a captured step; compares each alternative with the default where it runs."""
+class Battery:
+    """Runs a captured step op by op; compares each alternative with the default where it runs."""
 
-    def __init__(self, captured: Captured) -> None:
-        super().__init__(captured.joint.module, garbage_collect_values=False)
+    def __init__(self, captured: Captured, arguments: list[Any]) -> None:
         self.captured = captured
-        self.op_of = {node: number for number, node in enumerate(captured.nodes)}
+        self.made = dict(zip(captured.joint.placeholders, arguments, strict=True))
         self.compared: Counter[str] = Counter()
         self.workspace: dict[Any, int] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
-        number = self.op_of.get(n)
-        if number is None or len(self.captured.graph.ops[number].alternatives) == 1:
-            return super().run_node(n)
-        op, calls = self.captured.graph.ops[number], self.captured.calls[number]
-        before = {node: copied(self.env[node]) for node in self.env}
-        result = super().run_node(n)
-        expected = values_of(calls[0], result)
-        for alternative, call in zip(op.alternatives[1:], calls[1:], strict=True):
-            made = self._run(call, before, n, result)
-            self._compare(alternative, expected, values_of(call, made))
-            self.compared[alternative.name] += 1
-        return result
+    def run(self) -> None:
+        for op, node, calls in zip(
+            self.captured.graph.ops, self.captured.nodes, self.captured.calls, strict=True
+        ):
+            nodes = {n for call in calls for n in call.nodes() if self.is_made(n)}
+            before = {n: copied(self.value(n)) for n in nodes} if len(calls) > 1 else {}
+            generator = torch.get_rng_state()
+            result = self.called(calls[0])
+            self.made[node] = result
+            expected = values_of(calls[0], result)
+            for alternative, call in zip(op.alternatives[1:], calls[1:], strict=True):
+                with torch.random.fork_rng():
+                    torch.set_rng_state(generator)
+                    made = self._alternative(call, before)
+                self._compare(alternative, expected, values_of(call, made))
+                if alternative.exactness != "bitwise":
+                    self._compare_with_double(calls[0], before, expected, values_of(call, made))
+                self.compared[alternative.name] += 1
 
-    def _run(self, call: Call, before: dict[fx.Node, Any], default: fx.Node, result: Any) -> Any:
+    def is_made(self, node: fx.Node) -> bool:
+        base = node.args[0] if is_getitem(node) else base_of(node)
+        return node.op == "get_attr" or node in self.made or base in self.made
+
+    def value(self, node: fx.Node) -> Any:
+        if node in self.made:
+            return self.made[node]
+        if node.op == "get_attr":
+            return getattr(self.captured.joint.module, node.target)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.value)
+        return node.target(*args, **kwargs)
+
+    def called(self, call: Call) -> Any:
+        args, kwargs = fx.map_arg((call.args, call.kwargs), self.value)
+        return call.function(*args, **kwargs)
+
+    def _arguments(self, call: Call, before: dict[fx.Node, Any]) -> Any:
         def argument(node: fx.Node) -> Any:
-            if node in before:
-                return copied(before[node])
-            if is_getitem(node) and node.args[0] is default:
-                return copied(result[node.args[1]])
-            return node.target(*fx.map_arg(node.args, argument), **node.kwargs)
+            return copied(before[node] if node in before else self.value(node))
 
-        args, kwargs = fx.map_arg((call.args, call.kwargs), argument)
+        return fx.map_arg((call.args, call.kwargs), argument)
+
+    def _alternative(self, call: Call, before: dict[fx.Node, Any]) -> Any:
+        args, kwargs = self._arguments(call, before)
         made, peak = measure_peak(
             lambda: call.function(*args, **kwargs), device=torch.device("cpu")
         )
@@ -129,6 +168,30 @@ class Battery(fx.Interpreter):
             assert 0 <= size - storage_bytes(tensor) < 64, alternative.name
             if alternative.exactness == "bitwise":
                 assert torch.equal(bits(tensor), bits(reference)), alternative.name
+            elif alternative.exactness == "rounding":
+                tolerance = TOLERANCES[tensor.dtype] * reference.abs().max().item()
+                torch.testing.assert_close(tensor, reference, rtol=0, atol=tolerance)
+
+    def _compare_with_double(
+        self,
+        default: Call,
+        before: dict[fx.Node, Any],
+        expected: dict[int, torch.Tensor],
+        made: dict[int, torch.Tensor],
+    ) -> None:
+        """What rounds otherwise is about as far from the true numbers as the default is."""
+        args, kwargs = private.pytree.tree_map_only(
+            torch.Tensor,
+            lambda x: x.double() if x.is_floating_point() else x,
+            self._arguments(default, before),
+        )
+        exact = values_of(default, default.function(*args, **kwargs))
+        for value, tensor in made.items():
+            if tensor.dtype == torch.float64:
+                continue
+            scale = exact[value].abs().max().item() * torch.finfo(tensor.dtype).eps
+            error, usual = ((t[value] - exact[value]).abs().max() for t in (made, expected))
+            assert error <= 4 * usual + 4 * scale
 
 
 def ones_like(fake: torch.Tensor) -> torch.Tensor:
@@ -148,23 +211,34 @@ def values_of(call: Call, result: Any) -> dict[int, torch.Tensor]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor's elements; what is no number has one form only."""
+    if tensor.is_floating_point():
+        tensor = tensor.where(~tensor.isnan(), math.nan)
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def run_battery(model: nn.Module, *inputs: torch.Tensor) -> Counter[str]:
+def run_battery(
+    model: nn.Module, *inputs: torch.Tensor, exactness: str = "bitwise"
+) -> Counter[str]:
     """Compare every alternative of a model's step; return how often each was compared."""
-    return battery_of(model, step_of(model, *inputs), *inputs).compared
+    return battery_of(model, step_of(model, *inputs, exactness=exactness), *inputs).compared
 
 
-def battery_of(model: nn.Module, captured: Captured, *inputs: torch.Tensor) -> Battery:
+def battery_of(
+    model: nn.Module,
+    captured: Captured,
+    *inputs: torch.Tensor,
+    tangent: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Battery:
     tensors = iter(placeholder_tensors(captured.joint, {"model": model}, list(inputs)))
     arguments = [
-        ones_like(node.meta["val"]) if source.kind == "tangent" else next(tensors)
+        (tangent or ones_like)(node.meta["val"]) if source.kind == "tangent" else next(tensors)
         for node, source in zip(captured.joint.placeholders, captured.joint.sources, strict=True)
     ]
-    battery = Battery(captured)
+    battery = Battery(captured, [*map(copied, arguments)])
     with torch.no_grad():
-        battery.run(*map(copied, arguments), enable_io_processing=False)
+        battery.run()
+    RAN.update(battery.compared)
     return battery
 
 
@@ -180,7 +254,6 @@ def test_images(dtype: torch.dtype, layout: torch.memory_format, affine: bool) -
     model = Normalised(affine).to(dtype).to(memory_format=layout)
     compared = run_battery(model, image(dtype, layout))
     assert compared["batch_norm.again"] == 1
-    RAN.update(compared)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
@@ -189,12 +262,102 @@ def test_images_by_the_operator_of_gpus(dtype: torch.dtype, layout: torch.memory
     model = UpdatingNet().to(dtype).to(memory_format=layout)
     compared = run_battery(model, image(dtype, layout))
     assert compared["batch_norm.update_again"] == 2
-    RAN.update(compared)
 
 
 def test_images_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        RAN.update(run_battery(Normalised(True), image(torch.float32, torch.contiguous_format)))
+        run_battery(Normalised(True), image(torch.float32, torch.contiguous_format))
+
+
+class Between(nn.Module):
+    """A function of an image; its gradient is that of the parameter that is added to the image."""
+
+    def __init__(self, function: Callable[[Any], Any], like: torch.Tensor) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros_like(like))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x + self.shift) + 1
+
+
+def normal(like: torch.Tensor) -> torch.Tensor:
+    """Random numbers, laid out as another tensor, real or fake."""
+    return ones_like(like).copy_(torch.randn(tuple(like.shape), dtype=like.dtype))
+
+
+def special(like: torch.Tensor) -> torch.Tensor:
+    """Random numbers with every special one in between."""
+    x = torch.randn(like.numel(), dtype=like.dtype)
+    some = x[:: max(1, x.numel() // len(SPECIAL))][: len(SPECIAL)]
+    some.copy_(torch.tensor(SPECIAL[: some.numel()]))
+    return ones_like(like).copy_(x.view(like.shape))
+
+
+def shaped(shape: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
+    """Return a tensor of zeros; if it is a batch of images, of that layout."""
+    if len(shape) == 5 and layout is torch.channels_last:
+        layout = torch.channels_last_3d
+    zeros = torch.zeros(shape, dtype=dtype)
+    return zeros.contiguous(memory_format=layout) if len(shape) > 3 else zeros
+
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu.from_bits": F.relu,
+    "hardtanh.from_output": F.relu6,
+    "leaky_relu.from_output": lambda x: F.leaky_relu(x, 0.2),
+    "elu.from_output": F.selu,
+    "softplus.from_output": F.softplus,
+}
+
+
+PLACES = [(shape, torch.contiguous_format) for shape in ((2, 8, 5, 5), (3, 7), (1,), (300_001,))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"), [*PLACES, ((2, 8, 5, 5), torch.channels_last)], ids=str
+)
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float16), ids=str)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_of_activations_from_less_than_their_input(name, dtype, layout, shape) -> None:
+    rounds = name in ("elu.from_output", "softplus.from_output")
+    numbers = normal if rounds else special  # what rounds is near where it is finite
+    x = numbers(shaped(shape, dtype, layout))
+    model = Between(ACTIVATIONS[name], x)
+    captured = step_of(model, x, exactness="rounding")
+    assert battery_of(model, captured, x, tangent=numbers).compared[name] == 1
+
+
+POOLS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((2, 3, 8, 8), {"kernel_size": 2}),
+    ((2, 3, 9, 7), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    ((2, 3, 9, 8), {"kernel_size": (3, 2), "stride": (1, 2), "padding": (1, 0), "dilation": 2}),
+    ((2, 3, 10, 11), {"kernel_size": 3, "stride": 2, "ceil_mode": True}),
+    ((3, 20, 20), {"kernel_size": 16, "stride": 2}),
+    ((2, 3, 6, 7, 8), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    ((2, 3, 6, 6, 9), {"kernel_size": (2, 3, 2), "dilation": (1, 2, 3), "ceil_mode": True}),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("shape", "how"), POOLS, ids=str)
+def test_max_pooling_from_offsets(shape, how, dtype, layout) -> None:
+    pool = F.max_pool3d if len(shape) == 5 else F.max_pool2d
+    x = special(shaped(shape, dtype, layout))
+    model = Between(lambda h: pool(h, **how), x)
+    battery = battery_of(model, step_of(model, x), x, tangent=normal)
+    assert battery.compared["max_pool.from_offsets"] == 1
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+@pytest.mark.parametrize("shape", [(2, 8, 5, 5), (300_001,)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dropout_from_bits(dtype, shape, probability) -> None:
+    x = torch.randn(shape, dtype=dtype)
+    model = Between(lambda h: F.dropout(h, probability), x)
+    battery = battery_of(model, step_of(model, x), x, tangent=special)
+    assert battery.compared["dropout.from_bits"] == 1
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -202,7 +365,27 @@ def test_images_under_autocast() -> None:
 def test_words(dtype: torch.dtype, reduction: str) -> None:
     compared = run_battery(Words(reduction).to(dtype), torch.randint(0, 7000, (2, 5)))
     assert compared["cross_entropy.fused"] == compared["tied_embedding.folded"] == 1
-    RAN.update(compared)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_last_layer_and_its_cross_entropy_by_rows(dtype, reduction, bias) -> None:
+    model = Words(reduction, bias=bias).to(dtype)
+    words = torch.randint(0, 7000, (2, 40))
+    words[0, :5] = 3  # which does not count
+    captured = step_of(model, words, exactness="rounding")
+    assert len(captured.graph.choices) == 1
+    compared = battery_of(model, captured, words, tangent=normal).compared
+    assert compared["linear_cross_entropy.by_rows"] == 1
+    assert compared["linear_cross_entropy.scaled"] == 2 + bias
+
+
+def test_a_loss_of_which_no_row_counts_is_not_a_number_and_its_gradients_are_zero() -> None:
+    x, weight, target = torch.randn(6, 3), torch.randn(3, 9), torch.full((6,), -100)
+    loss, total, *gradients = loss_and_gradients(x, weight, None, target, 1, -100, 4)
+    assert loss.isnan() and total == 0
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients)
 
 
 def test_no_alternative_works_with_more_memory_on_real_data_than_was_measured() -> None:
@@ -223,10 +406,9 @@ def test_every_registered_operator_was_compared() -> None:
     named = {name.rpartition(".")[0] for name in RAN} | {*RAN}
     overwriters = {target.name().replace("::", ".") for target in IN_PLACE}
     assert {t for t in overwriters if t not in named} == set()
-    others: set[Callable[..., Any]] = {c for cs in CONTRIBUTORS.values() for c in cs}
-    families = {name.partition(".")[0] for name in RAN}
-    assert len(others) == 5, "a new contributor: add its case to this battery"
-    assert {"batch_norm", "cross_entropy", "tied_embedding"} <= families
+    everyone = {entry.contributor for entry in ENTRIES}
+    assert everyone == OFFERED, "a new contributor: add its case to this battery"
+    assert {entry.group for entry in ENTRIES} == {*GROUPS, "again"} - {"none", "all"}
 
 
 def test_a_sum_is_written_over_its_second_argument_only_where_it_is_laid_out_as_that() -> None:
@@ -242,3 +424,50 @@ def test_a_sum_is_written_over_its_second_argument_only_where_it_is_laid_out_as_
         result = add_over_second(mine, first)
         assert (result is mine) is in_place
         assert torch.equal(result, expected) and result.stride() == expected.stride()
+
+
+def test_offsets_that_no_maximum_has_do_not_write_outside_the_image() -> None:
+    """Costs are measured on tensors of zeros, and a padded window begins outside."""
+    windows = Windows(sizes=(5, 5), extents=(3, 3), strides=(2, 2), padding=(1, 1))
+    starts = windows.starts((3, 3), torch.device("cpu"))
+    places = windows.in_image(torch.zeros(3, 3, dtype=torch.uint8), starts)
+    assert places.min() >= 0 and places.max() < 25
+
+
+class Convolutions(nn.Module):
+    """Grouped, strided, transposed, dilated and one-dimensional ones between activations."""
+
+    def __init__(self, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            activation(),
+            nn.Conv2d(8, 16, 3, padding=2, dilation=2),
+            activation(),
+            nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False),
+            activation(),
+            nn.Conv2d(16, 32, 1),
+            activation(),
+            nn.ConvTranspose2d(32, 16, 2, stride=2),
+            activation(),
+            nn.Conv2d(16, 8, 3, stride=2, padding=1),
+            activation(),
+            nn.Flatten(2),
+            nn.Conv1d(8, 8, 3),
+        )
+
+    def forward(self, images):
+        return self.layers(images).mean()
+
+
+@pytest.mark.parametrize(("activation", "split"), [(nn.GELU, 4), (nn.SiLU, 4), (nn.ReLU, 3)])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_convolutions_are_split_where_they_read_a_value_last_or_are_large(
+    dtype, layout, activation, split
+) -> None:
+    """The two that shrink their input never are: the gradient cannot stand in for it."""
+    model = Convolutions(activation).to(dtype).to(memory_format=layout)
+    x = normal(shaped((2, 3, 16, 16), dtype, layout))
+    battery = battery_of(model, step_of(model, x), x)
+    assert battery.compared["convolution.split"] == split

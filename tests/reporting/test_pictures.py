@@ -26,7 +26,9 @@ from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.curve import curve_picture
 from tightfit.reporting.pictures.found import Found, Series
 from tightfit.reporting.pictures.labels import moved_apart
+from tightfit.reporting.pictures.layout import Rectangle, layout_picture
 from tightfit.reporting.pictures.page import SUFFIXES
+from tightfit.reporting.pictures.policies import Measure, PolicyCurve, policies_picture
 from tightfit.reporting.pictures.scales import percent_scale
 from tightfit.reporting.pictures.style import FAMILIES, OURS, looks_of
 from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
@@ -101,6 +103,20 @@ def test_a_curve_shows_its_bound_and_what_is_infeasible_or_unknown() -> None:
     assert sum(n for name, n in counts.items() if name.startswith("plan")) == 2
 
 
+@pytest.mark.parametrize("measure", ["slowdown", "accesses"])
+def test_every_policy_is_named_and_drawn_where_the_program_goes_through(measure: Measure) -> None:
+    curves = [
+        PolicyCurve("improved", (0.3, 0.6, 1.0), (1.4, 1.1, 1.0)),
+        PolicyCurve("lru", (0.3, 0.6, 1.0), (None, 1.3, 1.0)),
+        PolicyCurve("size", (0.3, 0.6, 1.0), (None, None, None)),
+    ]
+    svg = policies_picture(
+        curves, title="net", measure=measure, constants_ratio=0.1, bottleneck_ratio=0.2
+    )
+    assert texts_in(svg).keys() >= {"improved", "lru", "size: never"}
+    assert points_in(svg) == {"improved 0": 3, "lru 0": 2}
+
+
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(1, 3))
 def test_names_move_as_little_as_possible(targets: list[int], gap: int) -> None:
     targets.sort()
@@ -137,6 +153,14 @@ def every_picture(suffix: str) -> list[bytes]:
         curve_picture(points, budgets="GiB", **texts),
         training_picture([TrainedModel("net", ways)], **texts),
         step_picture(steps[0], steps[1:], **texts),
+        policies_picture(
+            [PolicyCurve("lru", (0.5, 1.0), (None, 1.0)), PolicyCurve("size", (0.5,), (None,))],
+            measure="slowdown",
+            constants_ratio=0.1,
+            bottleneck_ratio=0.2,
+            **texts,
+        ),
+        layout_picture([Rectangle(0, 2, 0, 1 << 20)], bound_bytes=1 << 19, **texts),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Types of the C++ plan engine; sizes in bytes, costs in integer units of the caller's choice."""
+"""Types of the C++ core; sizes in bytes, costs in integer units of the caller's choice."""
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
@@ -133,3 +133,61 @@ class ExecutedCode:
     def codes(self) -> list[tuple[CodeType, dict[str, Any]]]: ...
     @property
     def calls(self) -> list[tuple[CodeType | Callable[..., Any], tuple[CodeType, ...]]]: ...
+
+class Recorded:
+    def __init__(
+        self,
+        storage_bytes: Sequence[int],
+        tensors: Sequence[tuple[int, int, bool]],
+        costs: Sequence[int],
+        arguments: Sequence[Sequence[int]],
+        outputs: Sequence[Sequence[int]],
+        occurrences: Sequence[tuple[int, int]],
+        held: Sequence[int],
+    ) -> None: ...
+
+class ReplayCounts:
+    @property
+    def status(self) -> int: ...
+    @property
+    def max_memory(self) -> int: ...
+    @property
+    def total_cost(self) -> int: ...
+    @property
+    def evicted(self) -> int: ...
+    @property
+    def evicted_eager(self) -> int: ...
+    @property
+    def again(self) -> int: ...
+    @property
+    def outputs_again(self) -> int: ...
+    @property
+    def evaluations(self) -> int: ...
+    @property
+    def looks(self) -> int: ...
+    @property
+    def max_depth(self) -> int: ...
+
+def replay(
+    recorded: Recorded,
+    cost: int,
+    by_size: bool,
+    by_staleness: bool,
+    keeps_dead: bool,
+    backward_last: bool,
+    deallocation: int,
+    placement: int,
+    budget: int,
+    most_again: int,
+    draw: Callable[[int], int],
+    with_moments: bool,
+) -> tuple[ReplayCounts, list[tuple[int, int, int, int, int]]]: ...
+def pack(
+    name: str,
+    lower: Sequence[int],
+    upper: Sequence[int],
+    sizes: Sequence[int],
+    seconds: float,
+    seed: int,
+) -> tuple[list[int], int]: ...
+def packer_names() -> list[str]: ...

@@ -3,8 +3,10 @@
 #include "bindings.hpp"
 
 NB_MODULE(_engine, module) {
-    module.doc() = "Plan engine of tightfit: schedules, incremental evaluation, search.";
+    module.doc() = "The C++ core of tightfit: schedules, their evaluation and search; packing of blocks.";
     tightfit::bind_planning(module);
     tightfit::bind_chain(module);
     tightfit::bind_executed(module);
+    tightfit::bind_replay(module);
+    tightfit::bind_packing(module);
 }

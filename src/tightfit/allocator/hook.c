@@ -2,7 +2,8 @@
  *
  * Plain C, no torch headers, loaded by ctypes. `tightfit_hook_install` copies the vtable of
  * c10's default CPU allocator, replaces `allocate` and `raw_deleter`, and registers the copy.
- * Memory still comes from the allocator that was there before. The hook is never uninstalled:
+ * Memory comes from the allocator that was there before, or from an arena (replay.c) while a
+ * thread is inside one; both are counted alike. The hook is never uninstalled:
  * oneDNN keeps raw buffers and frees them through whatever allocator is registered then.
  *
  * Contracts of c10 that this file keeps:
@@ -15,6 +16,8 @@
  * mode adds its own section and one call in `hook_allocate` or `hook_free`.
  */
 #define _GNU_SOURCE
+#include "replay.h"
+
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -25,7 +28,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 3
+#define VERSION 5
 #define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
 /* ------------------------------------------------------------------ c10's binary interface */
@@ -313,7 +316,8 @@ static void refuse(Tally *tally, int64_t size) {
 /* ------------------------------------------------------------------ recording */
 
 typedef struct {
-    int64_t lower, upper, size, thread; /* half-open lifetime in ticks; upper 0: still alive */
+    int64_t lower, upper, size, thread; /* half-open lifetime in ticks; upper 0: still alive;
+                                       thread -1: of a region that was interrupted */
 } Lifetime;
 
 static pthread_mutex_t record_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -346,7 +350,8 @@ static uint64_t record_allocation(uint64_t size) {
             }
         }
         if (lifetime_count < lifetime_capacity) {
-            lifetimes[lifetime_count] = (Lifetime){tick++, 0, (int64_t)size, number_of_thread()};
+            int64_t thread = replay_is_interrupted() ? -1 : number_of_thread();
+            lifetimes[lifetime_count] = (Lifetime){tick++, 0, (int64_t)size, thread};
             record = (recording_number << 40) + (uint64_t)lifetime_count++;
         } else {
             atomic_fetch_add(&lost_blocks, 1);
@@ -369,6 +374,20 @@ static void record_free(uint64_t record) {
 
 /* ------------------------------------------------------------------ the two replaced slots */
 
+static void hook_free(void *address);
+
+static inline DataPtr take(size_t size) {
+    void *planned = replay_take(size);
+    if (planned)
+        return (DataPtr){planned, hook_free, planned, 0, -1};
+    return previous_allocate(previous, size); /* a C++ exception may pass through here */
+}
+
+static inline void give_back(void *address) {
+    if (!replay_give(address))
+        previous_free(address);
+}
+
 static void hook_free(void *address) {
     if (!address)
         return;
@@ -379,12 +398,12 @@ static void hook_free(void *address) {
     }
     if (atomic_load_explicit(&recording, memory_order_relaxed))
         record_free(entry.record);
-    previous_free(address);
+    give_back(address);
 }
 
 static DataPtr hook_allocate(void *self, size_t size) {
     (void)self;
-    DataPtr block = previous_allocate(previous, size); /* a C++ exception may pass through here */
+    DataPtr block = take(size);
     block.deleter = hook_free;
     if (!block.data)
         return block;
@@ -393,7 +412,7 @@ static DataPtr hook_allocate(void *self, size_t size) {
     if (exceeded && collect_garbage())
         exceeded = tally_allocation(entry.stamp, rounded(size));
     if (exceeded) {
-        previous_free(block.data);
+        give_back(block.data);
         refuse(exceeded, rounded(size));
     }
     if (atomic_load_explicit(&recording, memory_order_relaxed))
@@ -432,6 +451,7 @@ static void unlock_all(void) {
 
 static void stop_recording_in_child(void) {
     atomic_store(&recording, 0);
+    replay_stop_in_child();
     unlock_all();
 }
 

@@ -12,7 +12,7 @@ from tightfit.errors import HookUnavailable
 __all__ = ["hook_available", "hook_unavailable_reason", "installed_hook"]
 
 _FILE = "tightfit_hook.so"
-_VERSION = 3
+_VERSION = 5
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_version": (ctypes.c_int, ()),
     "tightfit_hook_install": (ctypes.c_char_p, (ctypes.c_char_p,)),
@@ -41,6 +41,29 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         (ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)),
     ),
     "tightfit_hook_record_read": (None, (ctypes.POINTER(ctypes.c_int64),)),
+    "tightfit_replay_open": (ctypes.c_int, (ctypes.c_int64,)),
+    "tightfit_replay_close": (None, (ctypes.c_int,)),
+    "tightfit_replay_add": (
+        ctypes.c_int,
+        (
+            ctypes.c_int,
+            ctypes.c_int64,
+            ctypes.POINTER(ctypes.c_int64),
+            ctypes.POINTER(ctypes.c_int64),
+            ctypes.POINTER(ctypes.c_int64),
+            ctypes.POINTER(ctypes.c_int32),
+        ),
+    ),
+    "tightfit_replay_begin": (ctypes.c_int, (ctypes.c_int, ctypes.c_int)),
+    "tightfit_replay_end": (None, (ctypes.POINTER(ctypes.c_int64),)),
+    "tightfit_replay_interrupt": (None, ()),
+    "tightfit_replay_resume": (None, ()),
+    "tightfit_replay_alive": (ctypes.c_int64, (ctypes.c_int,)),
+    "tightfit_replay_wanted": (
+        None,
+        (ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64)),
+    ),
+    "tightfit_replay_poison": (None, (ctypes.c_int,)),
 }
 
 

@@ -1,48 +1,144 @@
-"""What a contributor of operator alternatives sees and returns."""
+"""What a contributor of operator alternatives sees and returns.
+
+A contributor is a function from an `OpView` to an `Extension` or None. It names tensors by the
+nodes of the trace; which values these are, and what has to be alive, is worked out by the
+registry.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import fx
 
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.nodes import base_of, is_getitem
-from tightfit.graph.ir import Alternative, Op, ValueId
+from tightfit.capture.nodes import base_of, is_getitem, storage_bytes
+from tightfit.graph.ir import Exactness, Op, Use, Value
 
-__all__ = ["Extension", "OpView"]
+__all__ = ["Contributor", "Extension", "Extra", "OpView", "Way", "arguments_of", "is_dense"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One more way to compute an op.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"relu.from_mask"``: family and way.
+    function, args, kwargs
+        What runs: tensors are given by nodes of the trace, or of an `Extra`.
+    outputs : tuple of int, int or None
+        Which outputs of the default it makes: a tuple of them, one tensor, or (None) the same.
+    overwrites : node or None
+        The argument whose storage the result takes over; it is gone afterwards.
+    use : str
+        ``"again"``: only for computing the op once more.
+    exactness : str
+        How its bits compare with the default's. Tested on the device before it is used.
+    rests_on : tuple of node
+        Ops of the trace whose results fit each other (the forward op of a backward one): where
+        it is compared with the default they run, and their inputs are drawn.
+    compiles : bool
+        Whether it is of use to a compiler, which would unroll a loop over rows.
+    flops : int or None
+        Floating-point operations, for modelled costs; None: those of the default.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[int, ...] | int | None = None
+    overwrites: fx.Node | None = None
+    use: Use = "any"
+    exactness: Exactness = "bitwise"
+    rests_on: tuple[fx.Node, ...] = ()
+    compiles: bool = True
+    flops: int | None = None
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An op of which only alternatives read: a mask, places of maxima. Run only if one is chosen.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"relu.mask"``.
+    function, args
+        What runs, behind the last of the ops it reads.
+    node : fx.Node
+        Stands for its result in the arguments of a `Way`.
+    results : tuple of fx.Node
+        Of a function that returns several tensors: what stands for each.
+    others : tuple of tuple
+        Further arguments with which it makes the same, as exact as the least of the ways.
+    flops : int
+        Floating-point operations, for modelled costs.
+    compiles : bool
+        As for a `Way`.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    node: fx.Node
+    results: tuple[fx.Node, ...] = ()
+    others: tuple[tuple[Any, ...], ...] = ()
+    flops: int = 0
+    compiles: bool = False
 
 
 @dataclass(frozen=True)
 class Extension:
-    """Further alternatives of one op.
+    """Further ways of computing one op.
 
     Parameters
     ----------
-    alternatives, calls : tuple
-        One call for each alternative.
+    ways : tuple of Way
+        Beside the default.
+    extras : tuple of Extra
+        What they read that the trace does not make.
     default_use : str
         How the default may be used from now on.
     unpins : bool
         Whether the op may be recomputed now although its default may not.
     optional : tuple of node
         Operators that only the default reads: computed only if it is used.
+    together : tuple of (node, way)
+        What runs instead of other ops if the first way runs, and only then.
     """
 
-    alternatives: tuple[Alternative, ...]
-    calls: tuple[Call, ...]
+    ways: tuple[Way, ...]
+    extras: tuple[Extra, ...] = ()
     default_use: Literal["any", "first"] = "any"
     unpins: bool = False
     optional: tuple[fx.Node, ...] = ()
+    together: tuple[tuple[fx.Node, Way], ...] = ()
 
 
 @dataclass(frozen=True)
 class OpView:
-    """One op of a captured step, as a contributor sees it."""
+    """One op of a captured step, as a contributor sees it.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step, without alternatives.
+    op : Op
+        The op.
+    ways : tuple of Way
+        What other contributors have offered for it so far.
+    """
 
     captured: Captured
     op: Op
+    ways: tuple[Way, ...] = ()
 
     @property
     def node(self) -> fx.Node:
@@ -61,13 +157,143 @@ class OpView:
 
     def output_node(self, index: int) -> fx.Node | None:
         """Return the node that picks output `index`, if somebody reads it."""
-        for user in self.node.users:
-            if is_getitem(user) and user.args[1] == index:
+        return _picked(self.node, index)
+
+    def maker_of(self, node: Any, operators: Iterable[Any]) -> fx.Node | None:
+        """Return the op that makes a tensor, if it is one of some operators and gives it whole."""
+        if not isinstance(node, fx.Node):
+            return None
+        maker = node.args[0] if is_getitem(node) else node
+        return maker if isinstance(maker, fx.Node) and maker.target in {*operators} else None
+
+    def reader_of(self, node: Any, operators: Iterable[Any], *others: Any) -> fx.Node | None:
+        """Return the first op of some operators whose arguments are a tensor and, then, `others`.
+
+        So a backward op finds its forward: equal arguments make equal results, whichever it is.
+        """
+        wanted = {*operators}
+        for user in node.users if isinstance(node, fx.Node) else ():
+            if user.target in wanted and arguments_of(user)[: 1 + len(others)] == (node, *others):
                 return user
         return None
 
-    def values_of(self, *arguments: Any) -> tuple[ValueId, ...]:
-        """Return the values the nodes among the arguments belong to, without repetition."""
-        nodes = [a for a in arguments if isinstance(a, fx.Node)]
-        known = self.captured.value_of
-        return tuple(dict.fromkeys(known[base_of(n)] for n in nodes if base_of(n) in known))
+    def value_of(self, node: fx.Node) -> Value | None:
+        """Return the value that a tensor belongs to, None if it is a constant of the trace."""
+        number = self.captured.value_of.get(base_of(node))
+        return None if number is None else self.captured.graph.values[number]
+
+    def may_take_over(self, node: fx.Node) -> bool:
+        """Whether the op's result may take over the storage of an argument nobody else keeps."""
+        value = self.value_of(node)
+        written = self.captured.graph.values[self.op.alternatives[0].writes[0]]
+        return (
+            value is not None
+            and not value.is_constant
+            and value.fate == "none"
+            and value.size_bytes == written.size_bytes
+        )
+
+    def fits_over(self, target: Any, way: Way) -> bool:
+        """Whether a way's result, of the default's geometry, fits over one of its arguments.
+
+        The argument has that geometry too, is all of its storage, and is read once.
+        """
+        if not isinstance(target, fx.Node) or base_of(target).op != "call_function":
+            return False
+        read: list[fx.Node] = []
+        fx.map_arg((way.args, way.kwargs), read.append)
+        mine, other = self.node.meta["val"], target.meta["val"]
+        same = (
+            isinstance(other, torch.Tensor)  # and not a number
+            and mine.shape == other.shape
+            and mine.stride() == other.stride()
+            and mine.dtype == other.dtype
+            and storage_bytes(mine) == other.numel() * other.element_size()
+        )
+        once = sum(base_of(n) is base_of(target) for n in read) == 1
+        return same and once and self.may_take_over(target)
+
+    def is_read_behind(self, node: fx.Node) -> bool:
+        """Whether somebody keeps a tensor, or a later op reads it."""
+        value = self.value_of(node)
+        if value is None or value.is_constant or value.fate != "none":
+            return True
+        later = self.captured.graph.ops[self.op.id + 1 :]
+        return any(value.id in op.alternatives[0].reads for op in later)
+
+    def is_kept_for_others(self, node: fx.Node) -> bool:
+        """Whether a tensor is kept anyway: another op of the backward reads it, or somebody."""
+        base = base_of(node)
+        number = self.captured.value_of.get(base)
+        if number is None:
+            return True
+        value, phases = self.captured.graph.values[number], self.captured.graph.segments
+        kept = value.is_constant or value.fate != "none"
+        return kept or any(
+            number in op.alternatives[0].reads
+            for op in self.captured.graph.ops
+            if op is not self.op and phases[op.segment].phase == "backward"
+        )
+
+    def extra(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        others: tuple[tuple[Any, ...], ...] = (),
+        flops: int = 0,
+        compiles: bool = False,
+    ) -> Extra:
+        """Return an op that only alternatives read.
+
+        It is tried on fake tensors, to learn the sizes of what it makes.
+        """
+        fakes = fx.map_arg(args, lambda n: n.meta["val"])
+        mode = next(f.fake_mode for f in fakes if hasattr(f, "fake_mode"))
+        with mode, torch.no_grad():
+            made = function(*fakes)
+        several = isinstance(made, tuple)
+        node = fx.Graph().call_function(function)
+        node.name = name.replace(".", "_")
+        node.meta = {"val": made}
+        results = tuple(_result(node, index) for index in range(len(made))) if several else ()
+        return Extra(name, function, args, node, results, others, flops, compiles)
+
+
+def arguments_of(node: fx.Node) -> tuple[Any, ...]:
+    """Return the positional arguments of an operator, those left at their default too."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.args
+    rest = [a for a in schema.arguments[len(node.args) :] if not a.kwarg_only]
+    return (*node.args, *(node.kwargs.get(a.name, a.default_value) for a in rest))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a (fake) tensor fill their storage, each at one place."""
+    order = sorted(range(tensor.dim()), key=tensor.stride)
+    expected = 1
+    for dimension in order:
+        if tensor.shape[dimension] == 1:
+            continue
+        if tensor.stride(dimension) != expected:
+            return False
+        expected *= tensor.shape[dimension]
+    return tensor.numel() > 0 and storage_bytes(tensor) == tensor.numel() * tensor.element_size()
+
+
+def _result(node: fx.Node, index: int) -> fx.Node:
+    """Return a node that stands for one of the tensors that a node makes."""
+    result = node.graph.call_function(operator.getitem, (node, index))
+    result.meta = {"val": node.meta["val"][index]}
+    return result
+
+
+def _picked(node: fx.Node, index: int) -> fx.Node | None:
+    for user in node.users:
+        if is_getitem(user) and user.args[1] == index:
+            return user
+    return None
+
+
+Contributor = Callable[[OpView], Extension | None]

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.captured import Call
-from tightfit.graph.ir import Alternative
+from tightfit.alternatives.base import Extension, OpView, Way
 
 __all__ = [
     "batch_norm_again",
@@ -69,15 +67,6 @@ def batch_norm_again(view: OpView) -> Extension | None:
     x, weight, bias, running_mean, _, training, momentum, epsilon = view.call.args
     if not training:
         return None
-    outputs = view.call.outputs
-    alternatives = [
-        Alternative(
-            name="batch_norm.again",
-            reads=view.values_of(x, weight, bias),
-            writes=tuple(v for v in outputs[:3] if v is not None),
-            use="again",
-        )
-    ]
     precision = view.node.meta["val"][1].dtype
     if not view.runs_on_cpu:
         own = running_mean.meta["val"].dtype
@@ -86,28 +75,17 @@ def batch_norm_again(view: OpView) -> Extension | None:
         run = (train_with_own_statistics, (x, None, None, momentum, epsilon, precision))
     else:
         run = (aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, epsilon))
-    calls = [Call(*run, {}, outputs[:3], is_tuple=True)]
+    ways = [Way("batch_norm.again", *run, outputs=(0, 1, 2), use="again")]
     mean, deviation = view.output_node(1), view.output_node(2)
     precise = view.runs_on_cpu and precision in (torch.float32, torch.float64)
-    if precise and mean is not None and deviation is not None and outputs[0] is not None:
-        alternatives.append(
-            Alternative(
-                name="batch_norm.from_statistics",
-                reads=view.values_of(x, weight, bias, mean, deviation),
-                writes=(outputs[0],),
-                use="again",
-            )
+    if precise and mean is not None and deviation is not None:
+        args = (x, weight, bias, mean, deviation)
+        name = "batch_norm.from_statistics"
+        rests_on = (view.node,)
+        ways.append(
+            Way(name, normalise_with_statistics, args, outputs=0, use="again", rests_on=rests_on)
         )
-        calls.append(
-            Call(
-                normalise_with_statistics,
-                (x, weight, bias, mean, deviation),
-                {},
-                (outputs[0],),
-                is_tuple=False,
-            )
-        )
-    return Extension(tuple(alternatives), tuple(calls), default_use="first", unpins=True)
+    return Extension(tuple(ways), default_use="first", unpins=True)
 
 
 def update_own_statistics(
@@ -138,13 +116,7 @@ def update_again(view: OpView) -> Extension | None:
     made together.
     """
     x, weight, bias, running_mean, _, momentum, epsilon = view.call.args
-    outputs = view.call.outputs[:4]
-    alternative = Alternative(
-        name="batch_norm.update_again",
-        reads=view.values_of(x, weight, bias),
-        writes=tuple(v for v in outputs if v is not None),
-        use="again",
-    )
     args = (x, weight, bias, momentum, epsilon, running_mean.meta["val"].dtype)
-    call = Call(update_own_statistics, args, {}, outputs, is_tuple=True)
-    return Extension((alternative,), (call,), default_use="first", unpins=True)
+    name = "batch_norm.update_again"
+    way = Way(name, update_own_statistics, args, outputs=(0, 1, 2, 3), use="again")
+    return Extension((way,), default_use="first", unpins=True)

@@ -7,17 +7,16 @@ live in a few rows, and the result can take the place of the log-probabilities.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.captured import Call
+from tightfit.alternatives.base import Extension, OpView, Way
 from tightfit.capture.nodes import base_of
-from tightfit.graph.ir import Alternative
 
-__all__ = ["BY_ROWS", "cross_entropy_gradient", "fused_cross_entropy_gradient"]
+__all__ = ["cross_entropy_gradient", "fused_cross_entropy_gradient"]
 
 aten = torch.ops.aten
 
@@ -69,9 +68,6 @@ def _over_log_probabilities(gradient: Any, log_probabilities: torch.Tensor, *res
     return cross_entropy_gradient(gradient, log_probabilities, *rest, out=log_probabilities)
 
 
-BY_ROWS = (cross_entropy_gradient, _over_log_probabilities)
-
-
 def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
     """Offer the fused gradient for a log-softmax backward that follows an nll-loss backward.
 
@@ -99,24 +95,18 @@ def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
         total_weight,
         precision,
     )
-    reads = view.values_of(*args)
-    fused = Alternative(
-        name="cross_entropy.fused", reads=reads, writes=view.op.alternatives[0].writes
+    fused = Way(
+        "cross_entropy.fused", cross_entropy_gradient, args, rests_on=(loss,), compiles=False
     )
-    alternatives = [fused]
-    calls = [Call(cross_entropy_gradient, args, {}, view.call.outputs, is_tuple=False)]
-    kept = view.values_of(log_probabilities)[0]
+    ways = [fused]
     own = base_of(log_probabilities).op == "call_function"
-    value = view.captured.graph.values[kept]
-    written = view.captured.graph.values[fused.writes[0]]
-    if own and value.fate == "none" and value.size_bytes == written.size_bytes:
-        alternatives.append(
-            Alternative(
+    if own and view.may_take_over(log_probabilities):
+        ways.append(
+            dataclasses.replace(
+                fused,
                 name="cross_entropy.fused_over_log_probabilities",
-                reads=reads,
-                writes=fused.writes,
-                overwrites=kept,
+                function=_over_log_probabilities,
+                overwrites=log_probabilities,
             )
         )
-        calls.append(Call(_over_log_probabilities, args, {}, view.call.outputs, is_tuple=False))
-    return Extension(tuple(alternatives), tuple(calls), optional=(loss,))
+    return Extension(tuple(ways), optional=(loss,))

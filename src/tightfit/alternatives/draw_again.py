@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tightfit.alternatives.base import Extension, OpView
-from tightfit.graph.ir import Alternative
+from tightfit.alternatives.base import Extension, OpView, Way
 
 __all__ = ["draw_again"]
 
@@ -16,6 +15,6 @@ def draw_again(view: OpView) -> Extension | None:
     """
     if not view.op.random_state_bytes or view.op.pinned is not None:
         return None
-    default = view.op.alternatives[0]
-    again = Alternative(name="draw_again", reads=default.reads, writes=default.writes, use="again")
-    return Extension((again,), (view.call,), default_use="first")
+    call = view.call
+    again = Way("draw_again", call.function, call.args, call.kwargs, use="again")
+    return Extension((again,), default_use="first")

@@ -6,6 +6,7 @@ lowered program share one rule: equal size, last reader, kept by nobody.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.captured import Call
-from tightfit.capture.nodes import base_of, storage_bytes
-from tightfit.graph.ir import Alternative
+from tightfit.alternatives.base import Extension, OpView, Way
 
 __all__ = ["IN_PLACE", "Overwriter", "in_place"]
 
@@ -103,6 +101,7 @@ IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
     aten.silu_backward.default: _gradient(aten.silu_backward.grad_input),
     aten.hardtanh_backward.default: _gradient(aten.hardtanh_backward.grad_input),
     aten.leaky_relu_backward.default: _gradient(aten.leaky_relu_backward.grad_input),
+    aten.elu_backward.default: _gradient(aten.elu_backward.grad_input),
     aten._log_softmax.default: (Overwriter(aten._log_softmax.out, keyword="out"),),
     aten._log_softmax_backward_data.default: (
         Overwriter(aten._log_softmax_backward_data.out, keyword="out"),
@@ -111,52 +110,40 @@ IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
 
 
 def in_place(view: OpView) -> Extension | None:
-    """Offer each way of writing the op's result over an argument of the same geometry."""
-    alternatives: list[Alternative] = []
-    calls: list[Call] = []
-    default = view.op.alternatives[0]
-    for overwriter in IN_PLACE[view.node.target]:
-        target = _overwritable(view, overwriter)
-        if target is None:
-            continue
-        alternatives.append(
-            Alternative(
-                name=f"{view.op.target}.over_argument_{overwriter.position}",
-                reads=default.reads,
-                writes=default.writes,
-                overwrites=view.values_of(target)[0],
-            )
-        )
-        calls.append(_call(view, overwriter, target))
-    return Extension(tuple(alternatives), tuple(calls)) if alternatives else None
+    """Offer each way of writing the op's result over an argument of the same geometry.
 
-
-def _overwritable(view: OpView, overwriter: Overwriter) -> fx.Node | None:
-    """Return the argument if its storage is the step's own, whole, and of the same geometry."""
+    What another contributor offers, by the operator itself with other arguments, may run so too.
+    """
     call = view.call
-    target = call.args[overwriter.position] if len(call.args) > overwriter.position else None
-    if not isinstance(target, fx.Node) or (overwriter.swap and call.kwargs):
-        return None
-    base = base_of(target)
-    if base.op != "call_function" or sum(base_of(n) is base for n in call.nodes()) != 1:
-        return None
-    mine, other = view.node.meta["val"], target.meta["val"]
-    same = (
-        mine.shape == other.shape
-        and mine.stride() == other.stride()
-        and mine.dtype == other.dtype
-        and storage_bytes(mine) == other.numel() * other.element_size()
-    )
-    value = view.captured.graph.values[view.values_of(target)[0]]
-    written = view.captured.graph.values[view.op.alternatives[0].writes[0]]
-    free = value.fate == "none" and value.size_bytes == written.size_bytes
-    return target if same and free else None
+    default = Way(view.op.target, call.function, call.args, call.kwargs)
+    found: list[Way] = []
+    for way in (default, *(w for w in view.ways if w.function is call.function)):
+        for overwriter in IN_PLACE[view.node.target]:
+            target = _overwritable(view, way, overwriter)
+            if target is not None:
+                found.append(_over(way, overwriter, target))
+    return Extension(tuple(found)) if found else None
 
 
-def _call(view: OpView, overwriter: Overwriter, target: fx.Node) -> Call:
-    args, kwargs = view.call.args, dict(view.call.kwargs)
+def _overwritable(view: OpView, way: Way, overwriter: Overwriter) -> fx.Node | None:
+    """Return the argument if its storage is the step's own, whole, and of the same geometry."""
+    target = way.args[overwriter.position] if len(way.args) > overwriter.position else None
+    if overwriter.swap and way.kwargs:
+        return None
+    return target if view.fits_over(target, way) else None
+
+
+def _over(way: Way, overwriter: Overwriter, target: fx.Node) -> Way:
+    args, kwargs = way.args, dict(way.kwargs)
     if overwriter.keyword is not None:
         kwargs[overwriter.keyword] = target
     elif overwriter.swap:
         args = (args[1], args[0], *args[2:])
-    return Call(overwriter.function, args, kwargs, view.call.outputs, is_tuple=False)
+    return dataclasses.replace(
+        way,
+        name=f"{way.name}.over_argument_{overwriter.position}",
+        function=overwriter.function,
+        args=args,
+        kwargs=kwargs,
+        overwrites=target,
+    )

@@ -5,85 +5,121 @@ An entry is a function from an op of a captured step to further ways of computin
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 
-from tightfit.alternatives.base import Extension, OpView
+from tightfit.alternatives.assembling import Assembly
+from tightfit.alternatives.base import Contributor, OpView, Way
 from tightfit.alternatives.batch_norm import batch_norm_again, update_again
-from tightfit.alternatives.cross_entropy import BY_ROWS, fused_cross_entropy_gradient
+from tightfit.alternatives.convolution import split_gradient
+from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
 from tightfit.alternatives.draw_again import draw_again
+from tightfit.alternatives.dropout import dropout_gradient
+from tightfit.alternatives.from_output import elu_gradient, hardtanh_gradient, leaky_relu_gradient
 from tightfit.alternatives.in_place import IN_PLACE, in_place
-from tightfit.alternatives.tied_embedding import add_embedding_gradient_, folded_embedding_gradient
+from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
+from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
+from tightfit.alternatives.relu import relu_gradient
+from tightfit.alternatives.softplus import softplus_gradient
+from tightfit.alternatives.tied_embedding import folded_embedding_gradient
 from tightfit.capture.captured import Captured
-from tightfit.graph.ir import Op
-from tightfit.graph.validate import validate_graph
+from tightfit.errors import BadInput
+from tightfit.graph.ir import Exactness
 
-__all__ = ["CONTRIBUTORS", "compilable", "with_alternatives"]
+__all__ = ["ENTRIES", "EXACTNESS", "GROUPS", "compilable", "with_alternatives"]
 
 aten = torch.ops.aten
 
-Contributor = Callable[[OpView], Extension | None]
-
-CONTRIBUTORS: dict[Any, tuple[Contributor, ...]] = {
-    aten._native_batch_norm_legit_functional.default: (batch_norm_again,),
-    aten._batch_norm_with_update_functional.default: (update_again,),
-    aten._log_softmax_backward_data.default: (fused_cross_entropy_gradient,),
-    aten.add_.Tensor: (folded_embedding_gradient,),
-}
-for _target in IN_PLACE:
-    CONTRIBUTORS[_target] = (*CONTRIBUTORS.get(_target, ()), in_place)
+EXACTNESS: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
+"""How exact an alternative may be, the strictest first; each class includes those before it."""
 
 
-_UNCOMPILED: tuple[Callable[..., Any], ...] = (*BY_ROWS, add_embedding_gradient_)
-"""Loops over rows, which a compiler would unroll and cannot fuse, or whose shapes data decide."""
+@dataclass(frozen=True)
+class Entry:
+    """A contributor, and what it is asked about.
+
+    Parameters
+    ----------
+    contributor : callable
+        From an `OpView` to an `Extension` or None.
+    group : str
+        What kind of alternatives it offers, for comparisons (MONeT, section 6.3); "again": ways
+        of doing once more what runs by itself once only, which every comparison has.
+    operators : tuple
+        The ops it is asked about.
+    """
+
+    contributor: Contributor
+    group: str
+    operators: tuple[Any, ...]
+
+
+ENTRIES = (
+    Entry(batch_norm_again, "again", (aten._native_batch_norm_legit_functional.default,)),
+    Entry(update_again, "again", (aten._batch_norm_with_update_functional.default,)),
+    Entry(hardtanh_gradient, "output", (aten.hardtanh_backward.default,)),
+    Entry(leaky_relu_gradient, "output", (aten.leaky_relu_backward.default,)),
+    Entry(elu_gradient, "output", (aten.elu_backward.default,)),
+    Entry(softplus_gradient, "output", (aten.softplus_backward.default,)),
+    Entry(relu_gradient, "intermediate", (aten.threshold_backward.default,)),
+    Entry(max_pool_gradient, "intermediate", MAX_POOL_GRADIENTS),
+    Entry(dropout_gradient, "intermediate", (aten.native_dropout_backward.default,)),
+    Entry(fused_cross_entropy_gradient, "intermediate", (aten._log_softmax_backward_data.default,)),
+    Entry(linear_cross_entropy, "intermediate", (aten.nll_loss_forward.default,)),
+    Entry(folded_embedding_gradient, "intermediate", (aten.add_.Tensor,)),
+    Entry(split_gradient, "conv", (aten.convolution_backward.default,)),
+    Entry(in_place, "inplace", tuple(IN_PLACE)),  # last: what others offer may run in place too
+)
+
+GROUPS = ("none", "conv", "output", "intermediate", "inplace", "all")
+"""What a comparison may name."""
+
+
+def _contributors(group: str) -> dict[Any, tuple[Contributor, ...]]:
+    """Return who is asked about each operator."""
+    asked: dict[Any, tuple[Contributor, ...]] = {}
+    for entry in ENTRIES:
+        if group in ("all", entry.group) or entry.group == "again":
+            for target in entry.operators:
+                asked[target] = (*asked.get(target, ()), entry.contributor)
+    return asked
+
+
+def with_alternatives(
+    captured: Captured, exactness: Exactness = "bitwise", group: str = "all"
+) -> Captured:
+    """Return the captured step with the alternatives that the registry knows for its ops.
+
+    Parameters
+    ----------
+    captured : Captured
+        As it was traced.
+    exactness : str
+        The least exact class that is allowed.
+    group : str
+        Only these, for comparisons: a name of `GROUPS`.
+
+    Raises
+    ------
+    BadInput
+        For an unknown group; lists the known ones.
+    """
+    if group not in GROUPS:
+        raise BadInput(f"no alternatives are called {group!r} (known: {', '.join(GROUPS)})")
+    assembly = Assembly(captured)
+    allowed = EXACTNESS[: EXACTNESS.index(exactness) + 1]
+    asked = _contributors(group)
+    for op in captured.graph.ops:
+        offered: tuple[Way, ...] = ()
+        for contributor in (*asked.get(captured.nodes[op.id].target, ()), draw_again):
+            extension = contributor(OpView(captured, op, offered))
+            if extension is not None:
+                offered += assembly.add(op, extension, allowed)
+    return assembly.finished()
 
 
 def compilable(captured: Captured) -> Captured:
     """Return a step with those of its alternatives that are of use to a compiler."""
-    kept = [
-        [index for index, call in enumerate(calls) if call.function not in _UNCOMPILED]
-        for calls in captured.calls
-    ]
-    ops = tuple(
-        msgspec.structs.replace(op, alternatives=tuple(op.alternatives[i] for i in indices))
-        for op, indices in zip(captured.graph.ops, kept, strict=True)
-    )
-    calls = tuple(
-        tuple(own[i] for i in indices) for own, indices in zip(captured.calls, kept, strict=True)
-    )
-    graph = validate_graph(msgspec.structs.replace(captured.graph, ops=ops))
-    return dataclasses.replace(captured, graph=graph, calls=calls)
-
-
-def with_alternatives(captured: Captured) -> Captured:
-    """Return the captured step with every alternative the registry knows for its ops."""
-    ops = list(captured.graph.ops)
-    calls = list(captured.calls)
-    number = {node: op for op, node in enumerate(captured.nodes)}
-    for op in captured.graph.ops:
-        for contributor in (*CONTRIBUTORS.get(captured.nodes[op.id].target, ()), draw_again):
-            extension = contributor(OpView(captured, op))
-            if extension is None:
-                continue
-            ops[op.id] = _extended(ops[op.id], extension)
-            calls[op.id] = (*calls[op.id], *extension.calls)
-            for node in extension.optional:
-                other = number[node]
-                ops[other] = msgspec.structs.replace(ops[other], required=False)
-    graph = msgspec.structs.replace(captured.graph, ops=tuple(ops))
-    return dataclasses.replace(captured, graph=validate_graph(graph), calls=tuple(calls))
-
-
-def _extended(op: Op, extension: Extension) -> Op:
-    first = op.alternatives[0]
-    if extension.default_use == "first":
-        first = msgspec.structs.replace(first, use="first")
-    return msgspec.structs.replace(
-        op,
-        alternatives=(first, *op.alternatives[1:], *extension.alternatives),
-        pinned=None if extension.unpins else op.pinned,
-    )
+    return captured.keeping(lambda op, way, call: call.compiles)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.alternatives.base import Extension, OpView
-from tightfit.capture.captured import Call
-from tightfit.graph.ir import Alternative
+from tightfit.alternatives.base import Extension, OpView, Way
 
 __all__ = ["add_embedding_gradient_", "folded_embedding_gradient"]
 
@@ -75,11 +73,13 @@ def folded_embedding_gradient(view: OpView) -> Extension | None:
         return None
     gradient, indices, vocabulary, padding, scale = other.args
     args = (total, gradient, indices, vocabulary, padding, scale)
-    alternative = Alternative(
-        name="tied_embedding.folded",
-        reads=view.values_of(*args),
-        writes=view.op.alternatives[0].writes,
-        overwrites=view.op.alternatives[0].overwrites,
+    name = "tied_embedding.folded"
+    way = Way(
+        name,
+        add_embedding_gradient_,
+        args,
+        overwrites=total,
+        rests_on=(other,),
+        compiles=False,
     )
-    call = Call(add_embedding_gradient_, args, {}, view.call.outputs, is_tuple=False)
-    return Extension((alternative,), (call,), optional=(other,))
+    return Extension((way,), optional=(other,))

@@ -56,6 +56,7 @@ def fit(
     cache: bool = True,
     shapes: Iterable[Any] = (),
     compile: bool = False,
+    arena: bool = False,
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -75,7 +76,9 @@ def fit(
     reserve : int or str
         Part of the budget that plans leave unused.
     exactness : str, optional
-        ``"bitwise"``, what every step is, or ``"rounding"`` with `compile`, what it is then.
+        How exact the operators are that plans may choose: ``"bitwise"`` (the default, plain
+        PyTorch's bits), ``"rounding"`` (the last digits may differ; with `compile` they always
+        do) or ``"lossy"`` (values kept less precisely).
     planner, limits : str, (seconds, gap)
         Which planner, and when it may stop.
     plan : Plan or path, optional
@@ -99,6 +102,11 @@ def fit(
         tried; the fastest that was measured to hold the budget runs, or the plan whose operators
         run one by one where none does or that is faster, which is said. Results of compiled plans
         differ from eager by rounding.
+    arena : bool
+        Whether the memory of a step lies at planned addresses in one mapping, so that the process
+        holds what the step needs and no more (CPU). Everything that the training thread requests
+        from one call of the model to the next is a step; what differs from the plan is served as
+        without the arena, and counted in the report.
 
     Returns
     -------
@@ -131,6 +139,7 @@ def fit(
         in_flight=in_flight,
         cache=cache,
         compile=compile,
+        arena=arena,
     )
 
     parts = sharded_parts(model)

@@ -20,7 +20,7 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
 from tightfit.progress import announce
 
-__all__ = ["capture_around_data", "has_parts", "may_be_planned"]
+__all__ = ["capture_around_data", "has_parts", "may_be_planned", "of_the_same_class"]
 
 _ONE_AT_A_TIME = threading.RLock()
 """The tracer of PyTorch patches classes while it runs: one thread at a time may capture."""
@@ -181,7 +181,7 @@ def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall
             )
         call = dataclasses.replace(call, answered=call.answered | {inner})
     else:
-        alike = _of_the_same_class(call.modules, inner)
+        alike = of_the_same_class(call.modules, inner)
         others = f" and {len(alike) - 1} more of its class" if len(alike) > 1 else ""
         announce(
             f"what module {inner!r}{others} runs depends on data: it runs eagerly, as one "
@@ -200,7 +200,7 @@ def _share_of_parameters(modules: Mapping[str, nn.Module], name: str) -> float:
     return own / max(1, total)
 
 
-def _of_the_same_class(modules: Mapping[str, nn.Module], name: str) -> frozenset[str]:
+def of_the_same_class(modules: Mapping[str, nn.Module], name: str) -> frozenset[str]:
     """Return the names of the modules that run the same code as the one named."""
     named = module_names(modules)
     return frozenset(n for n, m in named.items() if n and type(m) is type(named[name]))

@@ -21,8 +21,8 @@ from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, holders
 from tightfit.capture.side_effects.leftovers import forget_traced, traced_alive
 from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
+from tightfit.capture.trace.numbers import trace_with_numbers
 from tightfit.capture.trace.strides import TrueStrides
-from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
@@ -66,7 +66,7 @@ def capture(
     listener, alive = Listener(), traced_alive()
     try:
         with state, listener:
-            joint = trace(call, strides)
+            joint = trace_with_numbers(call, strides)
     finally:
         forget_traced(alive)
     state.raise_if_changed()

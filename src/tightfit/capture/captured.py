@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from torch import fx, nn
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.reads.guard import Reads
 from tightfit.capture.side_effects.attributes import Kept
-from tightfit.graph.ir import Graph, ValueId
+from tightfit.graph.ir import Alternative, Choice, Graph, Op, ValueId
+from tightfit.graph.validate import validate_graph
 
 __all__ = [
     "Call",
@@ -36,6 +38,11 @@ class Call:
         The value each output becomes; None: it is dropped.
     is_tuple : bool
         Whether the function returns a tuple.
+    rests_on : tuple of fx.Node
+        Of an alternative: ops whose results fit each other among its arguments and the default's.
+        Where the two are compared these run, and only their inputs are drawn.
+    compiles : bool
+        Whether it is of use to a compiler.
     """
 
     function: Callable[..., Any]
@@ -43,6 +50,8 @@ class Call:
     kwargs: Mapping[str, Any]
     outputs: tuple[ValueId | None, ...]
     is_tuple: bool
+    rests_on: tuple[fx.Node, ...] = ()
+    compiles: bool = True
 
     def nodes(self) -> Iterator[fx.Node]:
         """Yield every node among the arguments."""
@@ -84,6 +93,40 @@ class Captured:
     def with_graph(self, graph: Graph) -> Captured:
         """Return the step with another graph of the same ops and values, such as a priced one."""
         return dataclasses.replace(self, graph=graph)
+
+    def keeping(self, is_kept: Callable[[Op, Alternative, Call], bool]) -> Captured:
+        """Return the step with those of its alternatives that are kept; defaults always are.
+
+        Of linked alternatives all go if one does.
+        """
+        kept = [
+            [0, *(i for i in range(1, len(calls)) if is_kept(op, op.alternatives[i], calls[i]))]
+            for op, calls in zip(self.graph.ops, self.calls, strict=True)
+        ]
+        choices: list[Choice] = []
+        for choice in self.graph.choices:
+            whole = [b for b in choice.branches if all(way in kept[op] for op, way in b)]
+            for op, way in {p for b in choice.branches for p in b} - {p for b in whole for p in b}:
+                kept[op] = [0, *(i for i in kept[op][1:] if i != way)]
+            choices += [Choice(branches=tuple(whole))] if len(whole) > 1 else []
+        moved = [{old: new for new, old in enumerate(indices)} for indices in kept]
+        ops = tuple(
+            msgspec.structs.replace(op, alternatives=tuple(op.alternatives[i] for i in indices))
+            for op, indices in zip(self.graph.ops, kept, strict=True)
+        )
+        calls = tuple(
+            tuple(own[i] for i in indices) for own, indices in zip(self.calls, kept, strict=True)
+        )
+        renumbered = tuple(
+            Choice(
+                branches=tuple(
+                    tuple((op, moved[op][way]) for op, way in branch) for branch in choice.branches
+                )
+            )
+            for choice in choices
+        )
+        graph = msgspec.structs.replace(self.graph, ops=ops, choices=renumbered)
+        return dataclasses.replace(self, graph=validate_graph(graph), calls=calls)
 
 
 def placeholder_tensors(

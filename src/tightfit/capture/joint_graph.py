@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from tightfit.capture.calls.structure import Structure
@@ -15,6 +16,8 @@ from tightfit.capture.opaque.call import OpaqueModules
 from tightfit.capture.origins import Origins
 
 __all__ = ["JointGraph", "OutputInfo", "Source"]
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -108,3 +111,10 @@ class JointGraph:
     answers: tuple[Answer, ...] | None
     outside: Mapping[str, nn.Module]
     opaque: OpaqueModules
+
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether numbers that the step reads from tensors are inputs of it."""
+        return any(
+            node.target is aten._local_scalar_dense.default for node in self.module.graph.nodes
+        )

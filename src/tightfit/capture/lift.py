@@ -36,6 +36,17 @@ __all__ = ["lift"]
 
 FORWARD, BACKWARD = 0, 1
 
+_DECIDING = (
+    torch.ops.aten.topk,
+    torch.ops.aten.sort,
+    torch.ops.aten.argsort,
+    torch.ops.aten.argmax,
+    torch.ops.aten.argmin,
+    torch.ops.aten.nonzero,
+)
+"""Operators that choose places by values. Computed again from values that round otherwise, a near
+tie would go the other way, and a router would send a token elsewhere than its gradient says."""
+
 
 def lift(joint: JointGraph, device: Device, name: str, tied: Sequence[Sequence[int]]) -> Captured:
     """Return the planner's graph of a normalised joint graph.
@@ -236,6 +247,8 @@ class _Lifter:
             return reason
         if alternative.overwrites is not None:
             return "writes over one of its arguments"
+        if getattr(node.target, "overloadpacket", None) in _DECIDING:
+            return "decides which elements others take: kept, so that all take the same"
         return None
 
 

@@ -56,7 +56,8 @@ def min_cut_schedule(captured: Captured, share: float = 1.0) -> Schedule:
     """
     module, forward_outputs = _joint_module(captured)
     forward, backward = private.min_cut_partition(module, forward_outputs, share)
-    number = {node.name: op for op, node in enumerate(captured.nodes)}
+    traced = captured.joint.module.graph
+    number = {node.name: op for op, node in enumerate(captured.nodes) if node.graph is traced}
     ops = captured.graph.ops
     phases = captured.graph.segments
     computed = _Computes(captured)
@@ -95,7 +96,8 @@ def _joint_module(captured: Captured) -> tuple[fx.GraphModule, int]:
             graph.erase_node(copies[node])  # a None among the inputs: the partitioner wants sizes
     for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
         tag = f"is_{phases[op.segment].phase}"
-        copies[node].meta.setdefault("partitioner_tag", tag)
+        if node in copies:  # an extra op of some alternative is none of PyTorch's
+            copies[node].meta.setdefault("partitioner_tag", tag)
     return fx.GraphModule(joint.module, graph), len(forward)
 
 

@@ -39,6 +39,8 @@ class TracedCall:
         their values may decide something.
     outside : OutsideTensors, optional
         Tensors it uses that are neither parameter, buffer nor input.
+    numbers : bool
+        Whether numbers that it reads and only computes with become inputs of the step.
     """
 
     function: Callable[..., Any]
@@ -51,6 +53,7 @@ class TracedCall:
     answered: frozenset[str] = frozenset()
     examples: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
     outside: OutsideTensors | None = None
+    numbers: bool = False
 
     @property
     def owners(self) -> Mapping[str, nn.Module]:

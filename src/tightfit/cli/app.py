@@ -15,9 +15,13 @@ from tightfit.cli.demo import demo
 from tightfit.cli.max_batch import max_batch
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
+from tightfit.cli.pack import pack
 from tightfit.cli.plan import plan
+from tightfit.cli.profile_op import profile_op
 from tightfit.cli.prove import prove
+from tightfit.cli.record import record
 from tightfit.cli.show import show
+from tightfit.cli.simulate import simulate
 from tightfit.cli.verify import verify
 from tightfit.errors import InfeasibleBudget, TightfitError
 from tightfit.version import __version__
@@ -35,9 +39,14 @@ app = App(
     ),
     version=__version__,
 )
-for command in (demo, check, plan, show, verify, minimum, max_batch, curve, prove):
+_COMMANDS = (
+    *(demo, check, plan, show, verify, minimum, max_batch, curve, prove),
+    *(pack, simulate, record),
+)
+for command in _COMMANDS:
     app.command(command)
 app.command(compare_planners, name="compare")
+app.command(profile_op, name="profile-op")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

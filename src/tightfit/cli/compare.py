@@ -30,6 +30,7 @@ from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import ComparisonRow, compare, planners_named
 from tightfit.planners.questions.sweep import Job, sweep
+from tightfit.progress import Progress
 from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.found import Found, Series
 from tightfit.units import format_bytes, unit_of
@@ -51,6 +52,7 @@ def compare_planners(
     step_options: StepOptionsWithoutState = _WITHOUT_STATE,
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     planners: str = "all",
+    alternatives: str | None = None,
     workers: int = Limits().workers,
     solver: Literal["highs", "gurobi"] = "highs",
     results: Path | None = None,
@@ -70,6 +72,9 @@ def compare_planners(
     planners
         Names separated by commas, or all. For a model also pytorch.min_cut,
         pytorch.activation_memory_budget and pytorch.checkpoint.
+    alternatives
+        Which alternatives of operators plans may use, for a model: several of none, conv, output,
+        intermediate, inplace and all, separated by commas, side by side (MONeT, figures 4 and 6).
     workers
         How many planners run at a time.
     solver
@@ -88,12 +93,19 @@ def compare_planners(
     with terminal_progress() as progress:
         load = load_model if ways else load_step
         loaded = load(target, options, step_options, progress=progress)
+        groups = _groups(target, options, step_options, alternatives, progress)
     step = loaded if isinstance(loaded, Graph) else loaded.graph
     gradients = step_options.gradients
     asked = [budget_named(step, text, gradients) for text in budgets.split(",")]
-    tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
-    rows = _rows(tasks, names, limits, results, scheduler)
+    rows: tuple[ComparisonRow, ...] = ()
+    for group, graph in groups.items() or [("", step)]:
+        tasks = [Task(graph=graph, budget_bytes=size, gradients=gradients) for size, _ in asked]
+        found_rows = _rows(tasks, names, limits, results, scheduler)
+        rows += tuple(_of_group(row, group) for row in found_rows)
+    order = {size: number for number, (size, _) in enumerate(asked)}
+    rows = tuple(sorted(rows, key=lambda row: order[row.budget_bytes]))
     if not isinstance(loaded, Graph):
+        tasks = [Task(graph=step, budget_bytes=size, gradients=gradients) for size, _ in asked]
         rows = _with_pytorch(rows, loaded, tasks, ways, limits)
     if output is not None:
         _write(output, step, rows)
@@ -124,6 +136,31 @@ def _names(planners: str, target: str) -> tuple[tuple[str, ...], tuple[str, ...]
 
     every = PYTORCH if planners == "all" else ways_named(ways)
     return (planners_named(others) if others else ()), every
+
+
+def _groups(
+    target: str,
+    options: ModelOptions,
+    step_options: StepOptionsWithoutState,
+    alternatives: str | None,
+    progress: Progress,
+) -> dict[str, Graph]:
+    """The step of a model with each of the groups of alternatives that are named."""
+    if alternatives is None:
+        return {}
+    if not is_model(target):
+        raise BadInput(f"--alternatives can be set for models only; {target} is a file")
+    names = dict.fromkeys(name.strip() for name in alternatives.split(","))
+    return {
+        name: load_model(target, options, step_options, progress=progress, alternatives=name).graph
+        for name in names
+    }
+
+
+def _of_group(row: ComparisonRow, group: str) -> ComparisonRow:
+    """Return a row that says which alternatives its plan might use."""
+    name = f"{row.planner}, {group}" if group else row.planner
+    return msgspec.structs.replace(row, planner=name)
 
 
 def _rows(

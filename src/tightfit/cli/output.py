@@ -53,13 +53,19 @@ def print_result(text: str, *, as_json: bool, status: str, **numbers: Any) -> in
         Print one JSON object instead. It always has the same keys, null where a command has
         nothing to say; a command may add others.
     status : str
-        ``"optimal"``, ``"feasible"``, ``"infeasible"``, or ``"error"`` for a proof that failed.
+        ``"optimal"``, ``"feasible"``, ``"infeasible"``, or ``"error"`` for a proof that failed; of
+        a simulation ``"ok"``, ``"oom"`` or ``"thrash"``.
     """
     if as_json:
         _print_json({**dict.fromkeys(_KEYS), "status": status, **numbers})
     else:
         print(text)
-    return {"infeasible": INFEASIBLE, "error": FAILED}.get(status, FITS)
+    return {
+        "infeasible": INFEASIBLE,
+        "oom": INFEASIBLE,
+        "thrash": INFEASIBLE,
+        "error": FAILED,
+    }.get(status, FITS)
 
 
 def print_error(

@@ -56,8 +56,12 @@ def load_model(
     step_options: StepOptions,
     *,
     progress: Progress,
+    alternatives: str = "all",
 ) -> Captured:
-    """Return the captured step of a model; parameters are those of `load_step`."""
+    """Return the captured step of a model; parameters are those of `load_step`.
+
+    `alternatives` says which ones of operators plans may use.
+    """
     from tightfit.studies.dry_step import captured_step
 
     return captured_step(
@@ -66,6 +70,7 @@ def load_model(
         costs=step_options.costs or "cpu",
         gradients=step_options.gradients,
         progress=progress,
+        alternatives=alternatives,
         **options.keywords(),
     )
 

@@ -24,7 +24,7 @@ def with_flops_costs(graph: Graph) -> Graph:
     return price(
         graph,
         lambda op, alternative: cost(
-            op.flops, sum(graph.values[v].size_bytes for v in alternative.writes)
+            op.flops_of(alternative), sum(graph.values[v].size_bytes for v in alternative.writes)
         ),
         "flops",
     )

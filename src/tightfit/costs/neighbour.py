@@ -80,4 +80,4 @@ def _scaled(
 
 def work(graph: Graph, op: Op, alternative: Alternative) -> int:
     """Return what the cost of an op grows with: its operations, or the bytes it moves."""
-    return op.flops or traffic_bytes(graph, op, alternative)
+    return op.flops_of(alternative) or traffic_bytes(graph, op, alternative)

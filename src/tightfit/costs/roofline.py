@@ -23,11 +23,11 @@ def with_roofline_costs(graph: Graph, machine: Machine, source: str) -> Graph:
 
     def cost(op: Op, alternative: Alternative) -> float:
         seconds = traffic_bytes(graph, op, alternative) / machine.bytes_per_s
-        name = operator_name(op.target)
+        name, flops = operator_name(op.target), op.flops_of(alternative)
         if "conv" in name:
-            seconds = max(seconds, op.flops / machine.convolution_flops_per_s)
+            seconds = max(seconds, flops / machine.convolution_flops_per_s)
         elif name in _MATRIX or "attention" in name:
-            seconds = max(seconds, op.flops / machine.matrix_flops_per_s)
+            seconds = max(seconds, flops / machine.matrix_flops_per_s)
         return seconds + machine.launch_s
 
     return price(graph, cost, source)

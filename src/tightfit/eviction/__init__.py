@@ -1,5 +1,6 @@
-"""Eviction policies: which value an online runtime gives up when memory is full (DTR).
+"""Online eviction (DTR): recorded programs, policies, and what a policy would do with a program.
 
-From what is known of a candidate to a score; a table by name. No PyTorch and nothing else of
-tightfit, so that planners, simulators and a runtime can share it.
+`log` reads and writes instruction logs; `policies` holds the scores, one family a file; `simulator`
+replays a log in a budget with the C++ core, and `reference` is the same in readable Python, with
+which tests compare it. No PyTorch, so that planners, simulator and a runtime share one set.
 """

@@ -19,6 +19,7 @@ __all__ = [
     "Alternative",
     "Choice",
     "Device",
+    "Exactness",
     "Fate",
     "Graph",
     "Op",
@@ -27,6 +28,7 @@ __all__ = [
     "Role",
     "Segment",
     "SegmentId",
+    "Use",
     "Value",
     "ValueId",
     "Variant",
@@ -121,6 +123,8 @@ class Alternative(_Frozen, frozen=True):
         later ones; ``"any"``: both.
     exactness : str
         How its bits compare with the default's.
+    flops : int or None
+        Floating-point operations, if it does not do those of the op.
     """
 
     reads: tuple[ValueId, ...]
@@ -130,6 +134,7 @@ class Alternative(_Frozen, frozen=True):
     variants: tuple[Variant, ...] = (Variant(),)
     use: Use = "any"
     exactness: Exactness = "bitwise"
+    flops: int | None = None
 
 
 class Op(_Frozen, frozen=True):
@@ -170,6 +175,10 @@ class Op(_Frozen, frozen=True):
     pinned: str | None = None
     random_state_bytes: int = 0
     flops: int = 0
+
+    def flops_of(self, alternative: Alternative) -> int:
+        """Return the floating-point operations of one of its alternatives."""
+        return self.flops if alternative.flops is None else alternative.flops
 
 
 class Segment(_Frozen, frozen=True):

@@ -129,6 +129,8 @@ def _check_alternatives(graph: Graph, op: Op, where: str) -> None:
         if len(set(alternative.writes)) != len(alternative.writes):
             raise InvalidGraph(f"{label} writes a value twice")
         _check_overwrite(graph, alternative, label)
+        if alternative.flops is not None and alternative.flops < 0:
+            raise InvalidGraph(f"{label}: negative flops")
         if not alternative.variants:
             raise InvalidGraph(f"{label} has no variant")
         for variant in alternative.variants:

@@ -8,9 +8,13 @@ read is dropped (DTR's eager eviction) and that what must stay is never a candid
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-from tightfit.eviction.policies import POLICIES, Candidate, Policy
+from tightfit.eviction.classes import Classes
+from tightfit.eviction.policies.policy import Cost, Policy
+from tightfit.eviction.policies.registry import policy_named
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
@@ -22,6 +26,7 @@ from tightfit.progress import Progress
 
 __all__ = [
     "plan_dtr",
+    "plan_dtr_eq",
     "plan_dtr_local",
     "plan_eviction",
     "plan_lru",
@@ -32,15 +37,21 @@ __all__ = [
 _THRASH = 10.0
 """Give up once recomputation has cost this many steps."""
 
+_MOMENT_S = 1e-9
+"""What was used just now is as stale as this, so that scores can be told apart."""
+
 
 def plan_eviction(task: Task, limits: Limits, progress: Progress, *, policy: str) -> Outcome:
-    """Run a policy of `tightfit.eviction.policies` over the graph; the bound is the trivial one."""
+    """Run a policy of `tightfit.eviction.policies` over the graph; the bound is the trivial one.
+
+    Only its score counts here: views are no ops of a graph, what nobody will read is dropped.
+    """
     started = time.perf_counter()
     problem = staged(task)
     easy = easy_answer(task, problem, limits, started)
     if easy is not None:
         return easy
-    run = _Run(problem, POLICIES[policy], started + limits.seconds, progress)
+    run = _Run(problem, policy_named(policy), started + limits.seconds, progress)
     progress.start(f"eviction by {policy}", len(problem.nodes))
     try:
         why = run.steps()
@@ -56,11 +67,24 @@ def plan_eviction(task: Task, limits: Limits, progress: Progress, *, policy: str
     return finish(task, computes, started=started, gap=limits.gap)
 
 
-plan_dtr = partial(plan_eviction, policy="dtr")
-plan_dtr_local = partial(plan_eviction, policy="dtr_local")
+plan_dtr = partial(plan_eviction, policy="h_dtr")
+plan_dtr_eq = partial(plan_eviction, policy="h_dtr_eq")
+plan_dtr_local = partial(plan_eviction, policy="h_dtr_local")
 plan_lru = partial(plan_eviction, policy="lru")
 plan_size = partial(plan_eviction, policy="size")
 plan_msps = partial(plan_eviction, policy="msps")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """What a policy may know of a value; costs and staleness in seconds."""
+
+    size_bytes: int
+    staleness: float
+    counted: Callable[[Cost], float]
+
+    def cost(self, kind: Cost) -> float:
+        return self.counted(kind)
 
 
 class _Run:
@@ -70,7 +94,7 @@ class _Run:
     ----------
     problem : Staged
         The step.
-    policy : callable
+    policy : Policy
         The score.
     deadline : float
         `time.perf_counter` at which to give up.
@@ -98,6 +122,8 @@ class _Run:
             for value in node.again.reads if node.again is not None else ():
                 self.readers[value].append(index)
         self.made: set[ValueId] = set()
+        self.classes = Classes()
+        self.nodes: dict[ValueId, int] = {}  # of evicted values among the classes
 
     def steps(self) -> str:
         """Run all ops; return why it failed, or nothing."""
@@ -172,10 +198,16 @@ class _Run:
     def _add(self, value: ValueId) -> None:
         self.resident[value] = self.clock_s
         self.live_bytes += self.problem.values[value].size_bytes
+        if value in self.nodes:
+            self.classes.leave(self.nodes.pop(value), self._cost_s(value))
 
     def _drop(self, value: ValueId) -> None:
         del self.resident[value]
         self.live_bytes -= self.problem.values[value].size_bytes
+        if self.policy.cost is Cost.CLASSES and value in self.made:
+            self.nodes[value] = self.classes.add(self._cost_s(value))
+            for node in self._nodes_beside(value):
+                self.classes.join(self.nodes[value], node)
 
     def _drop_unread(self, frontier: int, locked: frozenset[ValueId]) -> None:
         """Drop what no first computation from `frontier` on reads and what need not stay."""
@@ -205,37 +237,63 @@ class _Run:
 
     def _score(self, value: ValueId) -> float:
         stored = self.problem.values[value]
-        assert stored.producer is not None
-        again = self.problem.nodes[stored.producer].again
-        assert again is not None
-        return self.policy(
-            Candidate(
+        return self.policy.score(
+            _Candidate(
                 size_bytes=stored.size_bytes,
-                staleness_s=self.clock_s - self.resident[value],
-                cost_s=again.cost_s,
-                evicted_before_s=lambda: self._evicted(value, forward=False),
-                evicted_around_s=lambda: (
-                    self._evicted(value, forward=False) + self._evicted(value, forward=True)
-                ),
+                staleness=self.clock_s - self.resident[value] + _MOMENT_S,
+                counted=partial(self._counted, value),
             )
         )
 
-    def _evicted(self, value: ValueId, *, forward: bool) -> float:
-        """Seconds of the evicted values that a value needs, or (forward) that need it."""
-        seen: set[int] = set()
+    def _counted(self, value: ValueId, kind: Cost) -> float:
+        """Return what a score counts of a value, in seconds."""
+        own_s = self._cost_s(value)
+        match kind:
+            case Cost.NONE | Cost.RANDOM:
+                return 1.0
+            case Cost.LOCAL:
+                return own_s
+            case Cost.BEFORE | Cost.OPERATORS:  # of a node all values are computed at once
+                return own_s + self._evicted_s(value, forward=False)
+            case Cost.AROUND:
+                before_s = self._evicted_s(value, forward=False)
+                return own_s + (before_s + self._evicted_s(value, forward=True))
+            case Cost.COUNT:
+                return 1.0 + sum(len(self._evicted(value, forward=f)) for f in (False, True))
+            case Cost.CLASSES:
+                return own_s + self.classes.cost(self._nodes_beside(value))
+
+    def _cost_s(self, value: ValueId) -> float:
+        """Seconds of the op that makes a value, computed again."""
+        producer = self.problem.values[value].producer
+        again = None if producer is None else self.problem.nodes[producer].again
+        return 0.0 if again is None else again.cost_s
+
+    def _nodes_beside(self, value: ValueId) -> list[int]:
+        """The classes of the evicted values that a value needs or that need it."""
+        beside = [*self._neighbours(value, forward=False), *self._neighbours(value, forward=True)]
+        ways = (self.problem.nodes[node].again for node in beside)
+        values = [v for way in ways if way is not None for v in way.writes]
+        return [self.nodes[v] for v in values if v in self.nodes and v != value]
+
+    def _evicted_s(self, value: ValueId, *, forward: bool) -> float:
+        """Seconds of the evicted nodes that a value needs, or (forward) that need it."""
+        return sum(cost_s for cost_s in self._evicted(value, forward=forward).values())
+
+    def _evicted(self, value: ValueId, *, forward: bool) -> dict[int, float]:
+        """The evicted nodes that a value needs, or (forward) that need it, and their seconds."""
+        found: dict[int, float] = {}
         pending = [value]
-        cost_s = 0.0
         while pending:
             for node in self._neighbours(pending.pop(), forward=forward):
                 again = self.problem.nodes[node].again
-                if node in seen or again is None:
+                if node in found or again is None:
                     continue
                 evicted = [v for v in again.writes if v in self.made and v not in self.resident]
                 if evicted:
-                    seen.add(node)
-                    cost_s += again.cost_s
+                    found[node] = again.cost_s
                     pending.extend(evicted)
-        return cost_s
+        return found
 
     def _neighbours(self, value: ValueId, *, forward: bool) -> list[int]:
         if forward:

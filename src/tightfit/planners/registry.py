@@ -161,6 +161,14 @@ PLANNERS: dict[str, Registration] = {
             ),
         ),
         Registration(
+            name="eviction_dtr_eq",
+            function="tightfit.planners.eviction:plan_dtr_eq",
+            summary="evict by h_DTR-eq, as an online runtime would",
+            capabilities=Capabilities(
+                respects_budget=False, reference="Kirisame et al. (2021), DTR, section 4"
+            ),
+        ),
+        Registration(
             name="eviction_dtr_local",
             function="tightfit.planners.eviction:plan_dtr_local",
             summary="evict by h_DTR-local, as an online runtime would",

@@ -20,6 +20,7 @@ from tightfit.costs.measured.call import (
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
+from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import UNKNOWN, is_opaque, key_of, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
@@ -101,11 +102,8 @@ def prices_of(priced: Priced) -> Prices:
 def with_prices(captured: Captured, prices: Prices) -> Captured:
     """Return a step, traced with the strides of some prices, with these prices."""
     kept = [{way.name for way in op.alternatives} for op in prices.graph.ops]
-    calls = tuple(
-        tuple(call for way, call in zip(op.alternatives, own, strict=True) if way.name in names)
-        for op, own, names in zip(captured.graph.ops, captured.calls, kept, strict=True)
-    )
-    return dataclasses.replace(captured, graph=prices.graph, calls=calls)
+    captured = captured.keeping(lambda op, way, call: way.name in kept[op.id])
+    return captured.with_graph(prices.graph)
 
 
 def measured_costs(captured: Captured, progress: Progress) -> Priced:
@@ -121,6 +119,7 @@ def measured_costs(captured: Captured, progress: Progress) -> Priced:
     progress : Progress
         Told of each call that is measured.
     """
+    captured = keeping_promises(captured, progress)
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Measurement, measure_call, progress)
     return priced_by(captured, known, "measured")
@@ -132,6 +131,7 @@ def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     A model of costs says nothing of workspaces, and a plan that is to run must hold them.
     Parameters are those of `measured_costs`; each distinct call runs twice.
     """
+    captured = keeping_promises(captured, progress)
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Footprint, measure_workspace, progress)
     return priced_by(captured, known, captured.graph.cost_source)
@@ -152,6 +152,7 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
     progress
         As for `measured_costs`.
     """
+    captured = keeping_promises(captured, progress)
     likes = matched(captured.graph, neighbour)
     strange = [c for op in captured.graph.ops if op.id not in likes for c in captured.calls[op.id]]
     known = recorded(captured, strange, Measurement, measure_call, progress)
@@ -193,14 +194,28 @@ def priced_by(captured: Captured, known: Mapping[str, Any], source: str) -> Pric
     for node, (default, *_) in zip(captured.nodes, records, strict=True):
         strides |= misreported(node, default.output_strides)
     captured = _with_true_sizes(captured, records)
-    ops, calls = [], []
-    for op in captured.graph.ops:
-        alike = _made_alike(captured, op, records[op.id])
-        alternatives = tuple(_with_record(op, way, record) for way, _, record in alike)
-        ops.append(msgspec.structs.replace(op, alternatives=alternatives))
-        calls.append(tuple(call for _, call, _ in alike))
-    graph = msgspec.structs.replace(captured.graph, ops=tuple(ops), cost_source=source)
-    return Priced(dataclasses.replace(captured, graph=graph, calls=tuple(calls)), strides)
+    record_of = {
+        id(call): record
+        for calls, own in zip(captured.calls, records, strict=True)
+        for call, record in zip(calls, own, strict=True)
+    }
+    captured = captured.keeping(
+        lambda op, way, call: _is_made_alike(
+            captured, op, way, (captured.calls[op.id][0], call), record_of
+        )
+    )
+    ops = tuple(
+        msgspec.structs.replace(
+            op,
+            alternatives=tuple(
+                _with_record(op, way, record_of[id(call)])
+                for way, call in zip(op.alternatives, calls, strict=True)
+            ),
+        )
+        for op, calls in zip(captured.graph.ops, captured.calls, strict=True)
+    )
+    graph = msgspec.structs.replace(captured.graph, ops=ops, cost_source=source)
+    return Priced(captured.with_graph(graph), strides)
 
 
 def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]]) -> Captured:
@@ -223,24 +238,24 @@ def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]])
     return dataclasses.replace(captured, graph=graph)
 
 
-def _made_alike(
-    captured: Captured, op: Op, records: Sequence[Footprint]
-) -> list[tuple[Alternative, Call, Footprint]]:
-    """Return the default and the alternatives whose results have its strides and sizes.
+def _is_made_alike(
+    captured: Captured,
+    op: Op,
+    way: Alternative,
+    calls: tuple[Call, Call],
+    record_of: Mapping[int, Footprint],
+) -> bool:
+    """Whether the results of an alternative have the strides and sizes of the default's.
 
     Kernels choose their path by the strides of what they read: with another one bits may differ.
+    `calls` are the default's and its own.
     """
-    calls, values = captured.calls[op.id], captured.graph.values
-    default = _made(calls[0], records[0])
-    return [
-        (alternative, call, record)
-        for alternative, call, record in zip(op.alternatives, calls, records, strict=True)
-        if (not default or _made(call, record).items() <= default.items())
-        and (
-            alternative.overwrites is None
-            or values[alternative.overwrites].size_bytes == values[alternative.writes[0]].size_bytes
-        )
-    ]
+    default, made = (_made(call, record_of[id(call)]) for call in calls)
+    if default and not made.items() <= default.items():
+        return False
+    values = captured.graph.values
+    over = way.overwrites
+    return over is None or values[over].size_bytes == values[way.writes[0]].size_bytes
 
 
 def _made(call: Call, record: Footprint) -> dict[ValueId, tuple[Strides, int]]:

@@ -23,6 +23,7 @@ from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId
 from tightfit.pricing.price import Priced, may_need_workspace, priced_by
+from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import UNKNOWN, Brief, is_opaque, key_of, name_of, recorded
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
@@ -81,6 +82,7 @@ def quick_costs(
         Priced, of the same callable on inputs of another shape: costs are scaled from it, and
         calls that need no workspace there do not run.
     """
+    captured = keeping_promises(captured, progress, room_bytes=room_bytes)
     likes = matched(captured.graph, neighbour) if neighbour is not None else {}
     as_there = {place for place, like in likes.items() if not may_need_workspace(like)}
     asked = _asked(captured, as_there)

@@ -23,7 +23,7 @@ from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
 
-__all__ = ["UNKNOWN", "Brief", "is_opaque", "key_of", "name_of", "recorded"]
+__all__ = ["UNKNOWN", "Brief", "device_of", "is_opaque", "key_of", "name_of", "recorded"]
 
 Record = TypeVar("Record", bound=Footprint)
 
@@ -76,7 +76,7 @@ def recorded(
     progress : Progress
         Told of each call that is measured.
     """
-    device = _device(captured)
+    device = device_of(captured)
     cache = Cache(environment_of(device))
     wanted = {key_of(call): call for call in calls}
     known = {key: record for key in wanted if (record := _kept(cache, key, kind)) is not None}
@@ -127,7 +127,8 @@ def _of_opaque(function: OpaqueForward | OpaqueBackward, kind: type[Record]) -> 
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
 
 
-def _device(captured: Captured) -> torch.device:
+def device_of(captured: Captured) -> torch.device:
+    """Return the device that a step runs on."""
     for node in captured.joint.placeholders:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":

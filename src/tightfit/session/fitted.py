@@ -7,19 +7,19 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tightfit.arenas.calls import CallArena
 from tightfit.capture.around_data import has_parts
-from tightfit.capture.calls.signature import refuse_transforms
+from tightfit.capture.calls.signature import input_signature, refuse_transforms
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.errors import (
     BadInput,
     CaptureError,
-    CompileError,
     NothingToTrain,
     SecondForward,
 )
@@ -31,7 +31,7 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
 from tightfit.session.options import Options, with_ranks, worst_first
-from tightfit.session.parts.in_parts import InParts
+from tightfit.session.parts.in_parts import InParts, first_call
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -125,6 +125,9 @@ class Fitted:
         self._at_leaving: list[Callable[[], None]] = []
         self._running_in: int | None = None
         self._limit = Limit(callee.name, account, is_copy=is_copy)
+        self._arena = _arena_for(callee, options, account)
+        if self._arena is not None:
+            self.at_leaving(self._arena.leave)
         self._join_budget()
 
     @classmethod
@@ -182,6 +185,8 @@ class Fitted:
         self._resolve_budget()
         self.account.optimizers.look()
         self._limit.begin(self.options.enforced_bytes, self.options.beside(self.account))
+        if self._arena is not None and not self.waiting:
+            self._arena.begin_step(input_signature(given.leaves, given.spec))
         if self.route is not self._whole:
             return self.route(given)
         try:
@@ -211,28 +216,7 @@ class Fitted:
             The reason, if there is no part that can be planned; generators are then as before.
         """
         self._refuse_without_parts(reason)
-        if self.options.compile:
-            raise CompileError(
-                f"{self.name} allows no single graph to compile: {reason}. Way out: compile=False "
-                "plans it part by part"
-            ) from reason
-        modules = self.callee.modules
-        before = GeneratorStates(modules)
-        buffers = {b: b.clone() for m in modules.values() for b in m.buffers()}
-        if self.options.shared is not None:
-            raise BadInput(
-                f"{self.name} can only be planned part by part, which takes a budget of its "
-                f"own, not a shared one: {reason}"
-            )
-        parts = InParts(self.callee, self.options, self.account, reason)
-        try:
-            output = parts(given)
-        except BaseException:
-            before.restore()
-            for buffer, value in buffers.items():
-                buffer.copy_(value)
-            raise
-        self.route = parts
+        self.route, output = first_call(self.callee, self.options, self.account, reason, given)
         return output
 
     def _refuse_without_parts(self, reason: CaptureError) -> None:
@@ -292,7 +276,9 @@ class Fitted:
         BadInput
             If nothing has been planned yet.
         """
-        return self.route.report()
+        report = self.route.report()
+        arena = None if self._arena is None else self._arena.report
+        return report if arena is None else msgspec.structs.replace(report, arena=arena)
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
@@ -405,3 +391,23 @@ class Fitted:
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()
+
+
+def _arena_for(callee: Callee, options: Options, account: Account) -> CallArena | None:
+    """Return the arena that was asked for.
+
+    Raises
+    ------
+    BadInput
+        If the model lies elsewhere than on the CPU.
+    HookUnavailable
+        If the CPU's allocator cannot be hooked.
+    """
+    if not options.arena:
+        return None
+    if account.device.type != "cpu":
+        raise BadInput(
+            f"arena=True is available on the CPU only, and {callee.name} lies on "
+            f"{account.device}: leave it out"
+        )
+    return CallArena()

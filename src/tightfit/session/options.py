@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from tightfit.alternatives.registry import EXACTNESS
 from tightfit.capture.calls.structure import Arguments, flatten, unflatten
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner
@@ -67,6 +68,10 @@ class Options:
         Whether planned programs are compiled by Inductor.
     stops_on_interrupt : bool
         Whether Ctrl-C during planning stops the program; else the best plan so far is taken.
+    arena : bool
+        Whether the memory of a step lies at planned addresses.
+    exactness : str
+        How exact operators have to be that a plan may choose instead of eager's.
     """
 
     budget_bytes: int | None
@@ -84,6 +89,8 @@ class Options:
     ranks: Ranks | None = None
     compile: bool = False
     stops_on_interrupt: bool = True
+    arena: bool = False
+    exactness: Exactness = "bitwise"
 
     def resolved(self, device: torch.device) -> Options:
         """Return the options with a number in the place of what a device has free now."""
@@ -163,6 +170,7 @@ def make_options(
     in_flight: int = 1,
     cache: bool = True,
     compile: bool = False,
+    arena: bool = False,
     progress: Progress = SILENT,
     stops_on_interrupt: bool = True,
 ) -> Options:
@@ -173,7 +181,7 @@ def make_options(
     BadInput
         For a malformed budget, an unknown planner or keyword value.
     """
-    _check_exactness(exactness, bool(compile))
+    chosen = _exactness(exactness, bool(compile))
     if on_exceed not in ("raise", "warn"):
         raise BadInput(f"on_exceed must be 'raise' or 'warn', got {on_exceed!r}")
     if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
@@ -196,22 +204,26 @@ def make_options(
         shared=budget if isinstance(budget, Budget) else None,
         compile=bool(compile),
         stops_on_interrupt=stops_on_interrupt,
+        arena=bool(arena),
+        exactness=chosen,
     )
 
 
-def _check_exactness(exactness: str | None, compiled: bool) -> None:
-    """Refuse an exactness that the way of running does not have."""
-    available = "rounding" if compiled else "bitwise"
-    if exactness in (None, available):
-        return
-    if compiled:
+def _exactness(asked: str | None, compiled: bool) -> Exactness:
+    """Return how exact operators have to be; a class that the way of running lacks is refused."""
+    if asked == "bitwise" and compiled:
         raise BadInput(
-            f"exactness {exactness!r} is not available with compile=True: fused kernels round "
+            "exactness 'bitwise' is not available with compile=True: fused kernels round "
             "otherwise than single operators do ('rounding'). Leave one of the two out"
         )
+    if asked is None:
+        return "bitwise"
+    for known in EXACTNESS:
+        if asked == known:
+            return known
     raise BadInput(
-        f"exactness {exactness!r} is not available: every operator here computes the same bits "
-        "as eager ('bitwise'); only compile=True rounds otherwise"
+        f"exactness {asked!r} is unknown: 'bitwise' (the default) for the bits of plain PyTorch, "
+        "'rounding' if the last digits may differ, 'lossy' if values may be kept less precisely"
     )
 
 

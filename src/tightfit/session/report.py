@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tightfit.arenas.arena import ArenaReport
 from tightfit.execution.guard import StepPeaks
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.units import format_bytes
@@ -35,6 +36,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         Where parts are: for each kind of part, named by the first one, the plans that run.
     calls : int
         Calls of parts in a step. Cost and overhead are of the parts.
+    arena : ArenaReport or None
+        What lies at planned addresses, if an arena was asked for.
     """
 
     budget_bytes: int
@@ -50,6 +53,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool = False
     plans: dict[str, tuple[Plan, ...]] = {}
     calls: int = 0
+    arena: ArenaReport | None = None
 
     @property
     def measured_peak_bytes(self) -> int | None:

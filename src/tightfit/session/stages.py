@@ -106,7 +106,7 @@ def _captured_and_priced(
 
     def traced(strides: TrueStrides) -> Captured:
         step = capture(call, name=name, strides=strides)
-        step = with_alternatives(step)
+        step = with_alternatives(step, options.exactness)
         if not kept_bytes:
             return step
         return step.with_graph(step.graph.with_constants(libraries=kept_bytes))

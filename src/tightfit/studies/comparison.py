@@ -36,6 +36,7 @@ _UNLIMITED = 1 << 60
 
 _MOST_ATTEMPTS = 4
 _REPEATS = 3
+_MOST_TUNING = 100
 _LARGEST_NOISE = 1e-4
 _TOLERATED = 8.0
 
@@ -120,7 +121,7 @@ class Comparison:
             except InfeasibleBudget as error:
                 needed = error.minimum_bytes or least
             else:
-                needed = trace.peak_bytes
+                needed = max(trace.peak_bytes, fitted.least_bytes_in_parts())
             if needed <= least:
                 break
             least = needed
@@ -233,8 +234,9 @@ class Comparison:
             return ratios, peaks
         self.progress.start("timing steps", rounds)
         try:
-            while fitted.is_tuning:
-                self._planned_time(fitted, peaks)
+            for _ in range(_MOST_TUNING):  # where data decide otherwise in each step, it never ends
+                if fitted.is_tuning:
+                    self._planned_time(fitted, peaks)
             peaks.clear()  # of the plan before
             self._planned_time(fitted, peaks)
             for index in range(rounds):

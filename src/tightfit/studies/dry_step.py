@@ -13,7 +13,7 @@ from tightfit.capture.captured import Captured, outputs_beside_the_loss
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.plan import Gradients
 from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT, Progress
@@ -42,12 +42,21 @@ def captured_step(
     optimizer: str = "adamw",
     costs: str = "cpu",
     gradients: Gradients = "fresh",
+    exactness: Exactness = "bitwise",
+    alternatives: str = "all",
     progress: Progress = SILENT,
     **model_options: Any,
 ) -> Captured:
     """Return a model's training step, captured on fake tensors, its graph priced.
 
-    Parameters and errors are those of `check`.
+    Parameters and errors are those of `check`, and two more.
+
+    Parameters
+    ----------
+    exactness : str
+        How exact alternatives of operators have to be.
+    alternatives : str
+        Which of them: a name of `tightfit.alternatives.registry.GROUPS`.
     """
     if optimizer not in OPTIMIZERS:
         raise BadInput(f"no optimizer is called {optimizer!r} (known: {', '.join(OPTIMIZERS)})")
@@ -55,7 +64,9 @@ def captured_step(
     try:
         example = on_fake_tensors(lambda: load_example(target, **model_options))
         function, args, kwargs = loss_function(example)
-        captured = _captured(TracedCall(function, {"model": example.model}, args, kwargs))
+        captured = _captured(
+            TracedCall(function, {"model": example.model}, args, kwargs), exactness, alternatives
+        )
     finally:
         progress.stop()
     if costs == "measured":
@@ -72,14 +83,14 @@ def captured_step(
     return captured.with_graph(graph)
 
 
-def _captured(call: TracedCall) -> Captured:
-    """Capture a step with every alternative; what lies beside a loss receives no gradient."""
+def _captured(call: TracedCall, exactness: Exactness, alternatives: str) -> Captured:
+    """Capture a step with alternatives; what lies beside a loss receives no gradient."""
     name = call.function.__name__
     captured = capture(call, name=name)
     others = outputs_beside_the_loss(captured)
     if others:
         captured = capture(dataclasses.replace(call, detached_outputs=others), name=name)
-    return with_alternatives(captured)
+    return with_alternatives(captured, exactness, alternatives)
 
 
 def _trainable_bytes(model: nn.Module, granularity: int) -> int:

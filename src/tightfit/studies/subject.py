@@ -82,13 +82,16 @@ class Subject:
 
     def digests(self) -> dict[str, bytes]:
         """Return a hash of the bits of each of `tensors`."""
-        return {
-            key: hashlib.blake2b(
-                tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy(), digest_size=16
-            ).digest()
-            for key, tensor in self.tensors().items()
-            if tensor.numel()
-        }
+        return {key: _digest(tensor) for key, tensor in self.tensors().items() if tensor.numel()}
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    """Return a hash of the bits of a tensor: of a sparse gradient its indices and values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,):
+        bits = part.detach().contiguous().view(-1).view(torch.uint8)
+        digest.update(bits.cpu().numpy())  # type: ignore[arg-type]
+    return digest.digest()
 
 
 class TrainingRecord(msgspec.Struct):
@@ -222,9 +225,13 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
     for key, tensor in a.items():
         kind = key.split()[0]
         if tensor.is_floating_point() and tensor.numel():
-            scale[kind] = max(scale.get(kind, 0.0), float(tensor.abs().max()))
+            scale[kind] = max(scale.get(kind, 0.0), float(_dense(tensor).abs().max()))
     for key, tensor in a.items():
         if key in b and tensor.is_floating_point() and tensor.numel():
-            difference = float((tensor - b[key]).abs().max())
+            difference = float((_dense(tensor) - _dense(b[key])).abs().max())
             largest = max(largest, difference / (scale[key.split()[0]] or 1.0))
     return largest
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor

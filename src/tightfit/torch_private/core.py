@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
+from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._functorch._aot_autograd.descriptors import (
@@ -33,6 +35,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    free_unbacked_symbols,
+)
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
@@ -75,6 +82,7 @@ __all__ = [
     "forward_metadata",
     "global_settings",
     "hidden_changes_without_tangents",
+    "in_backward",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -87,6 +95,10 @@ __all__ = [
     "regenerate_alias",
     "sequence_number",
     "storage_key",
+    "symbolic_numbers",
+    "symbols_asked_for",
+    "symbols_in",
+    "tensor_guards",
     "watched_autocast",
     "without_autocast",
     "without_modes",
@@ -210,6 +222,53 @@ def lists_number_by_number() -> Iterator[None]:
         yield
     finally:
         kind.tolist = before  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def symbolic_numbers() -> Iterator[None]:
+    """While tracing, let numbers read from tensors be symbols; sizes stay numbers."""
+    before = aot_autograd.construct_fake_mode
+
+    def fake_mode(*given: Any) -> Any:
+        mode, _ = before(*given)
+        if mode.shape_env is None:
+            mode = _StaticShapes(shape_env=ShapeEnv())
+        return mode, mode.shape_env
+
+    aot_autograd.construct_fake_mode = fake_mode
+    try:
+        yield
+    finally:
+        aot_autograd.construct_fake_mode = before
+
+
+class _StaticShapes(FakeTensorMode):
+    """Makes fake tensors whose sizes are plain numbers, though numbers read from them are not."""
+
+    def from_tensor(self, tensor: Any, *, static_shapes: Any = None, **given: Any) -> Any:
+        return super().from_tensor(tensor, static_shapes=True, **given)
+
+
+def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Return what tells of as many tensors whether type, shape, strides and flags are as now."""
+    if not tensors:
+        return lambda: True
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    return guards.check
+
+
+def symbols_in(value: Any) -> frozenset[str]:
+    """Return the names of the numbers that a value is computed from while a step is traced."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | torch.Tensor):
+        return frozenset()
+    return frozenset(map(str, free_unbacked_symbols(value)))
+
+
+def symbols_asked_for(error: BaseException | None) -> frozenset[str]:
+    """Return the names of the numbers whose values somebody wanted to know, by the error."""
+    while error is not None and not isinstance(error, GuardOnDataDependentSymNode):
+        error = error.__cause__ or error.__context__
+    return frozenset(map(str, error.cond.free_symbols)) if error is not None else frozenset()
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
@@ -382,3 +441,8 @@ def is_tracing() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
+
+
+def in_backward() -> bool:
+    """Return whether autograd's engine runs what runs now."""
+    return torch._C._current_graph_task_id() != -1

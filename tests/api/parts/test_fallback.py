@@ -262,7 +262,8 @@ class Hidden(nn.Module):
         self.inner = Untraceable()
 
     def forward(self, x):
-        return self.inner(x) / float(self.inner.up(x).detach().norm())
+        number = float(self.inner.up(x).detach().norm())
+        return self.inner(x) / (number if number > 1e-3 else 1.0)
 
 
 def test_without_any_block_the_model_is_refused_and_unchanged() -> None:

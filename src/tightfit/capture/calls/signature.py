@@ -22,11 +22,14 @@ from tightfit.torch_private import tools as tools
 from tightfit.torch_private.saving import saving_hook
 
 __all__ = [
+    "APART",
+    "HOOKS",
     "call_signature",
     "differ_in_sizes_only",
     "flatten",
     "hooked_modules",
     "input_signature",
+    "modes",
     "module_signature",
     "refuse_lazy",
     "refuse_subclass",
@@ -49,13 +52,15 @@ _SKIPPED = frozenset(
         "__deepcopy__",
     }
 )
-_KEPT_APART = frozenset(nn.Module().__dict__) | {"forward"}
-_HOOKS = (
+APART = frozenset(nn.Module().__dict__) | {"forward"}
+"""What every module has: no attributes of its own."""
+HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+"""Where a module keeps its hooks."""
 
 
 class _Identity:
@@ -222,7 +227,7 @@ def module_signature(
     leaves : iterable
         The call's inputs, which may be parameters or buffers themselves.
     """
-    parts: list[Any] = [_modes(), private.global_settings()]
+    parts: list[Any] = [modes(), private.global_settings()]
     seen = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     for prefix, top in modules.items():
         for name, module in top.named_modules(remove_duplicate=False):
@@ -233,7 +238,7 @@ def module_signature(
                 own = [(key, value) for key, value in own if (place, key) not in kept]
             parts.extend(own)
             if module is not root:
-                parts.append(tuple(tuple(getattr(module, hooks)) for hooks in _HOOKS))
+                parts.append(tuple(tuple(getattr(module, hooks)) for hooks in HOOKS))
             for key, parameter in module._parameters.items():
                 if parameter is not None:
                     refuse_lazy(parameter, f"{name}.{key}".lstrip("."))
@@ -254,7 +259,7 @@ def hooked_modules(
         (name, module)
         for top in modules.values()
         for name, module in top.named_modules()
-        if module is not root and any(getattr(module, hooks) for hooks in _HOOKS)
+        if module is not root and any(getattr(module, hooks) for hooks in HOOKS)
     ]
 
 
@@ -268,7 +273,7 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
                 found.append((key, value))
             case "identity":
                 found.append((key, _Identity(value)))
-            case "contents" if key not in _KEPT_APART:
+            case "contents" if key not in APART:
                 contents = _plain_contents(value)
                 if contents is not None:
                     found.append((key, contents))
@@ -323,7 +328,7 @@ def _further_attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in module.__dict__.items()
-        if name not in _KEPT_APART and not name.startswith("__")
+        if name not in APART and not name.startswith("__")
     }
 
 
@@ -340,7 +345,7 @@ def _same(one: Any, other: Any) -> bool:
     return isinstance(one, PLAIN) and one == other
 
 
-def _modes() -> tuple[Any, ...]:
+def modes() -> tuple[Any, ...]:
     """What the modes of PyTorch are: gradients, autocast of every device type, saving hooks."""
     casts = []
     for device in ("cpu", "cuda"):

@@ -198,8 +198,21 @@ class Arguments:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Return what a call was given."""
+        given = (*args, *kwargs.values())
+        if _FLAT.issuperset(map(type, given)):  # by far the most calls
+            return cls(args, kwargs, given, _flat_spec(len(args), tuple(kwargs)))
         leaves, spec = flatten((args, kwargs))
         return cls(args, kwargs, tuple(leaves), spec)
+
+
+_FLAT = frozenset({torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)})
+"""What is a leaf by itself, whatever is registered."""
+
+
+@functools.lru_cache(maxsize=64)
+def _flat_spec(count: int, names: tuple[str, ...]) -> Any:
+    """Return how the arguments of a call nest that are all leaves."""
+    return flatten(((0,) * count, dict.fromkeys(names, 0)))[1]
 
 
 @dataclass(frozen=True)
@@ -216,12 +229,15 @@ class Structure:
         Where the tensors are.
     loss : int or None
         Which of the tensors is called ``loss`` at the top, if one is.
+    numbers : tuple of int
+        Where the tensors are that stand for a number of the step.
     """
 
     spec: Any
     leaves: tuple[Any, ...]
     positions: tuple[int, ...]
     loss: int | None = None
+    numbers: tuple[int, ...] = ()
 
     @property
     def constants(self) -> tuple[Any, ...]:
@@ -232,7 +248,7 @@ class Structure:
         """Return the output with the given tensors."""
         leaves = list(self.leaves)
         for position, tensor in zip(self.positions, tensors, strict=True):
-            leaves[position] = tensor
+            leaves[position] = tensor.item() if position in self.numbers else tensor
         return unflatten(leaves, self.spec)
 
 
@@ -247,6 +263,9 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     leaves, spec = private.pytree.tree_flatten(
         _opened(output, frozenset(), _as_it_is), is_leaf=_is_size
     )
+    numbers = tuple(i for i, x in enumerate(leaves) if isinstance(x, torch.SymFloat | torch.SymInt))
+    for position in numbers:
+        leaves[position] = _as_tensor(leaves[position])
     for leaf in leaves:
         if not _is_known(leaf):
             raise CaptureError(
@@ -263,4 +282,10 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     if told is not output and isinstance(told, torch.Tensor):
         named = told  # if it is one number; what is kept beside a loss is looked at, no more
     loss = next((i for i, t in enumerate(tensors) if t is named), None)
-    return tensors, Structure(spec, rest, positions, loss)
+    return tensors, Structure(spec, rest, positions, loss, numbers)
+
+
+def _as_tensor(number: Any) -> torch.Tensor:
+    """Return a number of a traced step as a tensor that holds it exactly."""
+    precision = torch.float64 if isinstance(number, torch.SymFloat) else torch.int64
+    return torch.scalar_tensor(number, dtype=precision)

@@ -13,7 +13,7 @@ import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -125,22 +125,21 @@ def answer_of(function: Any, result: Any) -> Answer:
     return Answer(function.name(), result)
 
 
-def refuse_measure(answer: Answer, last: str) -> None:
+def refuse_measure(answer: Answer, last: str) -> NoReturn:
     """Refuse what takes another value in every step: no plan would ever run twice.
 
     Raises
     ------
     CaptureError
-        If the answer is a number with a fraction; names the module that ran last.
+        Names the module that ran last.
     """
-    if isinstance(answer.value, float):
-        where = f"after module {last!r}" if last else "in the outermost forward"
-        raise CaptureError(
-            f"the forward reads a computed number in Python, {answer.value}, {where}: it is "
-            "another one in every step, and each would need a plan of its own. Way out: leave it "
-            "a tensor; compare first and read the answer (`if (x > 3):`, not `if x.item() > 3:`); "
-            "for logging return it detached; or move what needs it into a module of its own"
-        )
+    where = f"after module {last!r}" if last else "in the outermost forward"
+    raise CaptureError(
+        f"the forward reads a computed number in Python, {answer.value}, {where}, and decides by "
+        "it: it is another one in every step, and each would need a plan of its own. Way out: "
+        "leave it a tensor; compare first and read the answer (`if (x > 3):`, not `if x.item() > "
+        "3:`); for logging return it detached; or move what needs it into a module of its own"
+    )
 
 
 def refuse_drawn(module: str) -> None:
@@ -164,19 +163,36 @@ class Question:
         Its flattened arguments and how they nest.
     answer : Answer
         What it told when the step was captured.
+    inside, after : str
+        The module whose forward asks, and the one that had run last.
     """
 
-    def __init__(self, function: Any, leaves: Sequence[Any], spec: Any, answer: Answer) -> None:
+    def __init__(
+        self,
+        function: Any,
+        leaves: Sequence[Any],
+        spec: Any,
+        answer: Answer,
+        inside: str = "",
+        after: str = "",
+    ) -> None:
         self.function = function
         self.leaves = tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
         self.spec = spec
         self.answer = answer
+        self.inside = inside
+        self.after = after
         self.key = next(_KEYS)
         _QUESTIONS[self.key] = self
 
     def __repr__(self) -> str:
         plain = ["tensor" if x is _TENSOR else repr(x) for x in self.leaves]
         return f"{self.answer} of {', '.join(plain)}"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its answer is a number, not how large a tensor is."""
+        return not isinstance(self.answer.value, tuple)
 
     def asked(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Put the question into the trace; return what stands for its results."""

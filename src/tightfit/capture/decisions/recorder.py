@@ -16,9 +16,9 @@ from tightfit.capture.decisions.answers import (
     answer_of,
     is_asking,
     refuse_drawn,
-    refuse_measure,
     selected_from,
 )
+from tightfit.capture.decisions.numbers import Numbers
 from tightfit.capture.decisions.reads import Decisions, TapeSlot, TapeStep, itself
 from tightfit.capture.decisions.tape import Tape, has_values, may_write
 from tightfit.capture.origins import ModuleTrail
@@ -45,6 +45,8 @@ class DecisionRecorder(private.TorchDispatchMode):
         What the forward was told, one operator after the other, in a real run.
     answered : frozenset of str
         The inner modules that are told too, besides the outermost.
+    numbers : Numbers, optional
+        Takes numbers that are asked for as inputs of the step.
     """
 
     supports_higher_order_operators = True
@@ -56,9 +58,11 @@ class DecisionRecorder(private.TorchDispatchMode):
         trail: ModuleTrail,
         answers: Sequence[Answer] | None = None,
         answered: frozenset[str] = frozenset(),
+        numbers: Numbers | None = None,
     ) -> None:
         super().__init__()
         self._inputs = inputs
+        self._numbers = numbers
         self._trail = trail
         self._answers = answers
         self._answered = answered | {""}
@@ -81,6 +85,8 @@ class DecisionRecorder(private.TorchDispatchMode):
         """
         self._tape = Tape()
         self._told = 0
+        if self._numbers is not None:
+            self._numbers.start()
         self.questions: list[Question] = []
         for position, leaf in enumerate(leaves):
             real = self._inputs[position]
@@ -154,10 +160,14 @@ class DecisionRecorder(private.TorchDispatchMode):
             if func is aten._local_scalar_dense.default and self._tape.is_drawn(asked):
                 refuse_drawn(self._trail.running)
             return func(*args, **kwargs)  # fails: it is unknown, or an inner module's business
+        if func is aten._local_scalar_dense.default and self._numbers is not None:
+            value = self._tape.replay(step, history) if history is not None else told.value
+            number = self._numbers.take(args[0], lambda: func(*args, **kwargs), value)
+            if number is not None:
+                return number
         if history is None:
             assert told is not None
             answer = told
-            refuse_measure(answer, self._trail.last)
         elif selected:
             answer = self._selected(step, *selected)
         else:
@@ -183,7 +193,8 @@ class DecisionRecorder(private.TorchDispatchMode):
     ) -> Any:
         """Put a question into the trace, for every step to check its answer."""
         leaves, spec = flatten((args, kwargs))
-        question = Question(func, leaves, spec, answer)
+        running, last = self._trail.running, self._trail.last
+        question = Question(func, leaves, spec, answer, running, last)
         self.questions.append(question)
         results = question.asked([x for x in leaves if isinstance(x, torch.Tensor)])
         if not isinstance(answer.value, tuple):

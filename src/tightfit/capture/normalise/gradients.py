@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.capture.nodes import base_of
+from tightfit.capture.nodes import base_of, is_getitem
 from tightfit.capture.normalise.rewriting import Rewriting, readers_of
+from tightfit.capture.opaque.tracing import is_opaque_backward, with_sums
 from tightfit.torch_private import core as private
 
-__all__ = ["own_gradients", "sum_in_place"]
+__all__ = ["add_inside_opaque", "own_gradients", "sum_in_place"]
 
 aten = torch.ops.aten
 
@@ -35,6 +36,38 @@ def sum_in_place(work: Rewriting) -> None:
         if is_own and is_whole and all(t.shape == node.meta["val"].shape for t in given):
             node.target = aten.add_.Tensor
             node.meta["val"] = private.like(given[0])
+
+
+def add_inside_opaque(work: Rewriting) -> None:
+    """Let the backward of an opaque module add what it gives to what came before, as eager does.
+
+    A tensor with several readers inside and others outside: autograd adds up one after the other.
+    """
+    for node in [n for n in work.graph.nodes if is_opaque_backward(n)]:
+        before: dict[int, fx.Node] = {}
+        for pick in [user for user in node.users if is_getitem(user)]:
+            total = next(iter(pick.users), None)
+            if total is None or len(pick.users) > 1 or not _adds(total, pick):
+                continue
+            before[pick.args[1]] = total.args[0]  # type: ignore[index, assignment]
+            pick.meta["val"] = total.meta["val"]
+            work.replace(total, pick)
+        if before:
+            with_sums(node, before)
+            made = list(node.meta["val"])
+            for place in before:
+                made[place] = next(u for u in node.users if u.args[1] == place).meta["val"]
+            node.meta["val"] = type(node.meta["val"])(made)
+
+
+def _adds(total: fx.Node, pick: fx.Node) -> bool:
+    """Whether a node adds a picked result to what is there before it was computed."""
+    if total.target is not aten.add.Tensor or total.kwargs or total.args[1] is not pick:
+        return False
+    other = total.args[0]
+    backward = pick.args[0]
+    is_earlier = isinstance(other, fx.Node) and other < backward  # type: ignore[operator]
+    return is_earlier and total.meta["val"].shape == pick.meta["val"].shape
 
 
 def own_gradients(work: Rewriting) -> None:

@@ -16,10 +16,13 @@ from tightfit.capture.nodes import is_random, note_views
 from tightfit.capture.normalise.buffers import correct_statistics, own_write_backs, snapshot_mutated
 from tightfit.capture.normalise.casts import share_casts
 from tightfit.capture.normalise.compact import compact_results
-from tightfit.capture.normalise.convolution import split_convolution_backward
 from tightfit.capture.normalise.copies import drop_clones, drop_detaches, drop_unread_arguments
 from tightfit.capture.normalise.dropout import correct_dropout
-from tightfit.capture.normalise.gradients import own_gradients, sum_in_place
+from tightfit.capture.normalise.gradients import (
+    add_inside_opaque,
+    own_gradients,
+    sum_in_place,
+)
 from tightfit.capture.normalise.rewriting import Rewriting
 
 __all__ = ["PASSES", "normalise"]
@@ -63,7 +66,7 @@ PASSES: tuple[Callable[[Rewriting], None], ...] = (
     drop_detaches,
     drop_clones,
     drop_unread_arguments,
-    split_convolution_backward,
+    add_inside_opaque,
     sum_in_place,
     own_gradients,
     own_write_backs,

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,6 +44,9 @@ __all__ = ["OpaqueCall", "OpaqueModules"]
 _DRAWS = 8
 """How many times a module that draws numbers is run to see whether they decide what it runs."""
 _DRAWS_S = 1.0  # the time after which it is run no more
+
+_MARGIN = 8
+"""The share of room that is made besides, where a module keeps more in one step than before."""
 
 _LARGEST: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
 """The most bytes a module was seen to keep for backward, by its operands."""
@@ -199,7 +203,7 @@ class OpaqueCall:
     def _refuse_growth(self, held_bytes: int, profile: Profile) -> None:
         if held_bytes > profile.record_bytes:
             known = _LARGEST.setdefault(self.module, {})
-            known[self.operands_key] = max(held_bytes, known.get(self.operands_key, 0))
+            known[self.operands_key] = held_bytes + held_bytes // _MARGIN
             raise OpaqueChanged(
                 f"the opaque module {self.name!r} kept {format_bytes(held_bytes)} for its backward,"
                 f" but {format_bytes(profile.record_bytes)} when it was measured: what it keeps "
@@ -218,14 +222,20 @@ class OpaqueCall:
         present: Sequence[int],
         *,
         retain: bool = False,
+        sums: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> list[torch.Tensor | None]:
-        """Return the gradient of every operand that requires one, or None where it has none."""
+        """Return the gradient of every operand that requires one, or None where it has none.
+
+        Each is added to what came before from outside, which `sums` has by its place among them.
+        """
         results = [record.results[i] for i in present]
+        results += [record.sources[i] for i in sums]  # what comes in there is added to
+        given = [*tangents, *sums.values()]
         with record.keeper.bound(saved, record.offsets_bytes):
             gradients = torch.autograd.grad(
-                results, record.sources, list(tangents), allow_unused=True, retain_graph=retain
+                results, record.sources, given, allow_unused=True, retain_graph=retain
             )
-        taken = {private.storage_key(t) for t in (*saved, *tangents) if t.numel()}
+        taken = {private.storage_key(t) for t in (*saved, *given) if t.numel()}
         taken |= self._resident()
         owned: list[torch.Tensor | None] = []
         for gradient in gradients:

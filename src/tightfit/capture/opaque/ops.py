@@ -15,7 +15,12 @@ from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Result
 from tightfit.capture.reads.python_state import PythonState
-from tightfit.costs.measured.call import Measurement, fixed_generators, measure_call
+from tightfit.costs.measured.call import (
+    Measurement,
+    fixed_generators,
+    materialise,
+    measure_call,
+)
 from tightfit.errors import PlanMismatch
 
 __all__ = ["OpaqueBackward", "OpaqueForward"]
@@ -105,18 +110,35 @@ class OpaqueBackward:
     ----------
     present : tuple of int
         The outputs that have a gradient.
+    added : tuple of int
+        The results that are added to what other readers of the same tensor have given.
     """
 
     call: OpaqueCall
     present: tuple[int, ...]
+    added: tuple[int, ...] = ()
 
     def __call__(
-        self, record: Any, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
+        self,
+        record: Any,
+        saved: Sequence[torch.Tensor],
+        tangents: Sequence[torch.Tensor],
+        before: Sequence[torch.Tensor] = (),
     ) -> list[torch.Tensor | None]:
-        """Return the gradients of the operands, those left out that never have one."""
+        """Return the gradients of the operands, those left out that never have one.
+
+        Parameters
+        ----------
+        before : sequence of Tensor
+            What others have given for each result in `added`. Autograd adds up one reader after
+            the other; sums of sums have other last bits.
+        """
         expected = self.call.backwards[self.present].gradients
         retain = self.present in self.call.retained
-        gradients = self.call.backward(record, saved, tangents, self.present, retain=retain)
+        sums = self._sums(before)
+        gradients = self.call.backward(
+            record, saved, tangents, self.present, retain=retain, sums=sums
+        )
         operands = [o for o in self.call.operands if o.requires_grad]
         for operand, geometry, gradient in zip(operands, expected, gradients, strict=True):
             if operand.parameter is None and (geometry is None) != (gradient is None):
@@ -126,6 +148,16 @@ class OpaqueBackward:
                     "plan cannot hold. Way out: move it out of the fitted part"
                 )
         return [g for g, geometry in zip(gradients, expected, strict=True) if geometry is not None]
+
+    def _sums(self, before: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return by place among the operands' gradients what came before."""
+        places = [i for i, g in enumerate(self.call.backwards[self.present].gradients) if g]
+        return {places[n]: tensor for n, tensor in zip(self.added, before, strict=True)}
+
+    def _made_before(self) -> dict[int, torch.Tensor]:
+        made = [g for g in self.call.backwards[self.present].gradients if g is not None]
+        chosen = [made[n] for n in self.added]
+        return self._sums([materialise(g.shape, g.strides, g.dtype, g.device) for g in chosen])
 
     def measure(self) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.
@@ -146,9 +178,10 @@ class OpaqueBackward:
         call = self.call
         call.seed(seed)
         record, saved, tangents = call.ready(self.present)
+        sums = self._made_before()
 
         def run() -> list[torch.Tensor | None]:
-            return call.backward(record, saved, tangents, self.present, retain=True)
+            return call.backward(record, saved, tangents, self.present, retain=True, sums=sums)
 
         return _measured(call, run, ())
 
@@ -158,8 +191,9 @@ class OpaqueBackward:
         seed, measurement = timed
         call.seed(seed)
         record, saved, tangents = call.ready(self.present)
+        sums = self._made_before()
         _, peak = measure_peak(
-            lambda: call.backward(record, saved, tangents, self.present, retain=retain),
+            lambda: call.backward(record, saved, tangents, self.present, retain=retain, sums=sums),
             device=call.device,
         )
         return peak.peak_bytes - sum(measurement.output_bytes)

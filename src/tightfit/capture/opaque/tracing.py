@@ -31,9 +31,11 @@ from tightfit.torch_private import core as private
 __all__ = [
     "OpaqueStandIns",
     "draws_inside",
+    "is_opaque_backward",
     "is_opaque_operator",
     "opaque_function",
     "pin_of",
+    "with_sums",
 ]
 
 _CALLS: weakref.WeakValueDictionary[int, OpaqueCall] = weakref.WeakValueDictionary()
@@ -340,7 +342,26 @@ def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tupl
     call = _CALLS[node.args[-1]]  # type: ignore[index]
     if node.target is _FORWARD:
         return OpaqueForward(call), (node.args[0],)
-    return OpaqueBackward(call, tuple(node.args[3])), tuple(node.args[:3])  # type: ignore
+    record, saved, tangents, present, *sums, _ = node.args
+    added, before = sums or ((), [])
+    return OpaqueBackward(call, tuple(present), tuple(added)), (record, saved, tangents, before)  # type: ignore
+
+
+def is_opaque_backward(node: fx.Node) -> bool:
+    """Whether a traced operator is the backward of an opaque module."""
+    return node.target is _BACKWARD
+
+
+def with_sums(node: fx.Node, before: Mapping[int, fx.Node]) -> None:
+    """Let the backward of an opaque module add its results to others.
+
+    Parameters
+    ----------
+    before : mapping of int to node
+        By its results: what others have given for the same tensor.
+    """
+    *given, key = node.args
+    node.args = (*given[:4], tuple(before), list(before.values()), key)
 
 
 def is_opaque_operator(node: fx.Node) -> bool:

@@ -24,6 +24,7 @@ from tightfit.capture.calls.structure import (
     unflatten,
 )
 from tightfit.capture.decisions.answers import question_of
+from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
 from tightfit.capture.nodes import note_random
@@ -114,7 +115,9 @@ class _Callee(nn.Module):
         return id(tensor) in self._traced_parameters
 
 
-def trace(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
+def trace(
+    call: TracedCall, strides: TrueStrides | None = None, numbers: Numbers | None = None
+) -> JointGraph:
     """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
     Parameters
@@ -123,6 +126,8 @@ def trace(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
         The callable with its modules and example inputs (real or fake tensors).
     strides : mapping, optional
         Those of results where fake kernels say otherwise.
+    numbers : Numbers, optional
+        Takes numbers that are read as inputs of the step.
 
     Raises
     ------
@@ -136,7 +141,9 @@ def trace(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = flatten((call.args, call.kwargs))[0]
-        recorder = DecisionRecorder(leaves, call.owners, trail, call.answers, call.answered)
+        recorder = DecisionRecorder(
+            leaves, call.owners, trail, call.answers, call.answered, numbers
+        )
         look_up = recorder.known_value
         opaque = OpaqueStandIns(call.modules, call.opaque, call.examples, look_up)
         callee = _Callee(call, opaque, recorder)
@@ -154,6 +161,9 @@ def trace(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
             stack.enter_context(callee.repeated)
             stack.enter_context(opaque)
             stack.enter_context(callee.in_backward)
+            if numbers is not None:
+                stack.enter_context(private.symbolic_numbers())
+                stack.enter_context(numbers.read_by(call.function, call.modules))
             args, kwargs = opened((call.args, call.kwargs))
             joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
     assert callee.structure is not None
@@ -220,7 +230,7 @@ def _note_random(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if is_opaque_operator(node):
             note_random(node, draws_inside(node))
-        elif question_of(node) is not None:
+        elif question_of(node) is not None or is_carried(node):
             note_random(node, False)
 
 

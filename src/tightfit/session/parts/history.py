@@ -27,7 +27,7 @@ class Situation:
     Attributes
     ----------
     ledger : Ledger or None
-        The last such step.
+        The last such step of those in which most parts have run.
     plans : PartPlans or None
         The plans of the parts; None while they are learned about.
     planned : Ledger
@@ -50,8 +50,17 @@ class Situation:
         self._turn = 0
 
     def ended(self, ledger: Ledger[Kind]) -> None:
-        """Note what such a step has held."""
-        self.ledger = ledger
+        """Note what such a step has held, unless one is known in which more parts have run.
+
+        To leave a call out of a measured step is more exact than to put one in.
+        """
+        known = self.ledger
+        if (
+            known is None
+            or not set(ledger.calls) <= set(known.calls)
+            or len(ledger.calls) >= len(known.calls)
+        ):
+            self.ledger = ledger
 
     def plan(self, plans: PartPlans, planned: Ledger[Kind], held_bytes: int) -> None:
         """Run such steps by these plans from now on.

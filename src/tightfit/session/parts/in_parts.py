@@ -13,8 +13,9 @@ from typing import Any
 from tightfit.capture.calls.signature import input_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
+from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import CaptureError, without_frames
+from tightfit.errors import BadInput, CaptureError, CompileError, without_frames
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.progress import announce
@@ -26,7 +27,7 @@ from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
 from tightfit.session.stages import capture_step_around_data
 
-__all__ = ["InParts"]
+__all__ = ["InParts", "first_call"]
 
 
 class InParts:
@@ -122,6 +123,40 @@ class InParts:
         """Plan the next step with other options; what was captured stays."""
         self.options = options
         self.steps.change_options(options)
+
+
+def first_call(
+    callee: Callee, options: Options, account: Account, reason: CaptureError, given: Arguments
+) -> tuple[InParts, Any]:
+    """Run a call part by part for the first time; return what runs the further ones, and outputs.
+
+    Raises
+    ------
+    CompileError, BadInput
+        If it was to be compiled, or to share a budget.
+    CaptureError
+        If there is no part that can be planned; generators and buffers are then as before.
+    """
+    if options.compile:
+        raise CompileError(
+            f"{callee.name} allows no single graph to compile: {reason}. Way out: compile=False "
+            "plans it part by part"
+        ) from reason
+    if options.shared is not None:
+        raise BadInput(
+            f"{callee.name} can only be planned part by part, which takes a budget of its "
+            f"own, not a shared one: {reason}"
+        )
+    before = GeneratorStates(callee.modules)
+    buffers = {b: b.clone() for m in callee.modules.values() for b in m.buffers()}
+    parts = InParts(callee, options, account, reason)
+    try:
+        return parts, parts(given)
+    except BaseException:
+        before.restore()
+        for buffer, value in buffers.items():
+            buffer.copy_(value)
+        raise
 
 
 class _Resident:

@@ -53,6 +53,7 @@ class StepPlans:
         self._wanted = wanted
         self._latest: dict[Part, Kind] = {}
         self._called: set[Part] = set()
+        self._absent: dict[Part, Kind] = {}
         self._situations = Situations()
         self._situation = Situation(None, 0)
         self._order = CallOrder()
@@ -96,11 +97,27 @@ class StepPlans:
         self._situation = self._situations.of(signature, held, alike_bytes)
         self._possible = {}
         self._called = set()
+        self._absent = dict(absent)
         ledger = self._situation.ledger
         if ledger is not None:
             self._possible = self._may_run(ledger, absent)
-            worst = with_calls(ledger, self._possible, self._order.order(absent))
-            self._plan(self._situation, worst, held)
+            self._plan(self._situation, self._worst(ledger, self._possible), held)
+
+    def least_peak_bytes(self, ledger: Ledger[Kind]) -> int:
+        """Return the peak of a step above its begin if all parts run that may, by least plans."""
+        absent = {p: kind for p, kind in self._absent.items() if p not in self._latest}
+        possible = self._may_run(ledger, absent)
+        worst = self._worst(ledger, possible)
+        least = {kind: kind.least for kind in worst.calls}
+        # a step without its first part is thought to hold that part's output longer than it does
+        spare = max((holding.output_bytes for holding in least.values()), default=0)
+        return worst.peak_with(least) + (spare if possible else 0)
+
+    def _worst(
+        self, ledger: Ledger[Kind], possible: Mapping[Part, PossibleCall[Kind]]
+    ) -> Ledger[Kind]:
+        """Return a measured step as it is with further calls, each in its turn."""
+        return with_calls(ledger, possible, self._order.order(self._absent))
 
     def ended(self, ledger: Ledger[Kind]) -> None:
         """Learn from a complete step."""

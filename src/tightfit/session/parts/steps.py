@@ -168,6 +168,8 @@ class PartSteps:
     def least_bytes(self) -> int:
         """Return what a step like the last complete one holds with the least plan of every part.
 
+        Parts count that this step has left out and another one may not.
+
         Raises
         ------
         BadInput
@@ -176,8 +178,7 @@ class PartSteps:
         ledger, _ = self._last_step()
         held = self.guard.steps[-1].constant_bytes
         beside = (mark.peak_bytes for mark in ledger.marks if not mark.open and mark.call < 0)
-        least = {kind: kind.least for kind in ledger.calls}
-        return held + max(ledger.peak_with(least), max(beside, default=0))
+        return held + max(self.plans.least_peak_bytes(ledger), max(beside, default=0))
 
     def _last_step(self) -> tuple[Ledger[Kind], int]:
         """Return the last complete step, and the peak that was foreseen for it."""
@@ -217,13 +218,13 @@ class PartSteps:
         writer = self._writer
         if call is None or writer is None:
             return part.function(*given.args, **given.kwargs)
-        kind = call.kind
+        kind, key = call.kind, call.key  # what waits for its backward must not hold the inputs
         holding = self.plans.holding_for(part, kind)
         number = writer.forward_begins(part, kind, holding)
 
         def started(run: Run) -> None:
             writer.backward_begins(number)
-            self.known.learn_outputs(part, call.key, run)
+            self.known.learn_outputs(part, key, run)
 
         def finished(run: Run) -> None:
             if run.state == "failed":

@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from tightfit.capture.around_data import of_the_same_class
 from tightfit.capture.calls.signature import (
-    call_signature,
     differ_in_sizes_only,
     hooked_modules,
+    input_signature,
 )
 from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.calls.watched import WatchedModules
 from tightfit.capture.captured import Captured, outputs_beside_the_loss
 from tightfit.capture.probe import probe
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, forget
@@ -30,6 +32,7 @@ __all__ = ["Captures"]
 
 _MOST_KEPT = 16
 _MOST_NAMED = 4
+_MANY_ANSWERS = 2  # besides the first
 
 Detached = frozenset[int]
 
@@ -52,10 +55,13 @@ class Captures:
         self.callee = callee
         self.opaque: frozenset[str] = frozenset()
         self.answered: frozenset[str] = frozenset()
+        self._watched = WatchedModules(callee.modules)
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._kept: frozenset[Kept] = frozenset()
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
+        self._decided: dict[Any, int] = {}  # how often computed values have decided otherwise
+        self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
         self._warned_hooks: set[str] = set()
 
     def __iter__(self) -> Iterator[Specialisation]:
@@ -69,8 +75,8 @@ class Captures:
     def signature(self, given: Arguments) -> Any:
         """Return what a step depends on: inputs, modules, modes."""
         kept = self._changing.union(place[:2] for place in self._kept)
-        callee = self.callee
-        return call_signature(given.leaves, given.spec, callee.modules, callee.root, kept)
+        inputs = input_signature(given.leaves, given.spec)
+        return inputs, self._watched.signature(given.leaves, self.callee.root, kept)
 
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
         """Return what was captured for a signature, where inputs decide the same again."""
@@ -103,10 +109,37 @@ class Captures:
         changes = (one.captured.reads.change() for one in alike)
         return next((change for change in changes if change is not None), None)
 
+    # -- data that decide in every step -------------------------------------------------------
+
+    def note_other_answers(self, key: Any) -> bool:
+        """Note that computed values decide otherwise; return whether that is now often."""
+        self._decided[key] = self._decided.get(key, 0) + 1
+        return self._decided[key] == _MANY_ANSWERS
+
+    def decides_often(self, key: Any) -> bool:
+        """Whether computed values have often decided otherwise than in the calls before."""
+        return self._decided.get(key, 0) >= _MANY_ANSWERS
+
+    def run_as_ops(self, unfit: Specialisation) -> frozenset[str]:
+        """Let the inner modules in which computed values decide run as one op; return these."""
+        modules = self.callee.modules
+        asking = {question.inside for question in unfit.captured.joint.questions} - {""}
+        named = frozenset(n for name in asking for n in of_the_same_class(modules, name))
+        self.opaque, self.answered = self.opaque | named, self.answered - named
+        return named
+
+    def run_as_traced(self, named: frozenset[str]) -> None:
+        """Look into modules after all that were to run as one op, for the answers of a call."""
+        self.opaque, self.answered = self.opaque - named, self.answered | named
+
     # -- capturing ----------------------------------------------------------------------------
 
-    def traced_call(self, key: Any, given: Arguments) -> TracedCall:
-        """Return what is to be captured, with what is known of it by now."""
+    def traced_call(self, key: Any, given: Arguments, *, compiled: bool = False) -> TracedCall:
+        """Return what is to be captured, with what is known of it by now.
+
+        Where this was captured before, numbers have changed that it reads: they may be inputs. A
+        compiled step takes tensors only.
+        """
         return TracedCall(
             self.callee.function,
             self.callee.modules,
@@ -115,6 +148,7 @@ class Captures:
             detached_outputs=self._detached.get(key, frozenset()),
             opaque=self.opaque,
             answered=self.answered,
+            numbers=key in self._by_signature and key not in self._deciding and not compiled,
         )
 
     def with_answers(self, call: TracedCall) -> TracedCall:
@@ -137,6 +171,8 @@ class Captures:
         captured = self._captured(key, call, options, neighbour, room_bytes)
         settled = self.signature(Arguments.of(call.args, call.kwargs))  # a first run changed it
         self._detached[settled] = self._detached.get(key, frozenset())
+        if call.numbers and not captured.joint.takes_numbers:
+            self._deciding.add(settled)
         made = Specialisation(settled, captured, is_further=neighbour is not None)
         timed = options.costs == "measured" and not options.compile
         if timed and captured.graph.device.kind == "cpu":

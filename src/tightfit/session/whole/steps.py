@@ -22,6 +22,7 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
+from tightfit.session.processes import Replicas
 from tightfit.session.report import Report, report_of
 from tightfit.session.whole.advice import advised
 from tightfit.session.whole.captures import Captures
@@ -31,6 +32,7 @@ from tightfit.session.whole.company import (
     end_in_company,
     is_new_in_company,
 )
+from tightfit.session.whole.deciding import with_deciding_ops
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.planning import planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -157,8 +159,9 @@ class WholeSteps:
 
     @property
     def is_tuning(self) -> bool:
-        """Whether steps are still timed before the final plan is made."""
-        return any(one.tuner is not None for one in self.captures)
+        """Whether steps like the last one are still timed before their final plan is made."""
+        last = max(self.captures, key=lambda one: one.used, default=None)
+        return last is not None and last.tuner is not None
 
     # -- budgets ------------------------------------------------------------------------------
 
@@ -196,7 +199,8 @@ class WholeSteps:
                     if change is not None
                     else f"{self.callee.name} is called with new inputs or flags: making a new plan"
                 )
-            one = self._capture(key, self.captures.traced_call(key, given), waits=waits)
+            call = self.captures.traced_call(key, given, compiled=self.options.compile)
+            one = self._capture(key, call, waits=waits)
         one.use(self._calls)
         return one
 
@@ -253,14 +257,27 @@ class WholeSteps:
 
     def _answering(self, unfit: Specialisation, given: Arguments) -> Specialisation:
         """Return what was captured for what data decide now; capture it the first time."""
-        call = self.captures.with_answers(self.captures.traced_call(unfit.key, given))
+        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
+        call = self.captures.with_answers(call)
         one = self.captures.find_answering(unfit, call.answers)
         if one is not None:
             one.use(self._calls)
             return one
-        announce(f"{self.callee.name} computes values that decide otherwise: making a new plan")
-        one = self._capture(unfit.key, call, waits=True)
+        one = None
+        if self.captures.note_other_answers(unfit.key):
+            one = with_deciding_ops(self.captures, unfit, lambda: self._captured_anew(unfit, given))
+        if one is None:
+            if not self.captures.decides_often(unfit.key):
+                name = self.callee.name
+                announce(f"{name} computes values that decide otherwise: making a new plan")
+            one = self._capture(unfit.key, call, waits=True)
         self._begin(one, given)
+        return one
+
+    def _captured_anew(self, unfit: Specialisation, given: Arguments) -> Specialisation:
+        """Capture a call again, and plan it."""
+        one = self._capture(unfit.key, self.captures.traced_call(unfit.key, given), waits=True)
+        self._planned(one, self._inputs(one, given))
         return one
 
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
@@ -318,7 +335,7 @@ class WholeSteps:
             held += graph.constant_bytes
             share = self.options.share_of(account, graph, held, len(self.waiting))
         return Surroundings(
-            gradients=self._gradients(one.captured, inputs),
+            gradients=_gradients(one.captured, inputs, account.replicas),
             gradient_bytes=standing.gradient_bytes,
             state_bytes=state_bytes,
             outside_bytes=max(one.outside_bytes, share.others_bytes),
@@ -329,14 +346,6 @@ class WholeSteps:
     def _alone(self, one: Specialisation, given: Arguments) -> Surroundings:
         """Return what lies around the step, whatever the budget and others that share it."""
         return self._around(one, self._inputs(one, given), Share(0))
-
-    def _gradients(self, captured: Captured, inputs: list[Any]) -> Gradients:
-        """Return whether gradients outlive their hand-over, or go into what exists before."""
-        owners = [inputs[position] for _, position in captured.joint.gradients]
-        missing = [o for o in owners if not o.is_leaf or o.grad is None]
-        replicas = self.account.replicas
-        taken = replicas is not None and replicas.takes(missing)
-        return "fresh" if missing and not taken else "accumulated"
 
     def _backward_ended(self, run: Run) -> None:
         self.watch.after_backward(run)
@@ -351,3 +360,11 @@ class WholeSteps:
                 self.captures.learn_outputs(one, run)
 
         return started
+
+
+def _gradients(captured: Captured, inputs: list[Any], replicas: Replicas | None) -> Gradients:
+    """Return whether gradients outlive their hand-over, or go into what exists before."""
+    owners = [inputs[position] for _, position in captured.joint.gradients]
+    missing = [o for o in owners if not o.is_leaf or o.grad is None]
+    taken = replicas is not None and replicas.takes(missing)
+    return "fresh" if missing and not taken else "accumulated"

@@ -1,0 +1,277 @@
+"""What an arena does to the memory and the time of training steps.
+
+    python benchmarks/arena.py
+
+Time: in one process, steps in the arena and steps without it take turns; a pair's ratio is of
+processor time. Memory: each way of training runs in a process of its own; what is resident is
+compared with what was before the model was made, everything imported and a small model fitted.
+Rows go to ``benchmarks/results/arena.jsonl``; ``--table`` only writes ``docs/arena-measured.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import nn
+
+import tightfit
+from benchmarks.papers_tables import table
+from tightfit.allocator import resident_bytes
+from tightfit.studies.model import load_example
+from tightfit.units import parse_bytes
+
+__all__ = ["document"]
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "results" / "arena.jsonl"
+PAGE = HERE.parent / "docs" / "arena-measured.md"
+
+TIMED: dict[str, dict[str, Any]] = {
+    "unet": {"batch": 1},
+    "mobilenet_v2": {"batch": 4, "size": 128},
+    "googlenet": {"batch": 4, "size": 128},
+    "resnet50": {"batch": 4, "size": 128},
+    "gpt2": {"batch": 1, "sequence": 128},
+}
+HELD: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("resnet50", {"batch": 16, "size": 128}, "344MiB"),
+    ("gpt2", {"batch": 4, "sequence": 256}, "1030MiB"),
+)
+PAIRS = 15
+MIB = 1 << 20
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measure, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--held", nargs=4, help="used by the benchmark itself")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.held:
+        name, settings, budget, way = options.held
+        print(json.dumps(held(name, json.loads(settings), budget, way)))
+        return
+    if not options.table:
+        ROWS.write_text("")
+        for name, settings in TIMED.items():
+            append(timed(name, settings))
+        for name, settings, budget in HELD:
+            for way in ("fit", "fit, arena"):
+                append(in_its_process(name, settings, budget, way))
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    PAGE.write_text(document(rows))
+
+
+def append(row: Row) -> None:
+    """Write a row and show it."""
+    with ROWS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(row, flush=True)
+
+
+def made(name: str, settings: dict[str, Any]) -> tuple[nn.Module, Any, Callable[[], None]]:
+    """Return a model, its optimizer and a function that takes a training step."""
+    torch.manual_seed(0)
+    model, loss, args, target = load_example(f"zoo:{name}", **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        output = model(*args) if isinstance(args, tuple) else model(**args)
+        value = loss(output, target) if loss is not None else getattr(output, "loss", output)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def timed(name: str, settings: dict[str, Any]) -> Row:
+    """Let steps in the arena and steps without it take turns."""
+    _, _, step = made(name, settings)
+    spent: dict[str, list[float]] = {"arena": [], "without": []}
+    faults: dict[str, list[int]] = {"arena": [], "without": []}
+    with tightfit.arena() as arena:
+        for number in range(2 * (PAIRS + 4)):
+            way = ("arena", "without")[number % 2]
+            arena.step(way)
+            around = contextlib.nullcontext() if way == "arena" else arena.interrupted()
+            before, started = _faults(), time.process_time()
+            with around:
+                step()
+            spent[way].append(time.process_time() - started)
+            faults[way].append(_faults() - before)
+        report = arena.report
+    pairs = [a / b for a, b in zip(spent["arena"][4:], spent["without"][4:], strict=True)]
+    low, high = _interval(pairs)
+    return {
+        "kind": "time",
+        "model": name,
+        "settings": settings,
+        "pairs": len(pairs),
+        "ratio": statistics.median(pairs),
+        "low": low,
+        "high": high,
+        "step_s": statistics.median(spent["without"][4:]),
+        "faults": statistics.median(faults["arena"][4:]),
+        "faults_without": statistics.median(faults["without"][4:]),
+        "height_bytes": report.height_bytes,
+        "load_bytes": report.lower_bound_bytes,
+        "fallbacks": report.fallbacks,
+    }
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return order statistics that hold the median with about 95 %: of 15 the 4th and the 12th."""
+    ordered = sorted(values)
+    cut = max(0, int(len(ordered) / 2 - 0.98 * len(ordered) ** 0.5))
+    return ordered[cut], ordered[-1 - cut]
+
+
+def in_its_process(name: str, settings: dict[str, Any], budget: str, way: str) -> Row:
+    """Measure what a fitted model holds, in a fresh process."""
+    command = [sys.executable, __file__, "--held", name, json.dumps(settings), budget, way]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def held(name: str, settings: dict[str, Any], budget: str, way: str) -> Row:
+    """Train eight steps within a budget; the most that is resident in each of the last five."""
+    _fit_something_small()
+    before = resident_bytes()
+    model, optimizer, step = made(name, settings)
+    tightfit.fit(model, budget, optimizer=optimizer, arena=way.endswith("arena"))
+    most: list[int] = []
+    spent: list[float] = []
+    with _highest_resident() as take:
+        for _ in range(8):
+            started = time.process_time()
+            step()
+            spent.append(time.process_time() - started)
+            most.append(take() - before)
+    parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return {
+        "kind": "memory",
+        "model": name,
+        "settings": settings,
+        "budget": budget,
+        "way": way,
+        "share": max(most[3:]) / parse_bytes(budget),
+        "step_s": statistics.median(spent[3:]),
+        "parameters": hashlib.sha1(parameters).hexdigest(),
+    }
+
+
+def _fit_something_small() -> None:
+    small = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 4))
+    tightfit.fit(small, "64MiB")
+    small(torch.randn(2, 3, 8, 8)).sum().backward()
+    tightfit.unfit(small)
+    gc.collect()
+
+
+@contextlib.contextmanager
+def _highest_resident() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the most that was resident since it was called last."""
+    most = [0]
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.005):
+            most[0] = max(most[0], resident_bytes())
+
+    def take() -> int:
+        found, most[0] = max(most[0], resident_bytes()), 0
+        return found
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield take
+    finally:
+        ended.set()
+        thread.join()
+
+
+def document(rows: Sequence[Row]) -> str:
+    """The page as Markdown."""
+    parts = [
+        "# What an arena does to training steps",
+        "Generated by `python benchmarks/arena.py` from rows in `benchmarks/results/`; do not "
+        "edit. One thread of a machine that other work shared; plain SGD.",
+        "## Time\n\nPlain PyTorch, nothing planned but addresses. Ratio: processor time of a step "
+        "in the arena / without it, the median of pairs that took turns in one process, with an "
+        "interval that holds it with about 95 %. Faults: pages that the system had to give in a "
+        "step. Fallbacks: requests that the ordinary allocator served instead of as planned.",
+        _times([row for row in rows if row["kind"] == "time"]),
+        "## Memory\n\nResident memory above the libraries / budget, the most over steps 4 to 8. "
+        "The same parameters, bit for bit, in both ways.",
+        _memory([row for row in rows if row["kind"] == "memory"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _times(rows: Sequence[Row]) -> str:
+    header = ["model", "settings", "step (s)", "ratio", "interval", "faults", "without"]
+    lines = [
+        [
+            row["model"],
+            _settings(row["settings"]),
+            f"{row['step_s']:.2f}",
+            f"{row['ratio']:.3f}",
+            f"{row['low']:.3f} to {row['high']:.3f}",
+            f"{row['faults']:.0f}",
+            f"{row['faults_without']:.0f}",
+            f"{row['height_bytes'] / MIB:.1f} / {row['load_bytes'] / MIB:.1f}",
+            str(row["fallbacks"]),
+        ]
+        for row in rows
+    ]
+    return table([*header, "height / load (MiB)", "fallbacks"], lines)
+
+
+def _memory(rows: Sequence[Row]) -> str:
+    header = ["model", "settings", "budget", "way", "resident / budget", "step (s)", "parameters"]
+    lines = [
+        [
+            row["model"],
+            _settings(row["settings"]),
+            row["budget"],
+            row["way"],
+            f"{row['share']:.3f}",
+            f"{row['step_s']:.2f}",
+            row["parameters"][:8],
+        ]
+        for row in rows
+    ]
+    return table(header, lines)
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,434 @@
+/* Replays layouts: the k-th request of a step gets its planned place in an arena.
+ *
+ * An arena is one mapping of memory; its plans say for each request of a step how large it was
+ * and where it lies (-1: outside, with the ordinary allocator). A thread enters an arena with
+ * `begin` and leaves it with `end`; only its own requests in between are looked up. Blocks may be
+ * freed in any order, by any thread, after the step and after the arena was closed.
+ *
+ * No address is ever handed out twice, whatever the program does:
+ *   - While a step went as planned ("exact"), every earlier request of the step lies in its place
+ *     or was freed, and nothing else is in the arena. The bytes of request k can then only be held
+ *     by the last earlier request planned over each of them: its predecessors. If one of them is
+ *     alive, the request is served outside, and the step is no longer exact.
+ *   - A request that is larger than planned is served outside, and the step is no longer exact.
+ *     A smaller one lies inside its place.
+ *   - In a step that is not exact, or that began with blocks alive, a request gets its place only
+ *     if no block that is alive in the arena shares a byte with it.
+ * A flag per request says whether it is alive. It is cleared last when a block is freed, and read
+ * before its bytes are handed out again.
+ */
+#define _GNU_SOURCE
+#include "replay.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define ARENAS 64
+#define PLANS 32
+#define GRANULARITY 64
+#define NOBODY (-1)
+
+typedef struct {
+    int64_t count;
+    int64_t *sizes, *offsets; /* bytes of each request, and its place; -1: outside */
+    int64_t *wanted; /* the largest request seen where one was larger than planned, else 0 */
+    int64_t *first_predecessor; /* of request k: predecessors[first[k]] to [first[k + 1]] */
+    int32_t *predecessors;
+    atomic_uchar *is_alive;
+    int64_t *place; /* of each request: where its offset stands in the two tables */
+    int64_t *offset_at; /* open addressing by offset; -1: empty */
+    atomic_int *owner_at; /* the request that is alive at that offset, or nobody */
+    int64_t capacity; /* of the two tables, a power of two */
+    atomic_int_fast64_t alive;
+} Plan;
+
+enum { REQUESTS, HITS, OUTSIDE, LARGER, LATE, OVER, STATISTICS };
+
+typedef struct {
+    char *base;
+    int64_t height;
+    Plan *plans[PLANS];
+    atomic_int plan_count;
+    atomic_int_fast64_t alive;
+    atomic_bool is_closed; /* unmapped once nothing is alive in it and no thread inside */
+    atomic_bool is_entered;
+    /* the rest belongs to the thread inside */
+    Plan *current;
+    int64_t next;
+    _Bool is_exact;
+    int64_t statistics[STATISTICS]; /* of the current step */
+} Arena;
+
+static Arena *_Atomic arenas[ARENAS]; /* those that are mapped */
+static atomic_int arenas_end;
+static pthread_mutex_t arenas_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool poisons;
+
+static __thread Arena *inside; /* the arena this thread is in */
+static __thread int interruptions;
+
+/* ------------------------------------------------------------------ looking up */
+
+static inline uint64_t hash_of(int64_t offset) {
+    return ((uint64_t)offset / GRANULARITY) * 0x9E3779B97F4A7C15u >> 20;
+}
+
+/* Where an offset stands in a plan's tables, or where it would be entered. */
+static inline int64_t find(const Plan *plan, int64_t offset) {
+    int64_t slot = (int64_t)(hash_of(offset) & (uint64_t)(plan->capacity - 1));
+    while (plan->offset_at[slot] != offset && plan->offset_at[slot] != -1)
+        slot = (slot + 1) & (plan->capacity - 1);
+    return slot;
+}
+
+static inline _Bool is_alive(Plan *plan, int64_t request) {
+    return atomic_load_explicit(&plan->is_alive[request], memory_order_acquire);
+}
+
+static _Bool is_occupied(Arena *arena, int64_t offset, int64_t size) {
+    int plans = atomic_load(&arena->plan_count);
+    for (int number = 0; number < plans; number++) {
+        Plan *plan = arena->plans[number];
+        if (!atomic_load_explicit(&plan->alive, memory_order_acquire))
+            continue;
+        for (int64_t other = 0; other < plan->count; other++)
+            if (is_alive(plan, other) && plan->offsets[other] < offset + size &&
+                offset < plan->offsets[other] + plan->sizes[other])
+                return 1;
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------ taking and giving back */
+
+static inline _Bool has_predecessor(Plan *plan, int64_t request) {
+    for (int64_t i = plan->first_predecessor[request]; i < plan->first_predecessor[request + 1]; i++)
+        if (is_alive(plan, plan->predecessors[i]))
+            return 1;
+    return 0;
+}
+
+/* Whether a request can have its planned place; if not, why not is counted. */
+static inline _Bool may_lie(Arena *arena, Plan *plan, int64_t request, size_t size) {
+    if (request >= plan->count) {
+        arena->statistics[OVER]++;
+        return 0;
+    }
+    if (plan->offsets[request] < 0) {
+        arena->statistics[OUTSIDE]++;
+        if ((int64_t)size > plan->sizes[request] && (int64_t)size > plan->wanted[request])
+            plan->wanted[request] = (int64_t)size;
+        return 0;
+    }
+    if ((int64_t)size > plan->sizes[request]) {
+        arena->statistics[LARGER]++;
+        if ((int64_t)size > plan->wanted[request])
+            plan->wanted[request] = (int64_t)size;
+        arena->is_exact = 0;
+        return 0;
+    }
+    if (arena->is_exact ? has_predecessor(plan, request)
+                        : is_occupied(arena, plan->offsets[request], plan->sizes[request])) {
+        arena->statistics[LATE]++;
+        arena->is_exact = 0;
+        return 0;
+    }
+    return 1;
+}
+
+static void leave(Arena *arena) {
+    inside = NULL;
+    atomic_store_explicit(&arena->is_entered, 0, memory_order_release);
+}
+
+void *replay_take(size_t size) {
+    Arena *arena = inside;
+    if (!arena || interruptions || !size)
+        return NULL;
+    if (atomic_load_explicit(&arena->is_closed, memory_order_relaxed)) {
+        leave(arena);
+        return NULL;
+    }
+    Plan *plan = arena->current;
+    int64_t request = arena->next++;
+    if (!may_lie(arena, plan, request, size))
+        return NULL;
+    arena->statistics[HITS]++;
+    atomic_fetch_add_explicit(&arena->alive, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&plan->alive, 1, memory_order_relaxed);
+    atomic_store_explicit(&plan->owner_at[plan->place[request]], (int)request,
+                          memory_order_relaxed);
+    atomic_store_explicit(&plan->is_alive[request], 1, memory_order_release);
+    char *address = arena->base + plan->offsets[request];
+    if (atomic_load_explicit(&poisons, memory_order_relaxed))
+        memset(address, 0xFF, (size_t)plan->sizes[request]);
+    return address;
+}
+
+_Bool replay_give(void *address) {
+    int end = atomic_load_explicit(&arenas_end, memory_order_acquire);
+    for (int slot = 0; slot < end; slot++) {
+        Arena *arena = atomic_load_explicit(&arenas[slot], memory_order_acquire);
+        if (!arena || (char *)address < arena->base ||
+            (char *)address >= arena->base + arena->height)
+            continue;
+        int64_t offset = (char *)address - arena->base;
+        int plans = atomic_load_explicit(&arena->plan_count, memory_order_acquire);
+        for (int number = 0; number < plans; number++) {
+            Plan *plan = arena->plans[number];
+            int64_t place = find(plan, offset);
+            if (plan->offset_at[place] == -1)
+                continue;
+            int request = atomic_load_explicit(&plan->owner_at[place], memory_order_relaxed);
+            if (request == NOBODY)
+                continue;
+            if (atomic_load_explicit(&poisons, memory_order_relaxed))
+                memset(address, 0xFF, (size_t)plan->sizes[request]);
+            atomic_store_explicit(&plan->owner_at[place], NOBODY, memory_order_relaxed);
+            atomic_store_explicit(&plan->is_alive[request], 0, memory_order_release);
+            atomic_fetch_sub_explicit(&plan->alive, 1, memory_order_release);
+            atomic_fetch_sub_explicit(&arena->alive, 1, memory_order_release);
+            return 1;
+        }
+        abort(); /* freed twice: as the ordinary allocator does */
+    }
+    return 0;
+}
+
+_Bool replay_is_interrupted(void) { return interruptions > 0; }
+
+void replay_stop_in_child(void) {
+    inside = NULL;
+    interruptions = 0;
+    pthread_mutex_init(&arenas_lock, NULL);
+}
+
+/* ------------------------------------------------------------------ arenas and plans */
+
+static void free_plan(Plan *plan) {
+    if (!plan)
+        return;
+    free(plan->sizes);
+    free(plan->offsets);
+    free(plan->wanted);
+    free(plan->first_predecessor);
+    free(plan->predecessors);
+    free(plan->is_alive);
+    free(plan->place);
+    free(plan->offset_at);
+    free(plan->owner_at);
+    free(plan);
+}
+
+static void unmap(int slot) {
+    Arena *arena = atomic_exchange(&arenas[slot], NULL);
+    int plans = atomic_load(&arena->plan_count);
+    for (int number = 0; number < plans; number++)
+        free_plan(arena->plans[number]);
+    munmap(arena->base, (size_t)arena->height);
+    free(arena);
+}
+
+/* Unmaps closed arenas in which nothing is alive. Called with the lock. */
+static void unmap_closed(void) {
+    int end = atomic_load(&arenas_end);
+    for (int slot = 0; slot < end; slot++) {
+        Arena *arena = atomic_load(&arenas[slot]);
+        if (arena && atomic_load(&arena->is_closed) && !atomic_load(&arena->is_entered) &&
+            !atomic_load_explicit(&arena->alive, memory_order_acquire))
+            unmap(slot);
+    }
+}
+
+/* Maps an arena. Returns its number; -1: there are too many; -2: there is no memory. */
+EXPORT int tightfit_replay_open(int64_t height) {
+    pthread_mutex_lock(&arenas_lock);
+    unmap_closed();
+    int end = atomic_load(&arenas_end), slot = 0;
+    while (slot < end && atomic_load(&arenas[slot]))
+        slot++;
+    if (slot == ARENAS) {
+        pthread_mutex_unlock(&arenas_lock);
+        return -1;
+    }
+    Arena *arena = calloc(1, sizeof *arena);
+    void *base = mmap(NULL, (size_t)height, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                      -1, 0);
+    if (!arena || base == MAP_FAILED) {
+        free(arena);
+        if (base != MAP_FAILED)
+            munmap(base, (size_t)height);
+        pthread_mutex_unlock(&arenas_lock);
+        return -2;
+    }
+    arena->base = base;
+    arena->height = height;
+    atomic_store(&arenas[slot], arena);
+    if (slot == end)
+        atomic_store(&arenas_end, end + 1);
+    pthread_mutex_unlock(&arenas_lock);
+    return slot;
+}
+
+typedef struct {
+    int64_t begin, end;
+} Range;
+
+static int by_begin(const void *a, const void *b) {
+    const Range *left = a, *right = b;
+    return (left->begin > right->begin) - (left->begin < right->begin);
+}
+
+/* Gives back the whole pages that no living block touches. */
+static void drop_free_pages(Arena *arena) {
+    const int64_t page = 4096;
+    int64_t most = 1, count = 0;
+    int plans = atomic_load(&arena->plan_count);
+    for (int number = 0; number < plans; number++)
+        most += arena->plans[number]->count;
+    Range *living = calloc((size_t)most, sizeof *living);
+    if (!living)
+        return;
+    for (int number = 0; number < plans; number++)
+        for (int64_t request = 0; request < arena->plans[number]->count; request++)
+            if (is_alive(arena->plans[number], request)) {
+                int64_t begin = arena->plans[number]->offsets[request];
+                living[count++] = (Range){begin, begin + arena->plans[number]->sizes[request]};
+            }
+    living[count++] = (Range){arena->height, arena->height};
+    qsort(living, (size_t)count, sizeof *living, by_begin);
+    int64_t free_from = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t first = (free_from + page - 1) / page * page, last = living[i].begin / page * page;
+        if (first < last)
+            madvise(arena->base + first, (size_t)(last - first), MADV_DONTNEED);
+        if (living[i].end > free_from)
+            free_from = living[i].end;
+    }
+    free(living);
+}
+
+/* Gives the pages back: those that no living block touches now, the others once nothing is alive
+ * in the arena. A thread that is inside leaves at its next request. */
+EXPORT void tightfit_replay_close(int number) {
+    pthread_mutex_lock(&arenas_lock);
+    Arena *arena = atomic_load(&arenas[number]);
+    atomic_store(&arena->is_closed, 1);
+    if (!atomic_load(&arena->is_entered) &&
+        atomic_load_explicit(&arena->alive, memory_order_acquire))
+        drop_free_pages(arena);
+    unmap_closed();
+    pthread_mutex_unlock(&arenas_lock);
+}
+
+static void *copy(const void *source, size_t size) {
+    void *target = malloc(size ? size : 1);
+    if (target)
+        memcpy(target, source, size);
+    return target;
+}
+
+/* Enters the distinct offsets of a plan into its tables. */
+static void enter_offsets(Plan *plan) {
+    for (int64_t slot = 0; slot < plan->capacity; slot++) {
+        plan->offset_at[slot] = -1;
+        atomic_init(&plan->owner_at[slot], NOBODY);
+    }
+    for (int64_t request = 0; request < plan->count; request++) {
+        plan->place[request] = NOBODY;
+        if (plan->offsets[request] < 0)
+            continue;
+        plan->place[request] = find(plan, plan->offsets[request]);
+        plan->offset_at[plan->place[request]] = plan->offsets[request];
+    }
+}
+
+/* Adds a plan to an arena that holds it. Returns its number; -1: there are too many; -2: there is
+ * no memory. */
+EXPORT int tightfit_replay_add(int number, int64_t count, const int64_t *sizes,
+                               const int64_t *offsets, const int64_t *first_predecessor,
+                               const int32_t *predecessors) {
+    Arena *arena = atomic_load(&arenas[number]);
+    int plans = atomic_load(&arena->plan_count);
+    if (plans == PLANS)
+        return -1;
+    Plan *plan = calloc(1, sizeof *plan);
+    if (!plan)
+        return -2;
+    size_t rows = (size_t)count;
+    plan->count = count;
+    for (plan->capacity = 16; plan->capacity < 4 * count; plan->capacity *= 2) {
+    }
+    plan->sizes = copy(sizes, rows * sizeof *sizes);
+    plan->offsets = copy(offsets, rows * sizeof *offsets);
+    plan->first_predecessor = copy(first_predecessor, (rows + 1) * sizeof *first_predecessor);
+    plan->predecessors =
+        copy(predecessors, (size_t)first_predecessor[count] * sizeof *predecessors);
+    plan->wanted = calloc(rows + 1, sizeof *plan->wanted);
+    plan->is_alive = calloc(rows + 1, sizeof *plan->is_alive);
+    plan->place = calloc(rows + 1, sizeof *plan->place);
+    plan->offset_at = calloc((size_t)plan->capacity, sizeof *plan->offset_at);
+    plan->owner_at = calloc((size_t)plan->capacity, sizeof *plan->owner_at);
+    if (!plan->sizes || !plan->offsets || !plan->first_predecessor || !plan->predecessors ||
+        !plan->wanted || !plan->is_alive || !plan->place || !plan->offset_at || !plan->owner_at) {
+        free_plan(plan);
+        return -2;
+    }
+    enter_offsets(plan);
+    arena->plans[plans] = plan;
+    atomic_store(&arena->plan_count, plans + 1);
+    return plans;
+}
+
+/* ------------------------------------------------------------------ steps */
+
+/* Enters an arena with the calling thread. Returns 0, or 1 if the thread is in one already or
+ * another thread in this one. */
+EXPORT int tightfit_replay_begin(int number, int plan) {
+    Arena *arena = atomic_load(&arenas[number]);
+    if (inside && atomic_load(&inside->is_closed))
+        leave(inside);
+    if (inside || atomic_load(&arena->is_entered))
+        return 1;
+    arena->current = arena->plans[plan];
+    arena->next = 0;
+    arena->is_exact = !atomic_load_explicit(&arena->alive, memory_order_acquire);
+    memset(arena->statistics, 0, sizeof arena->statistics);
+    atomic_store(&arena->is_entered, 1);
+    inside = arena;
+    return 0;
+}
+
+/* Leaves the arena; what happened in it since `begin` is copied to `statistics`. */
+EXPORT void tightfit_replay_end(int64_t *statistics) {
+    Arena *arena = inside;
+    memset(statistics, 0, sizeof arena->statistics);
+    if (!arena)
+        return;
+    arena->statistics[REQUESTS] = arena->next;
+    memcpy(statistics, arena->statistics, sizeof arena->statistics);
+    leave(arena);
+}
+
+/* Requests between these two are nobody's: of whatever is not the same in every step. */
+EXPORT void tightfit_replay_interrupt(void) { interruptions++; }
+EXPORT void tightfit_replay_resume(void) { interruptions -= interruptions > 0; }
+
+EXPORT int64_t tightfit_replay_alive(int number) {
+    return atomic_load(&atomic_load(&arenas[number])->alive);
+}
+
+/* Copies, for each request of a plan, the largest size seen that was larger than planned, or 0. */
+EXPORT void tightfit_replay_wanted(int number, int plan, int64_t *sizes) {
+    const Plan *wanting = atomic_load(&arenas[number])->plans[plan];
+    memcpy(sizes, wanting->wanted, (size_t)wanting->count * sizeof *sizes);
+}
+
+/* Fills blocks of arenas with 0xFF when they are taken and given back: what reads memory that is
+ * not its own gets NaNs. For tests. */
+EXPORT void tightfit_replay_poison(int on) { atomic_store(&poisons, (_Bool)on); }

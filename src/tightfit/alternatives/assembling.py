@@ -1,0 +1,231 @@
+"""From what contributors offer to a captured step with alternatives.
+
+Nodes become values, extra ops find their place behind what they read, and as ids are positions,
+the ops behind them get other numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from torch import fx
+
+from tightfit.alternatives.base import Extension, Extra, Way
+from tightfit.capture.captured import Call, Captured
+from tightfit.capture.nodes import base_of, storage_bytes
+from tightfit.graph.ir import Alternative, Choice, Exactness, Op, OpId, Value, ValueId
+from tightfit.graph.liveness import producers
+from tightfit.graph.validate import validate_graph
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """A captured step that gets more and more alternatives.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step without any.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._ops = list(captured.graph.ops)
+        self._calls = list(captured.calls)
+        self._values = list(captured.graph.values)
+        self._value_of = dict(captured.value_of)
+        self._number = {node: op for op, node in enumerate(captured.nodes)}
+        self._maker = producers(captured.graph)
+        self._behind: dict[OpId, list[tuple[Op, tuple[Call, ...], fx.Node]]] = {}
+        self._linked: list[list[tuple[OpId, int]]] = []
+
+    def add(self, op: Op, extension: Extension, allowed: Sequence[Exactness]) -> tuple[Way, ...]:
+        """Add those ways of an extension that are exact enough; return them."""
+        linked = [way for _, way in extension.together]
+        if any(way.exactness not in allowed for way in linked):
+            return ()
+        compiles = all(extra.compiles for extra in extension.extras)
+        ways = tuple(
+            dataclasses.replace(way, compiles=way.compiles and compiles)
+            for way in extension.ways
+            if way.exactness in allowed
+        )
+        if not ways:
+            return ()
+        least = max((w.exactness for w in (*ways, *linked)), key=allowed.index)
+        for extra in extension.extras:
+            if extra.node not in self._value_of:
+                self._add_extra(extra, least)
+        first = self._append(op.id, ways)
+        if extension.together:
+            pairs = [(op.id, first)]
+            for node, way in extension.together:
+                other = self._number[node]
+                pairs.append((other, self._append(other, (way,))))
+            self._linked.append(pairs)
+        self._change(op.id, default_use=extension.default_use, unpins=extension.unpins)
+        for node in extension.optional:
+            self._change(self._number[node], required=False)
+        return ways
+
+    def _append(self, op: OpId, ways: Sequence[Way]) -> int:
+        """Append ways to those of an op; return the position of the first."""
+        position = len(self._calls[op])
+        calls = [self._call(op, way) for way in ways]
+        alternatives = [self._alternative(w, c) for w, c in zip(ways, calls, strict=True)]
+        old = self._ops[op]
+        self._ops[op] = msgspec.structs.replace(
+            old, alternatives=(*old.alternatives, *alternatives)
+        )
+        self._calls[op] = (*self._calls[op], *calls)
+        return position
+
+    def _change(
+        self, op: OpId, *, required: bool = True, default_use: str = "any", unpins: bool = False
+    ) -> None:
+        old = self._ops[op]
+        default, *others = old.alternatives
+        if default_use == "first":
+            default = msgspec.structs.replace(default, use="first")
+        self._ops[op] = msgspec.structs.replace(
+            old,
+            alternatives=(default, *others),
+            required=old.required and required,
+            pinned=None if unpins else old.pinned,
+        )
+
+    def finished(self) -> Captured:
+        """Return the step with all that was added."""
+        ops: list[Op] = []
+        calls: list[tuple[Call, ...]] = []
+        nodes: list[fx.Node] = []
+        moved: dict[OpId, OpId] = {}
+        for op, own, node in zip(self._ops, self._calls, self._captured.nodes, strict=True):
+            moved[op.id] = len(ops)
+            partner = None if op.partner is None else moved[op.partner]
+            ops.append(msgspec.structs.replace(op, id=len(ops), partner=partner))
+            calls.append(own)
+            nodes.append(node)
+            for extra, its_calls, its_node in self._behind.get(op.id, ()):
+                ops.append(msgspec.structs.replace(extra, id=len(ops)))
+                calls.append(its_calls)
+                nodes.append(its_node)
+        choices = (
+            Choice(
+                branches=(
+                    tuple((moved[op], 0) for op, _ in pairs),
+                    tuple((moved[op], way) for op, way in pairs),
+                )
+            )
+            for pairs in self._linked
+        )
+        graph = msgspec.structs.replace(
+            self._captured.graph,
+            ops=tuple(ops),
+            values=tuple(self._values),
+            choices=tuple(choices),
+        )
+        return dataclasses.replace(
+            self._captured,
+            graph=validate_graph(graph),
+            calls=tuple(calls),
+            nodes=tuple(nodes),
+            value_of=self._value_of,
+        )
+
+    def _add_extra(self, extra: Extra, exactness: Exactness) -> None:
+        """Make an optional op of an extra, behind the last of the ops it reads."""
+        reads = self._reads(extra.args)
+        before = self._ops[max((self._maker[v] for v in reads if v in self._maker), default=0)]
+        name = f"{before.module or before.target}: {extra.name}"
+        writes = tuple(
+            self._add_value(node, name, before.id) for node in extra.results or (extra.node,)
+        )
+        self._value_of.setdefault(extra.node, writes[0])
+        op = Op(
+            id=before.id,
+            target=extra.name,
+            module=before.module,
+            segment=before.segment,
+            alternatives=(
+                Alternative(reads=reads, writes=writes),
+                *(
+                    Alternative(
+                        name=f"{extra.name}.{number}",
+                        reads=reads,
+                        writes=writes,
+                        exactness=exactness,
+                    )
+                    for number in range(1, 1 + len(extra.others))
+                ),
+            ),
+            required=False,
+            pinned=self._pin(reads),
+            flops=extra.flops,
+        )
+        several = bool(extra.results)
+        calls = tuple(
+            Call(extra.function, args, {}, writes, several, compiles=extra.compiles)
+            for args in (extra.args, *extra.others)
+        )
+        self._behind.setdefault(before.id, []).append((op, calls, extra.node))
+
+    def _add_value(self, node: fx.Node, name: str, maker: OpId) -> ValueId:
+        size = self._captured.graph.device.rounded(storage_bytes(node.meta["val"]))
+        value = Value(id=len(self._values), name=name, size_bytes=size)
+        self._values.append(value)
+        self._value_of[node] = value.id
+        self._maker[value.id] = maker
+        return value.id
+
+    def _pin(self, reads: tuple[ValueId, ...]) -> str | None:
+        """Return why an op that reads some values may not be computed again; None: it may."""
+        replaced = {v.replaces for v in self._values if v.fate == "written_back"}
+        for value in (self._values[v] for v in reads):
+            if value.id in replaced:
+                return f"reads {value.name}, which the step updates"
+            if value.fate == "written_back":
+                return f"reads {value.name}, which is gone once it is written back"
+        return None
+
+    def _call(self, op: OpId, way: Way) -> Call:
+        default = self._calls[op][0]
+        outputs, is_tuple = default.outputs, default.is_tuple
+        if isinstance(way.outputs, int):
+            outputs, is_tuple = (outputs[way.outputs],), False
+        elif way.outputs is not None:
+            outputs, is_tuple = tuple(outputs[i] for i in way.outputs), True
+        return Call(
+            way.function,
+            way.args,
+            way.kwargs,
+            outputs,
+            is_tuple,
+            way.rests_on,
+            way.compiles,
+        )
+
+    def _alternative(self, way: Way, call: Call) -> Alternative:
+        overwritten = None
+        if way.overwrites is not None:
+            overwritten = self._value_of[base_of(way.overwrites)]
+        return Alternative(
+            name=way.name,
+            reads=self._reads((way.args, way.kwargs)),
+            writes=tuple(v for v in call.outputs if v is not None),
+            overwrites=overwritten,
+            use=way.use,
+            exactness=way.exactness,
+            flops=way.flops,
+        )
+
+    def _reads(self, arguments: Any) -> tuple[ValueId, ...]:
+        """Return the values that the nodes among some arguments belong to."""
+        found: list[fx.Node] = []
+        fx.map_arg(arguments, found.append)
+        known = self._value_of
+        return tuple(dict.fromkeys(known[base_of(n)] for n in found if base_of(n) in known))

@@ -1,0 +1,85 @@
+"""Yes or no for each element in one bit: eight of them in a byte, in stretches of bounded size.
+
+Eight bytes of 0 and 1 are one 64-bit number; a multiplication gathers their bits in its highest
+byte, and another one spreads a byte over eight. Little-endian: element i of eight is bit i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+__all__ = ["bit_bytes", "flat", "pack", "stretches", "unpack"]
+
+_ON_CPU = 1 << 18  # elements at once: a megabyte of temporaries
+_ON_GPU = 1 << 25  # fewer and larger kernels
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+_GATHER = _signed(0x0102040810204080)
+_SPREAD = _signed(0x0101010101010101)
+_OWN_BIT = _signed(0x8040201008040201)
+_CARRY = _signed(0x7F7F7F7F7F7F7F7F)
+
+
+def flat(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a dense tensor's elements as they lie in memory, laid out by these strides."""
+    if tensor.stride() != strides:
+        other = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        tensor = other.copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def bit_bytes(elements: int) -> int:
+    """Return the bytes that so many bits take."""
+    return -(-elements // 8)
+
+
+def stretches(tensor: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield stretches of a tensor's elements, and the bytes that their bits lie in."""
+    step = _ON_CPU if tensor.device.type == "cpu" else _ON_GPU
+    for start in range(0, tensor.numel(), step):
+        end = min(start + step, tensor.numel())
+        yield slice(start, end), slice(start // 8, bit_bytes(end))
+
+
+def pack(flags: torch.Tensor, out: torch.Tensor) -> None:
+    """Write flags as bits; the memory of the flags is used on the way.
+
+    Parameters
+    ----------
+    flags : bool Tensor, [n]
+        Dense; lost afterwards.
+    out : uint8 Tensor, [ceil(n / 8)]
+        Written.
+    """
+    flags = flags.view(torch.uint8)
+    whole = flags.numel() // 8 * 8
+    gathered = flags[:whole].view(torch.int64).mul_(_GATHER).bitwise_right_shift_(56)
+    out[: whole // 8].copy_(gathered.view(torch.uint8)[::8])
+    if whole < flags.numel():
+        rest = flags[whole:]
+        places = torch.arange(rest.numel(), dtype=torch.uint8, device=rest.device)
+        out[-1:].copy_(rest.bitwise_left_shift_(places).sum(dtype=torch.uint8).view(1))
+
+
+def unpack(bits: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return so many flags from their bits.
+
+    Parameters
+    ----------
+    bits : uint8 Tensor, [ceil(elements / 8)]
+        As `pack` wrote them.
+
+    Returns
+    -------
+    uint8 Tensor, [elements]
+        0 or 1 each.
+    """
+    spread = bits.to(torch.int64).mul_(_SPREAD).bitwise_and_(_OWN_BIT)
+    spread = spread.add_(_CARRY).bitwise_right_shift_(7).bitwise_and_(_SPREAD)
+    return spread.view(torch.uint8)[:elements]

@@ -1,0 +1,91 @@
+"""The gradient of a ReLU from one bit for each element (Gist, section 4; MONeT, appendix C).
+
+Eager keeps a ReLU's output for it. Where the backward of the next layer needs that too, nothing
+is won; behind a pooling, a sum or a mean it is the only one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from tightfit.alternatives.base import Extension, OpView, Way, is_dense
+from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
+
+__all__ = ["pass_marked", "pass_marked_", "passed", "relu_gradient"]
+
+aten = torch.ops.aten
+
+_NUMBERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as an element
+
+
+def passed(output: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a bit for each element of a ReLU's output: does the gradient pass?
+
+    It does where the output is positive, and as in PyTorch where it is not a number.
+    """
+    elements = flat(output, strides)
+    bits = torch.empty(bit_bytes(output.numel()), dtype=torch.uint8, device=output.device)
+    for part, its_bits in stretches(elements):
+        pack((elements[part] <= 0).logical_not_(), bits[its_bits])
+    return bits
+
+
+def pass_marked(
+    gradient: torch.Tensor,
+    bits: torch.Tensor,
+    strides: tuple[int, ...],
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the gradient where it passes and zero elsewhere, even where it is infinite.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        Of the ReLU's output.
+    bits : uint8 Tensor
+        From `passed`.
+    strides : tuple of int
+        Of the ReLU's output.
+    out : Tensor, optional
+        Dense, of these strides: written over.
+    """
+    if out is None:
+        out = torch.empty_strided(
+            gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
+        )
+    kind = _NUMBERS[gradient.element_size()]
+    given, made = flat(gradient, strides).view(kind), flat(out, strides).view(kind)
+    for part, its_bits in stretches(given):
+        keep = unpack(bits[its_bits], part.stop - part.start).to(kind).neg_()
+        torch.bitwise_and(given[part], keep, out=made[part])
+    return out
+
+
+def pass_marked_(
+    gradient: torch.Tensor, bits: torch.Tensor, strides: tuple[int, ...]
+) -> torch.Tensor:
+    """Set the gradient to zero where it does not pass, in place."""
+    return pass_marked(gradient, bits, strides, out=gradient)
+
+
+def relu_gradient(view: OpView) -> Extension | None:
+    """Offer the gradient of a ReLU from bits, where only it reads the output in the backward."""
+    gradient, output, threshold = view.call.args
+    value = output.meta["val"]
+    strides = tuple(value.stride())
+    plain = threshold == 0 and value.element_size() in _NUMBERS and value.is_floating_point()
+    if not plain or not is_dense(value) or tuple(gradient.meta["val"].stride()) != strides:
+        return None
+    forward = view.maker_of(output, (aten.relu.default,))
+    if forward is None or view.is_kept_for_others(output):
+        return None
+    bits = view.extra("relu.bits", passed, output, strides)
+    args = (gradient, bits.node, strides)
+    way = Way("relu.from_bits", pass_marked, args, rests_on=(forward,))
+    ways = [way]
+    if view.fits_over(gradient, way):
+        name = "relu.from_bits.over_gradient"
+        ways.append(dataclasses.replace(way, name=name, function=pass_marked_, overwrites=gradient))
+    return Extension(tuple(ways), extras=(bits,))

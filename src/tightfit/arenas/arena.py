@@ -1,0 +1,287 @@
+"""An arena around any training loop: its memory at planned addresses, from step to step."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from tightfit.allocator.hook import installed_hook
+from tightfit.allocator.recording import Recorder, Recording, record
+from tightfit.allocator.replay import Replay, Replayed, interrupted, trim_ordinary_memory
+from tightfit.arenas.sequence import Sequenced, enlarged, requested_sizes, sequenced
+from tightfit.errors import BadInput
+
+__all__ = ["Arena", "ArenaReport"]
+
+_MOST_SHAPES = 32
+"""Of which layouts are remembered at once."""
+
+
+@dataclass(frozen=True)
+class ArenaReport:
+    """What an arena did so far.
+
+    Parameters
+    ----------
+    steps, exact_steps : int
+        Steps that ended; those in which every planned request got its place.
+    requests, hits, outside, fallbacks : int
+        Requests in steps that were replayed; at their place; planned to lie outside, because they
+        outlive the step; and served by the ordinary allocator instead of as planned.
+    layouts : int
+        How often a step was laid out, the first time included.
+    height_bytes, lower_bound_bytes : int
+        Of the highest layout in use: bytes it takes, and the most that is alive at one time.
+    """
+
+    steps: int = 0
+    exact_steps: int = 0
+    requests: int = 0
+    hits: int = 0
+    outside: int = 0
+    fallbacks: int = 0
+    layouts: int = 0
+    height_bytes: int = 0
+    lower_bound_bytes: int = 0
+
+
+class Arena:
+    """Memory of a loop at planned addresses (Sekiyama et al. 2018, section 4).
+
+    Once two steps were alike, they are laid out and replayed: the k-th request gets the k-th
+    planned place in one mapping, which is as high as the most that is alive at one time. Steps
+    are recorded until one went as planned, and again after one that did not; where requests were
+    larger than planned and nothing else differed, they are laid out anew at once (section 4.3).
+    Whatever differs from the plan is served by the ordinary allocator, counted, and never wrong.
+
+    Only requests of the thread that entered are planned, and only on the CPU. Tensors that outlive
+    a step lie with the ordinary allocator.
+    """
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._replay: Replay | None = None
+        self._steps: dict[Hashable, _Step] = {}
+        self._running: _Step | None = None
+        self._recording = contextlib.ExitStack()
+        self._recorder: Recorder | None = None
+        self._trims = False
+        self._report = ArenaReport()
+
+    def __enter__(self) -> Arena:
+        """Begin with the first step.
+
+        Raises
+        ------
+        HookUnavailable
+            If the CPU's allocator cannot be hooked in this process.
+        BadInput
+            If this arena is in use.
+        """
+        installed_hook()
+        if self._thread is not None:
+            raise BadInput("this arena is in use: make another one")
+        self._thread = threading.get_ident()
+        self._begin(None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the last step; the memory is given back once nothing in it is alive."""
+        self._end()
+        self._steps.clear()
+        self._thread = None
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
+
+    def step(self, shape: Hashable = None) -> None:
+        """Mark the border between two steps, best where the fewest tensors are alive.
+
+        Parameters
+        ----------
+        shape : hashable
+            What the coming step is called: steps that request other sizes, such as those of other
+            lengths of text, each have a layout of their own in the same memory.
+
+        Raises
+        ------
+        BadInput
+            Outside the ``with`` block, or in another thread than the one that entered it.
+        """
+        if self._thread is None:
+            raise BadInput("the steps of an arena are marked inside its 'with' block")
+        if self._thread != threading.get_ident():
+            raise BadInput("the steps of an arena are marked in the thread that entered it")
+        step = self._running
+        replayed, recording = self._end()
+        self._note_step(replayed)
+        if step is not None and step.learn(replayed, recording):
+            self._note_layout()
+            self._trims = True
+        if self._trims and step is not None and step.is_confirmed:
+            self._trims = False
+            trim_ordinary_memory()  # of the steps that went there before
+        self._begin(shape)
+
+    def interrupted(self) -> contextlib.AbstractContextManager[None]:
+        """Leave out of the plan what a ``with`` block requests: what no two steps have alike."""
+        return interrupted()
+
+    @property
+    def report(self) -> ArenaReport:
+        """What happened in the steps that ended."""
+        return self._report
+
+    def _begin(self, shape: Hashable) -> None:
+        step = self._step_of(shape)
+        if not step.is_confirmed:
+            self._recorder = self._recording.enter_context(record())
+        if step.is_planned and not step.enter(self._room_for(step)):
+            step.enter(self._another(step.height_bytes))  # that one has all the plans it can
+        self._running = step
+
+    def _step_of(self, shape: Hashable) -> _Step:
+        """Return what is known of steps of a shape; of very many the oldest is forgotten."""
+        if shape not in self._steps and len(self._steps) == _MOST_SHAPES:
+            del self._steps[next(iter(self._steps))]
+        return self._steps.setdefault(shape, _Step())
+
+    def _end(self) -> tuple[Replayed | None, Recording | None]:
+        step, self._running = self._running, None
+        replayed = None if step is None else step.leave()
+        self._recording.close()
+        recorder, self._recorder = self._recorder, None
+        return replayed, None if recorder is None else recorder.recording
+
+    def _room_for(self, step: _Step) -> Replay:
+        """Return the arena; another one where it is too low, or a new layout would find blocks."""
+        if self._replay is None:
+            trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
+            return self._another(step.height_bytes)
+        is_in_the_way = not step.is_installed and self._replay.alive > 0
+        if is_in_the_way or self._replay.height_bytes < step.height_bytes:
+            return self._another(step.height_bytes)
+        return self._replay
+
+    def _another(self, height_bytes: int) -> Replay:
+        """Return a new arena; the old one ends with what lies in it."""
+        if self._replay is not None:
+            height_bytes = max(height_bytes, self._replay.height_bytes)
+            self._replay.close()
+        self._replay = Replay(height_bytes)
+        return self._replay
+
+    def _note_step(self, replayed: Replayed | None) -> None:
+        old = self._report
+        self._report = replace(old, steps=old.steps + 1)
+        if replayed is not None:
+            self._report = replace(
+                self._report,
+                exact_steps=old.exact_steps + (replayed.fallbacks == 0),
+                requests=old.requests + replayed.requests,
+                hits=old.hits + replayed.hits,
+                outside=old.outside + replayed.outside,
+                fallbacks=old.fallbacks + replayed.fallbacks,
+            )
+
+    def _note_layout(self) -> None:
+        highest = max(self._steps.values(), key=lambda step: step.height_bytes)
+        self._report = replace(
+            self._report,
+            layouts=self._report.layouts + 1,
+            height_bytes=highest.height_bytes,
+            lower_bound_bytes=highest.lower_bound_bytes,
+        )
+
+
+_PATIENCE = 4
+"""Steps recorded in which no two after each other are alike before the last one is planned."""
+
+
+class _Step:
+    """Steps of one shape: their layout, and whether they go as it says."""
+
+    def __init__(self) -> None:
+        self.is_confirmed = False
+        self._recorded = 0
+        self._sizes: list[int] = []  # requests of the step that was recorded last
+        self._layout: Sequenced | None = None
+        self._replay: Replay | None = None
+        self._plan: int | None = None
+        self._is_inside = False
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a layout for it."""
+        return self._layout is not None
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its layout was replayed before."""
+        return self._plan is not None
+
+    @property
+    def height_bytes(self) -> int:
+        """Of its layout."""
+        return 0 if self._layout is None else self._layout.height_bytes
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """The largest load of its layout."""
+        return 0 if self._layout is None else self._layout.lower_bound_bytes
+
+    def enter(self, replay: Replay) -> bool:
+        """Take a step at planned places; False if the arena cannot have this plan."""
+        assert self._layout is not None
+        if self._plan is None or self._replay is not replay:
+            layout = self._layout
+            self._plan = replay.add(layout.sizes, layout.offsets, layout.predecessors)
+            self._replay = replay
+        if self._plan is None:
+            return False
+        replay.begin(self._plan)
+        self._is_inside = True
+        return True
+
+    def leave(self) -> Replayed | None:
+        """End the step; return what happened if it was replayed."""
+        if not self._is_inside:
+            return None
+        assert self._replay is not None
+        self._is_inside = False
+        return self._replay.end()
+
+    def learn(self, replayed: Replayed | None, recording: Recording | None) -> bool:
+        """Compare the step with its layout; return whether it was laid out anew."""
+        if replayed is not None and self._layout is not None:
+            count = len(self._layout.blocks)
+            self.is_confirmed = replayed.fallbacks == 0 and replayed.requests == count
+            if self.is_confirmed:
+                return False
+            if replayed.larger == replayed.fallbacks and replayed.requests == count:
+                self._take(enlarged(self._layout, self._wanted(count)))
+                return True
+        if recording is None:
+            return False
+        before, self._sizes = self._sizes, requested_sizes(recording)
+        self._recorded += 1
+        if self._layout is None and self._sizes != before and self._recorded < _PATIENCE:
+            return False
+        self._take(sequenced(recording))
+        return True
+
+    def _wanted(self, count: int) -> list[int]:
+        assert self._replay is not None and self._plan is not None
+        return self._replay.wanted(self._plan, count)
+
+    def _take(self, layout: Sequenced) -> None:
+        self._layout = layout
+        self._plan = None

@@ -1,0 +1,96 @@
+"""The requests of one step with their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tightfit.allocator.recording import RecordedBlock, Recording
+from tightfit.layout.blocks import CPU_ALIGNMENT_BYTES, Block
+from tightfit.layout.pack import pack
+from tightfit.layout.packers.base import PackingLimits
+from tightfit.layout.predecessors import predecessors
+
+__all__ = ["Sequenced", "enlarged", "requested_sizes", "sequenced"]
+
+_LIMITS = PackingLimits(seconds=1.0)
+"""Between two steps: recorded steps of real training take a small part of it."""
+
+
+@dataclass(frozen=True)
+class Sequenced:
+    """A step's requests in their order, laid out.
+
+    Parameters
+    ----------
+    blocks : tuple of Block
+        One per request of the thread that takes the steps; empty lifetimes: it lies outside.
+    offsets : tuple of int
+        The place of each; -1: outside, because it outlived the step.
+    height_bytes, lower_bound_bytes : int
+        Of the arena it needs, and the largest load.
+    predecessors : tuple of tuple of int
+        Of each request.
+    """
+
+    blocks: tuple[Block, ...]
+    offsets: tuple[int, ...]
+    height_bytes: int
+    lower_bound_bytes: int
+    predecessors: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes that each request takes, rounded."""
+        return [block.rounded_bytes(CPU_ALIGNMENT_BYTES) for block in self.blocks]
+
+
+def sequenced(recording: Recording) -> Sequenced:
+    """Lay out a recorded step.
+
+    Blocks that outlived the step have no place: the next step would find it taken.
+    """
+    requests = enumerate(_requests(recording))
+    return _laid_out([_block(number, block, recording.last_tick) for number, block in requests])
+
+
+def requested_sizes(recording: Recording) -> list[int]:
+    """Return the bytes of each request of a recorded step."""
+    return [block.size_bytes for block in _requests(recording)]
+
+
+def _requests(recording: Recording) -> list[RecordedBlock]:
+    """Return the requests of the thread that recorded: only they are looked up in a replay."""
+    return [block for block in recording.blocks if block.thread == 0]
+
+
+def enlarged(step: Sequenced, wanted: Sequence[int]) -> Sequenced:
+    """Lay a step out anew with larger requests, as the paper does (section 4.3)."""
+    return _laid_out(
+        [
+            Block(block.id, block.lower, block.upper, max(block.size_bytes, size))
+            for block, size in zip(step.blocks, wanted, strict=True)
+        ]
+    )
+
+
+def _block(number: int, recorded: RecordedBlock, last_tick: int) -> Block:
+    outlives = recorded.upper >= last_tick
+    upper = recorded.lower if outlives else recorded.upper
+    return Block(number, recorded.lower, upper, recorded.size_bytes)
+
+
+def _laid_out(blocks: list[Block]) -> Sequenced:
+    inside = [block for block in blocks if block.lower < block.upper]
+    packed = pack(inside, limits=_LIMITS)
+    offsets = [-1] * len(blocks)
+    for block, offset in zip(inside, packed.layout.offsets, strict=True):
+        offsets[block.id] = offset
+    sizes = [block.rounded_bytes(CPU_ALIGNMENT_BYTES) for block in blocks]
+    return Sequenced(
+        blocks=tuple(blocks),
+        offsets=tuple(offsets),
+        height_bytes=packed.height_bytes,
+        lower_bound_bytes=packed.lower_bound_bytes,
+        predecessors=predecessors(sizes, offsets),
+    )

@@ -1,0 +1,195 @@
+"""Numbers that a forward reads and only computes with: inputs of the step, not decisions.
+
+The length of a schedule, a factor that a buffer counts up to: such a number is another one in every
+step, and a plan for each would never run twice. While a step is traced it stands for itself, as a
+symbol. What computes with it goes into the graph; what asks which number it is fails, and the
+number is a decision then.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from tightfit.torch_private import core as private
+
+__all__ = ["Numbers", "is_carried", "number_carried"]
+
+_BATCH_NORMS = (torch.batch_norm, torch.nn.functional.batch_norm)
+_MOMENTUM = 6  # its place among their arguments
+_FIRST_MARK = 0.1
+_MARK_STEP = 2.0**-40
+
+_LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
+# the tag keeps it in a trace although nobody reads its result
+_LIBRARY.define(
+    "carried(Tensor near, Scalar number, float mark) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_CARRIED = torch.ops.tightfit.carried.default
+
+
+@torch.library.register_fake("tightfit::carried")
+def _fake_carried(near: torch.Tensor, number: Any, mark: float) -> torch.Tensor:
+    return near.new_empty(0)
+
+
+def is_carried(node: torch.fx.Node) -> bool:
+    """Whether a traced node says which number a mark stands for."""
+    return node.target is _CARRIED
+
+
+def number_carried(node: torch.fx.Node) -> tuple[Any, float]:
+    """Return the number, or the node that computes it, and the mark that stands for it."""
+    _, number, mark = node.args
+    return number, mark  # type: ignore[return-value]
+
+
+class Numbers(TorchFunctionMode):
+    """The numbers that a trace takes as inputs.
+
+    Operators take their numbers as symbols, but for the momentum of batch norm, which has to be a
+    plain one: a mark stands for it, a number that occurs nowhere else.
+
+    Parameters
+    ----------
+    deciding : set of int
+        Those that decide what runs, by the order in which numbers are asked for.
+    """
+
+    def __init__(self, deciding: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self.deciding = deciding
+        self._order: dict[str, int] = {}  # by symbol
+        self._marks = 0
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew: the tracer runs the forward several times."""
+        self._asked = 0
+        self._values: dict[int, float | int] = {}
+
+    def take(self, tensor: torch.Tensor, ask: Callable[[], Any], value: Any) -> Any:
+        """Return what stands for the next number that is asked for; None if that decides.
+
+        Parameters
+        ----------
+        ask : callable
+            Asks the tracer for it.
+        value
+            What it is in this call.
+        """
+        number = self._asked
+        self._asked += 1
+        if tensor.dtype is torch.bool or tensor.is_complex() or number in self.deciding:
+            return None
+        symbol = ask()
+        for name in private.symbols_in(symbol):
+            self._order[name] = number
+        self._values[number] = value
+        return symbol
+
+    def value_of(self, names: Iterable[str]) -> float | int:
+        """Return what the number is in this call that a symbol stands for."""
+        (name,) = names
+        return self._values[self._order[name]]
+
+    def deciders(self, names: Iterable[str]) -> frozenset[int]:
+        """Return which numbers some symbols stand for."""
+        return frozenset(self._order[name] for name in names if name in self._order)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _BATCH_NORMS:
+            if len(args) > _MOMENTUM:
+                args = (
+                    *args[:_MOMENTUM],
+                    self._marked(args[0], args[_MOMENTUM]),
+                    *args[_MOMENTUM + 1 :],
+                )
+            elif "momentum" in kwargs:
+                kwargs["momentum"] = self._marked(args[0], kwargs["momentum"])
+        return func(*args, **kwargs)
+
+    def _marked(self, near: torch.Tensor, number: Any) -> Any:
+        """Return a plain number that stands for a symbol in the trace."""
+        if not private.symbols_in(number):
+            return number
+        self._marks += 1
+        mark = _FIRST_MARK + self._marks * _MARK_STEP
+        _CARRIED(near, number, mark)
+        return mark
+
+    @contextmanager
+    def read_by(
+        self, function: Callable[..., Any], modules: Mapping[str, nn.Module]
+    ) -> Iterator[None]:
+        """Let `float(tensor)` and `int(tensor)` be seen where the code of modules calls them."""
+        with self:
+            places = _globals_of(function, modules)
+            added = [(g, k) for g in places for k in _PLAIN_NUMBERS if k not in g]
+            for held, name in added:
+                held[name] = _PLAIN_NUMBERS[name]
+            try:
+                yield
+            finally:
+                for held, name in added:
+                    del held[name]
+
+
+def _globals_of(
+    function: Callable[..., Any], modules: Mapping[str, nn.Module]
+) -> list[dict[str, Any]]:
+    kinds = {k for top in modules.values() for m in top.modules() for k in type(m).__mro__}
+    names = {kind.__module__ for kind in kinds} - {"builtins", nn.Module.__module__}
+    found = [vars(sys.modules[name]) for name in names if name in sys.modules]
+    held = getattr(inspect.unwrap(function), "__globals__", None)
+    return found if held is None or any(held is f for f in found) else [*found, held]
+
+
+class _OfTraced(type):
+    """Makes a class do what `float` or `int` does, but for traced numbers."""
+
+    plain: type
+    symbolic: Callable[[Any], Any]
+
+    def __call__(cls, *args: Any) -> Any:
+        if len(args) == 1:
+            value = args[0]
+            if isinstance(value, torch.Tensor) and private.is_traced(value):
+                value = value.item()
+            if private.symbols_in(value):
+                return cls.symbolic(value)
+            return cls.plain(value)
+        return cls.plain(*args)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.plain)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.plain)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.plain, name)
+
+
+class _Float(metaclass=_OfTraced):
+    plain = float
+    symbolic = staticmethod(torch.sym_float)
+
+
+class _Int(metaclass=_OfTraced):
+    plain = int
+    symbolic = staticmethod(torch.sym_int)
+
+
+_PLAIN_NUMBERS = {"float": _Float, "int": _Int}

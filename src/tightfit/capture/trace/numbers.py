@@ -1,0 +1,157 @@
+"""Trace a step again with the numbers that it reads as inputs, and see that it is the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture.decisions.answers import question_of, refuse_measure
+from tightfit.capture.decisions.numbers import Numbers, is_carried, number_carried
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.nodes import is_getitem, note_kept_forward
+from tightfit.capture.trace.strides import TrueStrides
+from tightfit.capture.trace.trace import trace
+from tightfit.capture.traced_call import TracedCall
+from tightfit.torch_private import core as private
+
+__all__ = ["trace_with_numbers"]
+
+aten = torch.ops.aten
+
+_MOST_ATTEMPTS = 6
+
+
+def trace_with_numbers(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
+    """Trace the step of a call; numbers that it only computes with become inputs if so wished.
+
+    A number computed in the step is asked for anew in every step. What `call.numbers` says counts
+    for those that follow from inputs and buffers.
+
+    Parameters
+    ----------
+    call, strides
+        As of `trace`.
+
+    Raises
+    ------
+    CaptureError
+        As `trace` does; and where a computed number with a fraction decides what runs.
+    """
+    joint = trace(call, strides)
+    measure = next(_measures(joint), None)
+    if measure is not None or (call.numbers and _reads_numbers(joint)):
+        joint = _with_inputs(call, joint, strides)
+    measure = next(_measures(joint), None)
+    if measure is not None:
+        refuse_measure(measure.answer, measure.after)
+    return joint
+
+
+def _measures(joint: JointGraph) -> Iterator[Any]:
+    return (q for q in joint.questions if isinstance(q.answer.value, float))
+
+
+def _reads_numbers(joint: JointGraph) -> bool:
+    asked = [q.answer.value for q in joint.questions if q.is_number]
+    return any(not isinstance(v, bool | tuple) for v in (*joint.decisions.values, *asked))
+
+
+def _with_inputs(call: TracedCall, joint: JointGraph, strides: TrueStrides | None) -> JointGraph:
+    """Return the step with as many of its numbers as inputs as decide nothing."""
+    deciding: frozenset[int] = frozenset()
+    for _ in range(_MOST_ATTEMPTS):
+        numbers = Numbers(deciding)
+        try:
+            found = trace(call, strides, numbers)
+        except Exception as error:  # a symbol is no number: user code may fail on it in any way
+            deciders = numbers.deciders(private.symbols_asked_for(error))
+        else:
+            deciders = numbers.deciders(_in_sizes(found))
+            if not deciders:
+                _settle(found.module.graph, numbers)
+                return found if _is_same(joint.module.graph, found.module.graph) else joint
+        if deciders <= deciding:
+            break
+        deciding |= deciders
+    return joint
+
+
+def _in_sizes(joint: JointGraph) -> Iterator[str]:
+    """Yield the numbers that decide how large something is."""
+    for node in joint.module.graph.nodes:
+        for value in private.pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                yield from private.symbols_in(value)
+
+
+def _settle(graph: fx.Graph, numbers: Numbers) -> None:
+    """Give the nodes of numbers the numbers of this call; they belong to the forward."""
+    marks: dict[float, Any] = {}
+    for node in list(graph.nodes):
+        if is_carried(node):
+            number, mark = number_carried(node)
+            marks[mark] = number
+            graph.erase_node(node)
+            continue
+        if marks:
+            node.args = private.pytree.tree_map(
+                lambda x: marks.get(x, x) if isinstance(x, float) else x, tuple(node.args)
+            )
+        value = node.meta.get("val")
+        if node.op == "call_function" and not isinstance(value, torch.Tensor):
+            names = private.symbols_in(value)
+            if names:
+                node.meta["val"] = _value_of(node, numbers, names)
+                note_kept_forward(node)
+
+
+def _value_of(node: fx.Node, numbers: Numbers, names: frozenset[str]) -> Any:
+    if node.target is aten._local_scalar_dense.default:
+        return numbers.value_of(names)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _is_same(concrete: fx.Graph, symbolic: fx.Graph) -> bool:
+    """Whether two traces run the same operators on the same tensors and numbers.
+
+    Code that asks of what class a number is would go another way with a symbol.
+    """
+    one, other = list(_operators(concrete)), list(_operators(symbolic))
+    places = {node: i for i, node in enumerate(one)}, {node: i for i, node in enumerate(other)}
+    return len(one) == len(other) and all(
+        a.op == b.op
+        and (a.target == b.target or a.op != "call_function")
+        and _arguments(a, places[0]) == _arguments(b, places[1])
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _operators(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Yield the nodes that make tensors: none that asks for a number or computes with some."""
+    for node in graph.nodes:
+        question = question_of(node.args[0]) if is_getitem(node) else question_of(node)  # type: ignore
+        asks = question is not None and question.is_number
+        asks = asks or _holds_number(node)
+        if not asks and not isinstance(node.meta.get("val"), int | float):
+            yield node
+
+
+def _holds_number(node: fx.Node) -> bool:
+    """Whether a node makes a tensor of a number of the step, to be returned."""
+    return node.target is aten.scalar_tensor.default and isinstance(node.args[0], fx.Node)
+
+
+def _arguments(node: fx.Node, places: Mapping[fx.Node, int]) -> list[Any]:
+    """Return the arguments of a node: operators as their places, numbers with their classes."""
+    found: list[Any] = []
+    for leaf in private.pytree.tree_leaves((list(node.args), dict(node.kwargs))):
+        if isinstance(leaf, fx.Node) and leaf in places:
+            found.append(("node", places[leaf]))
+        elif node.op != "output" or not isinstance(leaf, fx.Node):
+            value = leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf
+            found.append((type(value).__name__, repr(value)))
+    return found

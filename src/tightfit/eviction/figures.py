@@ -1,0 +1,83 @@
+"""The comparisons of the paper's figures: which policies, under which deallocation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from tightfit.eviction.policies.ablation import ABLATION, FIGURES
+from tightfit.eviction.policies.baselines import BASELINES
+from tightfit.eviction.policies.dtr import DTR
+from tightfit.eviction.policies.improved import IMPROVED
+from tightfit.eviction.policies.policy import Policy
+from tightfit.eviction.replayed import Deallocation, Replayed
+from tightfit.eviction.simulator import Simulator
+
+__all__ = ["COMPARISONS", "Compared", "Comparison", "sweep"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure.
+
+    Parameters
+    ----------
+    figure : int
+        Its number in the paper.
+    title : str
+        What it compares.
+    policies : tuple of Policy
+        Its lines, or one policy if they are ways of deallocation.
+    deallocations : tuple of str
+        One, or as many as lines.
+    measure : str
+        What is drawn.
+    """
+
+    figure: int
+    title: str
+    policies: tuple[Policy, ...]
+    deallocations: tuple[Deallocation, ...] = ("eager",)
+    measure: Literal["slowdown", "accesses"] = "slowdown"
+
+
+COMPARISONS = (
+    Comparison(2, "Policies", (*IMPROVED, *DTR, *BASELINES)),
+    *(
+        Comparison(
+            figure,
+            f"Ablation, cost = {cost.name.lower()}",
+            tuple(p for p in ABLATION if p.cost is cost),
+        )
+        for figure, cost in FIGURES.items()
+    ),
+    Comparison(11, "Deallocation, h_DTR", DTR[:1], ("eager", "banish", "ignore")),
+    Comparison(12, "Accesses of storages and classes", DTR, measure="accesses"),
+)
+"""Figures 2 and 7 to 12; ours stand beside the paper's policies."""
+
+
+class Compared(NamedTuple):
+    """One point of one line; its name is the policy's or the deallocation's."""
+
+    comparison: Comparison
+    line: str
+    ratio: float
+    found: Replayed
+
+
+def sweep(simulator: Simulator, ratios: Sequence[float], *, seed: int = 0) -> Iterator[Compared]:
+    """Yield every point of every figure, as found."""
+    for comparison in COMPARISONS:
+        for policy in comparison.policies:
+            for deallocation in comparison.deallocations:
+                line = policy.name if len(comparison.deallocations) == 1 else deallocation
+                for ratio in ratios:
+                    found = simulator.simulate(
+                        policy,
+                        simulator.budget_at(ratio),
+                        deallocation=deallocation,
+                        seed=seed,
+                    )
+                    yield Compared(comparison, line, ratio, found)

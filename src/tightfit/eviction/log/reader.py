@@ -1,0 +1,239 @@
+"""The text of a log, line by line and strict: every line is understood or refused by number."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal, NoReturn, TypeAlias, TypeVar
+
+import msgspec
+
+from tightfit.errors import BadInput
+from tightfit.eviction.log.instructions import (
+    Backward,
+    Call,
+    Constant,
+    Copy,
+    CopyFrom,
+    Instruction,
+    Mutate,
+    Release,
+    Result,
+)
+
+__all__ = ["read_instructions"]
+
+_LONGEST_LINE_BYTES = 1 << 20
+_MOST_DIGITS = 18
+_GZIP = b"\x1f\x8b"
+
+
+class _Line(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename="upper",
+    tag_field="INSTRUCTION",
+):
+    """One object of the text; its class is named by INSTRUCTION."""
+
+
+class _Annotate(_Line, frozen=True, tag="ANNOTATE"):
+    annotation: Literal["START", "BACKWARD"]
+
+
+class _Constant(_Line, frozen=True, tag="CONSTANT"):
+    name: str
+
+
+class _Memory(_Line, frozen=True, tag="MEMORY"):
+    name: str
+    memory: str
+
+
+class _Alias(_Line, frozen=True, tag="ALIAS"):
+    name: str
+    alias: str
+
+
+class _Call(_Line, frozen=True, tag="CALL"):
+    name: str
+    args: tuple[str, ...]
+    result: tuple[str, ...]
+    time: str
+
+
+class _Mutate(_Line, frozen=True, tag="MUTATE"):
+    name: str
+    args: tuple[str, ...]
+    mutate: tuple[int, ...]
+    time: str
+
+
+class _Copy(_Line, frozen=True, tag="COPY"):
+    dst: str
+    src: str
+
+
+class _CopyFrom(_Line, frozen=True, tag="COPY_FROM"):
+    dst: str
+    src: str
+
+
+class _Release(_Line, frozen=True, tag="RELEASE"):
+    name: str
+
+
+_AnyLine: TypeAlias = (
+    _Annotate | _Constant | _Memory | _Alias | _Call | _Mutate | _Copy | _CopyFrom | _Release
+)
+
+
+_Following = TypeVar("_Following", _Memory, _Alias)
+
+
+def read_instructions(path: Path | str) -> Iterator[Instruction]:
+    """Yield the instructions of a log from its START on; nothing else is held in memory.
+
+    Parameters
+    ----------
+    path : Path or str
+        A text file, plain or compressed with gzip, whatever its name.
+
+    Raises
+    ------
+    BadInput
+        If the file cannot be read, ends too early, or has a line that is no instruction, an
+        instruction whose lines do not follow it, a number that is none, or a name used before it
+        is defined or defined twice; the message names the line.
+    """
+    yield from _Reader(Path(path)).instructions()
+
+
+class _Reader:
+    """One pass over a file.
+
+    Parameters
+    ----------
+    path : Path
+        The log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = 0
+        self.names: set[str] = set()
+        self.decoder = msgspec.json.Decoder(_AnyLine)
+
+    def instructions(self) -> Iterator[Instruction]:
+        lines = self._lines()
+        if not any(isinstance(x, _Annotate) and x.annotation == "START" for x in lines):
+            self._refuse("the log has no ANNOTATE START; the replay would begin nowhere")
+        for line in lines:
+            instruction = self._instruction(line, lines)
+            if instruction is not None:
+                yield instruction
+
+    def _instruction(self, line: _AnyLine, lines: Iterator[_AnyLine]) -> Instruction | None:
+        match line:
+            case _Constant():
+                size_bytes = self._size(lines, line.name)
+                self._define(line.name)
+                return Constant(line.name, size_bytes)
+            case _Call():
+                return self._call(line, lines)
+            case _Mutate():
+                self._use(*line.args)
+                for position in line.mutate:
+                    self._check_position(position, line.args)
+                return Mutate(line.name, line.args, line.mutate, self._int(line.time, "TIME"))
+            case _Copy():
+                self._use(line.src)
+                self._define(line.dst)
+                return Copy(line.dst, line.src)
+            case _CopyFrom():
+                self._use(line.src, line.dst)
+                return CopyFrom(line.dst, line.src)
+            case _Release():  # of a name from before START: nothing was counted of it
+                return Release(line.name) if line.name in self.names else None
+            case _Annotate():
+                return Backward() if line.annotation == "BACKWARD" else None
+            case _Memory() | _Alias():
+                self._refuse(
+                    f"{_name(type(line))} of {line.name!r} belongs to no instruction before it"
+                )
+
+    def _call(self, call: _Call, lines: Iterator[_AnyLine]) -> Call:
+        self._use(*call.args)
+        time_ns = self._int(call.time, "TIME")
+        results: list[Result] = []
+        for name in call.result:
+            size_bytes = self._size(lines, name)
+            alias = self._next(lines, _Alias, name)
+            shared = None if alias.alias == "-1" else self._int(alias.alias, "ALIAS")
+            if shared is not None:
+                self._check_position(shared, call.args)
+            results.append(Result(name, size_bytes, shared))
+        for name in call.result:
+            self._define(name)
+        return Call(call.name, call.args, tuple(results), time_ns)
+
+    def _size(self, lines: Iterator[_AnyLine], name: str) -> int:
+        return self._int(self._next(lines, _Memory, name).memory, "MEMORY")
+
+    def _next(self, lines: Iterator[_AnyLine], kind: type[_Following], name: str) -> _Following:
+        line = next(lines, None)
+        expected = f"expected the {_name(kind)} line of {name!r}"
+        if line is None:
+            self._refuse(f"{expected}, but the log ends: it is cut off")
+        if not isinstance(line, kind) or line.name != name:
+            self._refuse(f"{expected}, but found {_name(type(line))}")
+        return line
+
+    def _define(self, name: str) -> None:
+        if not name or name in self.names:
+            self._refuse(f"the name {name!r} is {'defined twice' if name else 'empty'}")
+        self.names.add(name)
+
+    def _use(self, *names: str) -> None:
+        for name in names:
+            if name not in self.names:
+                self._refuse(f"{name!r} is used before it is defined")
+
+    def _check_position(self, position: int, arguments: tuple[str, ...]) -> None:
+        if not 0 <= position < len(arguments):
+            self._refuse(f"there is no argument {position} among {len(arguments)}")
+
+    def _int(self, text: str, what: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
+            self._refuse(f"{what} {text[:40]!r} is no decimal integer of 0 or more")
+        return int(text)
+
+    def _lines(self) -> Iterator[_AnyLine]:
+        try:
+            with self._opened() as file:
+                while content := file.readline(_LONGEST_LINE_BYTES + 1):
+                    self.number += 1
+                    if len(content) > _LONGEST_LINE_BYTES:
+                        self._refuse("the line is longer than 1 MiB")
+                    try:
+                        yield self.decoder.decode(content)
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                        self._refuse(f"no instruction of a log: {error}")
+        except (OSError, EOFError, zlib.error) as error:
+            why = error.strerror if isinstance(error, OSError) else ""
+            raise BadInput(f"cannot read {self.path}: {why or error}") from error
+
+    def _opened(self) -> BinaryIO | gzip.GzipFile:
+        with self.path.open("rb") as file:
+            is_gzip = file.read(2) == _GZIP
+        return gzip.open(self.path) if is_gzip else self.path.open("rb")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise BadInput(f"{self.path}, line {self.number}: {why}")
+
+
+def _name(kind: type[_AnyLine]) -> str:
+    return str(kind.__struct_config__.tag)

@@ -1,0 +1,19 @@
+"""What the paper compares h_DTR with (section 4.1): caching's classics, GreedyRemat and MSPS."""
+
+from __future__ import annotations
+
+from tightfit.eviction.policies.policy import Cost, Policy
+
+__all__ = ["BASELINES"]
+
+BASELINES = (
+    Policy("lru", Cost.NONE, by_size=False, summary="h_LRU: the least recently used"),
+    Policy("size", Cost.NONE, by_staleness=False, summary="h_size: the largest (Kumar et al.)"),
+    Policy(
+        "msps",
+        Cost.BEFORE,
+        by_staleness=False,
+        summary="h_MSPS: cost of what it needs first, by bytes (Peng et al., Capuchin)",
+    ),
+    Policy("random", Cost.RANDOM, by_size=False, by_staleness=False, summary="h_rand: any"),
+)

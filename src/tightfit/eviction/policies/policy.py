@@ -1,0 +1,94 @@
+"""What a policy is, what it may know of a candidate, and the one formula of all scores.
+
+Kirisame et al., Dynamic Tensor Rematerialization (2021), section 4.1 and appendix D.1: the storage
+with the least ``cost / (bytes * staleness)`` is evicted, and any of the three may be left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+__all__ = ["Candidate", "Cost", "Policy"]
+
+
+class Cost(IntEnum):
+    """Which costs stand above the line of a score."""
+
+    NONE = 0
+    """One, whatever it costs."""
+    LOCAL = 1
+    """The storage's own cost."""
+    BEFORE = 2
+    """And that of every evicted storage it would need first."""
+    AROUND = 3
+    """And that of every evicted storage that needs it first: the evicted neighbourhood."""
+    COUNT = 4
+    """One, and one for each storage of the evicted neighbourhood."""
+    CLASSES = 5
+    """Its own, and that of the classes of evicted storages beside it, kept by union-find."""
+    OPERATORS = 6
+    """Its own operator's, and that of every operator that would have to run first, each once."""
+    RANDOM = 7
+    """There is no score: any candidate may go."""
+
+
+class Candidate(Protocol):
+    """What a policy may know of a storage that may be evicted; costs and staleness in one unit."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that eviction sets free."""
+        ...
+
+    @property
+    def staleness(self) -> float:
+        """Time computed since it was last used."""
+        ...
+
+    def cost(self, kind: Cost) -> float:
+        """Return what `Cost` says, as things are now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A way to choose what is evicted.
+
+    Parameters
+    ----------
+    name : str
+        As users write it.
+    cost : Cost
+        Which costs its score counts.
+    by_size, by_staleness : bool
+        Whether the score is divided by the bytes, and by the time since the last use.
+    summary : str
+        One line for people.
+    views_run_again : bool
+        A view of a storage that came back is an operator of its own, with a cost, that has to run
+        again before the view is used. False: views belong to their storage and cost nothing.
+    keeps_dead : bool
+        A storage that nobody holds, brought back because another needed it, stays until it is
+        evicted by its score. False: it goes as soon as what it was brought back for has run.
+    backward_last : bool
+        Storages made in the backward pass are candidates only when no other is left.
+    """
+
+    name: str
+    cost: Cost
+    by_size: bool = True
+    by_staleness: bool = True
+    summary: str = ""
+    views_run_again: bool = True
+    keeps_dead: bool = True
+    backward_last: bool = False
+
+    def score(self, candidate: Candidate) -> float:
+        """Return the score; the candidate with the least is evicted."""
+        below = float(candidate.size_bytes) if self.by_size else 1.0
+        if self.by_staleness:
+            below *= candidate.staleness
+        return float(candidate.cost(self.cost)) / below if below > 0 else math.inf

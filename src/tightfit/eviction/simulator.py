@@ -1,0 +1,150 @@
+"""A recorded program replayed in a budget, by the C++ core or by the readable reference."""
+
+from __future__ import annotations
+
+import random
+from functools import cached_property
+from typing import get_args
+
+from tightfit._core import _engine
+from tightfit.errors import BadInput
+from tightfit.eviction.arena import Placement
+from tightfit.eviction.log.resolve import Log
+from tightfit.eviction.log.views import without_views
+from tightfit.eviction.policies.policy import Policy
+from tightfit.eviction.reference.replay import simulate_in_python
+from tightfit.eviction.replayed import Deallocation, Moment, MomentKind, Replayed, Status
+
+__all__ = ["Simulator"]
+
+_STATUS: tuple[Status, ...] = get_args(Status)
+_DEALLOCATION: tuple[Deallocation, ...] = get_args(Deallocation)
+_PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+_MOMENTS: tuple[MomentKind, ...] = get_args(MomentKind)
+
+
+class Simulator:
+    """Replays one log, as often as asked.
+
+    Parameters
+    ----------
+    log : Log
+        The recorded program.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def budget_at(self, ratio: float) -> int:
+        """Return a budget in bytes, given as a share of the peak with nothing evicted."""
+        return int(self.log.base_peak_bytes * ratio)
+
+    def simulate(
+        self,
+        policy: Policy,
+        budget_bytes: int,
+        *,
+        deallocation: Deallocation = "eager",
+        placement: Placement = "bytes",
+        thrash: float = 2.0,
+        seed: int = 0,
+        with_moments: bool = False,
+        in_python: bool = False,
+    ) -> Replayed:
+        """Return what happens when the program runs in a budget.
+
+        Parameters
+        ----------
+        policy : Policy
+            What is evicted.
+        budget_bytes : int
+            Bytes for everything resident, constants included.
+        deallocation : str
+            When the program drops its last hold of a storage it is evicted (``"eager"``), gone
+            for good as soon as nothing evicted may need it (``"banish"``), or nothing happens.
+        placement : str
+            ``"bytes"``: memory is a number, as in the paper. Otherwise the budget is an arena, and
+            an eviction must make a hole in it (`tightfit.eviction.arena.Placement`).
+        thrash : float
+            Give up when the time computed exceeds the program's own by this factor.
+        seed : int
+            Of the random policy.
+        with_moments : bool
+            Also return every eviction and rematerialisation.
+        in_python : bool
+            Use the readable reference instead of the C++ core: the same result, slowly.
+
+        Raises
+        ------
+        BadInput
+            If the log uses a tensor that banishing has freed.
+        """
+        draw = random.Random(seed).randrange
+        most_again_ns = int(self.log.base_cost_ns * (thrash - 1.0))
+        if in_python:
+            log = self.log if policy.views_run_again else self._log_without_views
+            return simulate_in_python(
+                log,
+                policy,
+                budget_bytes,
+                deallocation=deallocation,
+                placement=placement,
+                most_again_ns=most_again_ns,
+                draw=draw,
+            )
+        try:
+            counts, moments = _engine.replay(
+                self._recorded if policy.views_run_again else self._recorded_without_views,
+                cost=policy.cost,
+                by_size=policy.by_size,
+                by_staleness=policy.by_staleness,
+                keeps_dead=policy.keeps_dead,
+                backward_last=policy.backward_last,
+                deallocation=_DEALLOCATION.index(deallocation),
+                placement=_PLACEMENTS.index(placement),
+                budget=budget_bytes,
+                most_again=most_again_ns,
+                draw=draw,
+                with_moments=with_moments,
+            )
+        except ValueError as error:
+            name = self.log.tensors[int(str(error))].name
+            raise BadInput(f"{name!r} is used after its end") from error
+        return Replayed(
+            status=_STATUS[counts.status],
+            budget_bytes=budget_bytes,
+            max_memory_bytes=counts.max_memory,
+            total_cost_ns=counts.total_cost,
+            evictions_pressure=counts.evicted,
+            evictions_eager=counts.evicted_eager,
+            rematerialisations=counts.again,
+            rematerialised_outputs=counts.outputs_again,
+            evaluations=counts.evaluations,
+            accesses=counts.evaluations + counts.looks,
+            max_depth=counts.max_depth,
+            moments=tuple(Moment(_MOMENTS[kind], *rest) for kind, *rest in moments),
+        )
+
+    @cached_property
+    def _log_without_views(self) -> Log:
+        return without_views(self.log)
+
+    @cached_property
+    def _recorded(self) -> _engine.Recorded:
+        return _recorded(self.log)
+
+    @cached_property
+    def _recorded_without_views(self) -> _engine.Recorded:
+        return _recorded(self._log_without_views)
+
+
+def _recorded(log: Log) -> _engine.Recorded:
+    return _engine.Recorded(
+        storage_bytes=[storage.size_bytes for storage in log.storages],
+        tensors=[(t.storage, t.operator, t.is_root) for t in log.tensors],
+        costs=[operator.cost_ns for operator in log.operators],
+        arguments=[operator.arguments for operator in log.operators],
+        outputs=[operator.outputs for operator in log.operators],
+        occurrences=log.occurrences,
+        held=log.held,
+    )

@@ -1,0 +1,96 @@
+"""Single ops of a step on drawn tensors, of which some fit each other.
+
+An alternative and its default read different tensors, one made from the other: what makes them
+runs, on drawn inputs, and both get its results.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture.captured import Call, Captured
+from tightfit.capture.nodes import is_getitem, is_view
+from tightfit.graph.ir import ValueId
+from tightfit.pricing.synthetic import synthetic_arguments
+from tightfit.torch_private import core as private
+
+__all__ = ["Trial"]
+
+_ZERO_EVERY = 7  # so many drawn numbers are zero: there ways of computing differ first
+
+
+class Trial:
+    """Tensors for the arguments of some ops of a step.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    defaults : mapping of fx.Node to Call
+        How each op is run.
+    rests_on : sequence of fx.Node
+        Ops that run; the results of others are drawn.
+    """
+
+    def __init__(
+        self, captured: Captured, defaults: Mapping[fx.Node, Call], rests_on: Sequence[fx.Node]
+    ) -> None:
+        self._module = captured.joint.module
+        self._defaults = defaults
+        self._traced = captured.joint.module.graph
+        self._running = {*rests_on}
+        self._values: dict[fx.Node, Any] = {}
+
+    def results(self, call: Call) -> dict[ValueId, torch.Tensor]:
+        """Run a call on copies of its arguments; random numbers are the same each time."""
+        with torch.no_grad(), torch.random.fork_rng(), private.without_autocast():
+            torch.manual_seed(0)
+            made = self._run(call)
+        outputs = made if call.is_tuple else (made,)
+        pairs = zip(call.outputs, outputs, strict=False)
+        return {v: t for v, t in pairs if v is not None and isinstance(t, torch.Tensor)}
+
+    def _run(self, call: Call) -> Any:
+        args, kwargs = fx.map_arg((call.args, call.kwargs), lambda n: _copy(self._value(n)))
+        return call.function(*args, **kwargs)
+
+    def _value(self, node: fx.Node) -> Any:
+        if node not in self._values:
+            self._values[node] = self._made(node)
+        return self._values[node]
+
+    def _made(self, node: fx.Node) -> Any:
+        if is_view(node):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._value)
+            function: Any = node.target
+            return function(*args, **kwargs)
+        own = node.graph is not self._traced  # an extra op, which only alternatives read
+        if is_getitem(node) and (own or node.args[0] in self._running):
+            return self._value(node.args[0])[node.args[1]]  # type: ignore
+        runs = node in self._running or own
+        return self._run(self._defaults[node]) if runs else self._drawn(node)
+
+    def _drawn(self, node: fx.Node) -> Any:
+        """Return numbers of both signs, some of them zero; what else there is as for costs."""
+        call = Call(operator.pos, (node,), {}, (), False)
+        (value,), _ = synthetic_arguments(self._module, call)
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and node.op != "get_attr":
+            generator = torch.Generator(value.device).manual_seed(len(self._values))
+            flat = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
+            flat.copy_(torch.randn(flat.shape, generator=generator, device=value.device))
+            flat[_ZERO_EVERY - 1 :: _ZERO_EVERY] = 0
+        return value
+
+
+def _copy(value: Any) -> Any:
+    """Copy a tensor with its geometry, so that a call may write over it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    whole = value.untyped_storage().nbytes() // max(1, value.itemsize)
+    flat = value.as_strided((whole,), (1,), 0).clone()
+    return flat.as_strided(value.shape, value.stride(), value.storage_offset())

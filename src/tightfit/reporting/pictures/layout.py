@@ -1,0 +1,104 @@
+"""A layout: every block as a rectangle, its lifetime along the page and its bytes up the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tightfit.reporting.pictures.page import Grid, add_heading, add_panels, drawn
+from tightfit.reporting.pictures.scales import round_numbers
+from tightfit.reporting.pictures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY_BLUE
+from tightfit.units import format_bytes, unit_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Rectangle", "layout_picture"]
+
+_COLOURS = (BLUE, SKY_BLUE, GREEN, ORANGE, PURPLE)
+"""In turns, so that blocks beside each other are told apart; edges do it without colours."""
+
+
+class Rectangle(msgspec.Struct, frozen=True):
+    """One block in its place.
+
+    Parameters
+    ----------
+    lower, upper : int
+        Ticks between which it is alive.
+    offset_bytes, size_bytes : int
+        Its first byte, and how many it takes.
+    """
+
+    lower: int
+    upper: int
+    offset_bytes: int
+    size_bytes: int
+
+
+def layout_picture(
+    rectangles: Sequence[Rectangle], *, title: str, bound_bytes: int, suffix: str = ".svg"
+) -> bytes:
+    """Return a picture of a layout, with a line at the bound that none is below.
+
+    Parameters
+    ----------
+    rectangles : sequence of Rectangle
+        All blocks.
+    title : str
+        Above the picture.
+    bound_bytes : int
+        The largest load.
+    suffix : str
+        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
+
+    Raises
+    ------
+    MissingExtra
+        If matplotlib is not installed.
+    """
+    height_bytes = max((r.offset_bytes + r.size_bytes for r in rectangles), default=0)
+    unit, unit_bytes = unit_of(height_bytes)
+    notes = (
+        f"{len(rectangles)} blocks; height {format_bytes(height_bytes)}, "
+        f"line: largest load {format_bytes(bound_bytes)}",
+    )
+    grid = Grid(1, 1, 320.0, notes=len(notes))
+
+    def draw(figure: Figure) -> None:
+        add_heading(figure, title, notes)
+        (axes,) = add_panels(figure, grid, 0.0)
+        _draw_blocks(axes, rectangles, unit_bytes)
+        axes.axhline(bound_bytes / unit_bytes, color=INK, linewidth=1.0, gid="bound")
+        ticks = round_numbers(0.0, max(height_bytes / unit_bytes, 1e-9))
+        axes.set_ylim(0.0, ticks[-1])
+        axes.set_yticks(ticks)
+        axes.set_xlabel(f"allocations and frees; offset in {unit}")
+
+    return drawn(draw, height=grid.page_height, suffix=suffix)
+
+
+def _draw_blocks(axes: Axes, rectangles: Sequence[Rectangle], unit_bytes: int) -> None:
+    from matplotlib.collections import PolyCollection
+
+    corners = [
+        [
+            (r.lower, r.offset_bytes / unit_bytes),
+            (r.upper, r.offset_bytes / unit_bytes),
+            (r.upper, (r.offset_bytes + r.size_bytes) / unit_bytes),
+            (r.lower, (r.offset_bytes + r.size_bytes) / unit_bytes),
+        ]
+        for r in rectangles
+    ]
+    colours = [_COLOURS[number % len(_COLOURS)] for number in range(len(corners))]
+    axes.add_collection(
+        PolyCollection(
+            corners, facecolors=colours, edgecolors="white", linewidths=0.3, gid="blocks"
+        )
+    )
+    axes.set_xlim(
+        min((r.lower for r in rectangles), default=0), max((r.upper for r in rectangles), default=1)
+    )

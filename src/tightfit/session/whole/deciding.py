@@ -1,0 +1,53 @@
+"""Steps that go on as computed values decide, and otherwise in nearly every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tightfit.errors import CaptureError, InfeasibleBudget
+from tightfit.progress import announce
+from tightfit.session.whole.captures import Captures
+from tightfit.session.whole.specialisation import Specialisation
+
+__all__ = ["with_deciding_ops"]
+
+_MOST_NAMED = 4
+
+
+def with_deciding_ops(
+    captures: Captures, unfit: Specialisation, captured: Callable[[], Specialisation]
+) -> Specialisation | None:
+    """Return a step in which the modules that decide are ops, whatever they run; say it.
+
+    None where the outermost forward decides, or where that cannot be planned in the budget.
+
+    Parameters
+    ----------
+    captures : Captures
+        What is known for capturing.
+    unfit : Specialisation
+        What does not serve, as its values are other ones now.
+    captured : callable
+        Captures the call anew, with what is known then, and plans it.
+    """
+    name = captures.callee.name
+    named = captures.run_as_ops(unfit)
+    if not named:
+        announce(
+            f"what {name} runs is decided by values that it computes, and otherwise in every "
+            "step: each takes a plan of its own. Way out: move the part that decides into a "
+            "module of its own, which then runs as one op (tightfit.opaque)"
+        )
+        return None
+    try:
+        one = captured()
+    except (CaptureError, InfeasibleBudget):
+        captures.run_as_traced(named)
+        return None
+    shown = ", ".join(map(repr, sorted(named)[:_MOST_NAMED]))
+    more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
+    announce(
+        f"what module {shown}{more} runs is decided otherwise in every step: from now on it "
+        "runs eagerly, as one measured op of the plan (tightfit.opaque says so beforehand)"
+    )
+    return one

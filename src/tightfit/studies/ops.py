@@ -1,0 +1,129 @@
+"""Every way to compute some ops of a model, measured: time against memory (MONeT, figure 7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tightfit.alternatives.registry import EXACTNESS
+from tightfit.capture.captured import Captured
+from tightfit.costs.measured.call import Measurement, measure_call
+from tightfit.errors import BadInput
+from tightfit.graph.ir import Exactness, Graph, Op
+from tightfit.pricing.promises import keeping_promises
+from tightfit.pricing.records import key_of, recorded
+from tightfit.progress import SILENT, Progress
+from tightfit.studies.dry_step import captured_step
+from tightfit.studies.model import Target
+
+__all__ = ["OpWay", "profile_ops"]
+
+_SHOWN = 12  # targets in the message that no op matches
+
+
+class OpWay(msgspec.Struct, frozen=True):
+    """One way to compute an op, measured by itself.
+
+    Parameters
+    ----------
+    op, target, module, alternative
+        What is computed, where, and how.
+    cost_s : float
+        Median time.
+    workspace_bytes : int
+        Needed only while it runs.
+    kept_bytes : int
+        Of what the forward made for it: in a backward op, what has to be kept or made again.
+    exactness : str
+        How its bits compare with the default's, by its own account.
+    is_kept : bool
+        Whether it was that exact when it was compared with the default here.
+    """
+
+    op: int
+    target: str
+    module: str
+    alternative: str
+    cost_s: float
+    workspace_bytes: int
+    kept_bytes: int
+    exactness: Exactness
+    is_kept: bool
+
+
+def profile_ops(
+    target: Target, name: str, *, progress: Progress = SILENT, **model_options: Any
+) -> tuple[OpWay, ...]:
+    """Measure every alternative of the ops of a model that a name stands for.
+
+    Parameters
+    ----------
+    target
+        A model, as for `check`.
+    name : str
+        An operator such as ``"aten.convolution_backward"``, a module such as ``"layer1.0.conv1"``,
+        or both with a colon between them. Calls that are alike are measured once.
+
+    Raises
+    ------
+    BadInput
+        If no op has that name; says some that there are.
+    """
+    step = captured_step(
+        target, optimizer="none", costs="unit", exactness=EXACTNESS[-1], **model_options
+    )
+    chosen = _chosen(step, name)
+    step = step.keeping(lambda op, way, call: op.id in chosen)
+    calls = [call for op in chosen for call in step.calls[op]]
+    known = recorded(step, calls, Measurement, measure_call, progress)
+    sound = keeping_promises(step, progress).graph
+    found: list[OpWay] = []
+    for op in (step.graph.ops[number] for number in chosen):
+        kept = {way.name for way in sound.ops[op.id].alternatives}
+        for way, call in zip(op.alternatives, step.calls[op.id], strict=True):
+            record = known[key_of(call)]
+            found.append(
+                OpWay(
+                    op=op.id,
+                    target=op.target,
+                    module=op.module,
+                    alternative=way.name,
+                    cost_s=record.cost_s,
+                    workspace_bytes=record.workspace_bytes,
+                    kept_bytes=_made_forward_bytes(step.graph, op, way.reads),
+                    exactness=way.exactness,
+                    is_kept=way.name in kept,
+                )
+            )
+    return tuple(found)
+
+
+def _chosen(step: Captured, name: str) -> list[int]:
+    """Return one op for each distinct call of those that a name stands for."""
+    operator, _, module = name.partition(":")
+    seen: dict[str, int] = {}
+    for op in step.graph.ops:
+        either = not module and name in (op.target, op.module)
+        if either or (module and (op.target, op.module) == (operator, module)):
+            seen.setdefault(key_of(step.calls[op.id][0]), op.id)
+    if not seen:
+        targets = sorted({op.target for op in step.graph.ops if len(op.alternatives) > 1})
+        raise BadInput(
+            f"no op is called {name!r}: name an operator or a module; operators with "
+            f"alternatives here: {', '.join(targets[:_SHOWN])}"
+        )
+    return [*seen.values()]
+
+
+def _made_forward_bytes(graph: Graph, op: Op, reads: tuple[int, ...]) -> int:
+    if graph.segments[op.segment].phase == "forward":
+        return 0
+    forward = {
+        value
+        for other in graph.ops
+        if graph.segments[other.segment].phase == "forward"
+        for way in other.alternatives
+        for value in way.writes
+    }
+    return sum(graph.values[value].size_bytes for value in forward.intersection(reads))

@@ -1,0 +1,14 @@
+"""The committed page about arenas is that of its rows."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks import arena
+
+
+def test_the_committed_page_is_that_of_the_committed_rows() -> None:
+    rows = [json.loads(line) for line in arena.ROWS.read_text("utf-8").splitlines()]
+    assert arena.PAGE.read_text("utf-8") == arena.document(rows)
+    ways = {row["way"]: row for row in rows if row["kind"] == "memory"}
+    assert ways["fit, arena"]["parameters"] == ways["fit"]["parameters"]

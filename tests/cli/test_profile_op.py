@@ -1,0 +1,26 @@
+"""The ways to compute an op, measured and compared with the default."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tightfit.cli import main
+
+
+def test_each_way_has_its_time_its_workspace_and_what_it_reads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["profile-op", "zoo:unet", "--batch", "1", "--size", "32"]
+    assert main([*words, "aten.max_pool2d_with_indices_backward", "--json"]) == 0
+    ways = json.loads(capsys.readouterr().out)["ways"]
+    default, other = ways[:2]
+    assert (default["alternative"], other["alternative"]) == ("default", "max_pool.from_offsets")
+    assert 8 * other["kept_bytes"] == default["kept_bytes"]
+    assert min(way["cost_s"] for way in ways) > 0 and all(way["is_kept"] for way in ways)
+    assert len({way["op"] for way in ways}) == len(ways) // 2  # calls that are alike: once
+    assert main([*words, "aten.max_pool2d_with_indices_backward:pool"]) == 0
+    assert "max_pool.from_offsets" in capsys.readouterr().out
+    assert main([*words, "pooling"]) == 2
+    assert "aten.convolution_backward" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""Alternatives are compared with their defaults where they are priced; liars are left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tightfit.alternatives.assembling import Assembly
+from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.registry import EXACTNESS, with_alternatives
+from tightfit.capture.capture import capture
+from tightfit.capture.captured import Captured
+from tightfit.capture.traced_call import TracedCall
+from tightfit.pricing.promises import keeping_promises
+from tightfit.pricing.quick import quick_costs
+from tightfit.progress import SILENT
+
+
+class Net(nn.Module):
+    """An activation of which alternatives may lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return F.max_pool2d(F.silu(self.layer(x)), 2).mean()
+
+
+def traced() -> Captured:
+    model = Net()
+    return capture(TracedCall(model, {"model": model}, (torch.randn(2, 3, 12, 12),), {}))
+
+
+def nearly(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x) * (1 + 1e-6)
+
+
+def far(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x)
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x).contiguous(memory_format=torch.channels_last)
+
+
+def with_way(function: Any, exactness: Any) -> Captured:
+    step = traced()
+    op = next(op for op in step.graph.ops if op.target == "aten.silu")
+    view = OpView(step, op)
+    assembly = Assembly(step)
+    way = Way("silu.other", function, view.call.args, exactness=exactness)
+    assembly.add(op, Extension((way,)), EXACTNESS)
+    return assembly.finished()
+
+
+def names(captured: Captured) -> set[str]:
+    return {way.name for op in captured.graph.ops for way in op.alternatives} - {"default"}
+
+
+@pytest.mark.parametrize(
+    ("function", "exactness", "kept"),
+    [
+        (F.silu, "bitwise", True),
+        (nearly, "bitwise", False),
+        (nearly, "rounding", True),
+        (far, "rounding", False),
+        (far, "lossy", True),
+        (transposed, "bitwise", False),
+        (transposed, "lossy", False),
+    ],
+)
+@pytest.mark.parametrize("price", [keeping_promises, quick_costs])
+def test_an_alternative_that_breaks_its_promise_is_left_out(price, function, exactness, kept):
+    priced: Any = price(with_way(function, exactness), SILENT)
+    captured = priced if price is keeping_promises else priced.captured
+    assert ("silu.other" in names(captured)) is kept
+    assert len(captured.calls) == len(captured.graph.ops) == len(captured.nodes)
+
+
+def test_what_has_no_room_to_be_compared_is_left_out_unless_its_kind_was():
+    captured = with_way(nearly, "rounding")
+    assert names(keeping_promises(captured, SILENT, room_bytes=10)) == set()
+
+
+def test_a_backward_is_compared_on_what_its_forward_makes():
+    captured = with_alternatives(traced())
+    offered = names(captured)
+    assert {"max_pool.from_offsets"} <= offered
+    assert names(keeping_promises(captured, SILENT)) == offered
