@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import tightfit
 from tightfit.allocator import meter_for
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
-from tightfit.errors import InfeasibleBudget
+from tightfit.errors import BudgetExceeded, InfeasibleBudget
 
 __all__ = ["Life", "Run", "live"]
 
@@ -183,6 +183,8 @@ class Run:
             return self._life
         self._end_of_peak(kept=self._is_fitted)
         advised = error.minimum_bytes if isinstance(error, InfeasibleBudget) else None
+        if isinstance(error, BudgetExceeded):
+            advised = error.measured_bytes
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return dataclasses.replace(self._life, error=text, advised_bytes=advised)
 

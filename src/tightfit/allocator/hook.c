@@ -297,17 +297,18 @@ static _Bool collect_garbage(void) {
 /* Throws c10's exception for a request that was taken back. */
 static void refuse(Tally *tally, int64_t size) {
     const double mib = 1 << 20;
-    char message[400];
+    char message[500];
     int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
     int64_t limit = atomic_load(&tally->limit);
     atomic_store(&tally->refused_size, size);
     atomic_store(&tally->held_then, held);
     atomic_fetch_add(&tally->refusals, 1);
     snprintf(message, sizeof message,
-             "tightfit: the budget of %.2f MiB (%lld bytes) has no room for a further %.2f MiB: "
-             "%.2f MiB are held. What asks for it runs outside the planned step, or holds more "
-             "than was planned for; raise the budget, or hold less",
-             (double)limit / mib, (long long)limit, (double)size / mib, (double)held / mib);
+             "tightfit: the budget of %lld bytes (%.2f MiB) has no room for a further %lld bytes "
+             "(%.2f MiB): %lld bytes (%.2f MiB) are held. What asks for it runs outside the "
+             "planned step, or holds more than was planned for; raise the budget, or hold less",
+             (long long)limit, (double)limit / mib, (long long)size, (double)size / mib,
+             (long long)held, (double)held / mib);
     if (fail)
         fail("allocate", "tightfit", 0, message);
     previous_allocate(previous, (size_t)1 << 62); /* no memory is that large: c10 throws */

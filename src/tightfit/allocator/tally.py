@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,9 +14,17 @@ import torch
 from tightfit.allocator.hook import installed_hook
 from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
-from tightfit.errors import HookUnavailable
+from tightfit.errors import BudgetExceeded, HookUnavailable
 
-__all__ = ["CpuTally", "CudaTally", "Refusals", "Tally", "is_refusal", "tally_for"]
+__all__ = [
+    "CpuTally",
+    "CudaTally",
+    "Refusals",
+    "Tally",
+    "budget_exceeded",
+    "is_refusal",
+    "tally_for",
+]
 
 _REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception
 _NO_LIMIT = (1 << 63) - 1
@@ -151,6 +160,20 @@ class CudaTally:
 def is_refusal(error: BaseException) -> bool:
     """Whether an error says that a limit has refused a request."""
     return isinstance(error, RuntimeError) and str(error).startswith(_REFUSAL)
+
+
+def budget_exceeded(error: BaseException, what: str) -> BudgetExceeded:
+    """Return the error of something that a limit has refused a request.
+
+    Parameters
+    ----------
+    error : BaseException
+        For which `is_refusal`.
+    what : str
+        What was refused it, and how things stand now.
+    """
+    budget, asked, held = (int(n) for n in re.findall(r"(\d+) bytes", str(error))[:3])
+    return BudgetExceeded(f"{what} {error}", budget_bytes=budget, measured_bytes=held + asked)
 
 
 def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.allocator.tally import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import PlanMismatch, TightfitError
@@ -275,8 +276,11 @@ class Run:
         try:
             with private.without_autocast():
                 gradients = next(self.generator, [])
-        except BaseException:
+        except BaseException as error:
             self._end("failed")
+            if is_refusal(error):
+                what = "The backward was stopped before it took more than was planned for."
+                raise budget_exceeded(error, what) from error
             raise
         groups = self.runner.program.groups
         for position, gradient in zip(groups[index] if groups else (), gradients, strict=False):

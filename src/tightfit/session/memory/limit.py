@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tightfit.allocator.tally import is_refusal
-from tightfit.errors import BudgetExceeded
+from tightfit.allocator.tally import budget_exceeded, is_refusal
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import hear_of_steps
 from tightfit.session.memory.steps import refuse_step
@@ -61,13 +60,11 @@ class Limit:
             return
         self._account.let_go()
         if is_refusal(error):
-            refusals = self._account.refusals()
-            raise BudgetExceeded(
+            what = (
                 f"{self._name} needs more than was planned for, and was stopped before it took "
-                f"that; its state is as before the call. {error}",
-                budget_bytes=self._account.limit_bytes or 0,
-                measured_bytes=refusals.held_bytes + refusals.asked_bytes,
-            ) from error
+                "that; its state is as before the call."
+            )
+            raise budget_exceeded(error, what) from error
 
     def before_step(self, optimizer: Any) -> None:
         """Refuse the step of an optimizer of this model that would exceed the budget."""

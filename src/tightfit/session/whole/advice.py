@@ -22,6 +22,7 @@ def advised(
     around: Surroundings,
     account: Account,
     reserve_bytes: int,
+    calls: int,
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
@@ -40,6 +41,8 @@ def advised(
         What its callable holds.
     reserve_bytes : int
         What the user leaves unused of the budget.
+    calls : int
+        That still may be open at once and share the budget.
     """
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
     new_bytes = account.new_gradient_bytes()
@@ -60,7 +63,8 @@ def advised(
         "the optimizer's step": stepping,
     }
     most = max(every, key=every.__getitem__)
-    needed = every[most] + reserve_bytes
+    held = graph.constant_bytes
+    needed = held + max(0, every[most] - held) * calls + reserve_bytes
     if needed == error.minimum_bytes:
         return error
     return InfeasibleBudget(

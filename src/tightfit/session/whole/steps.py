@@ -316,8 +316,9 @@ class WholeSteps:
                 least=is_new_in_company(one, self.options),
             )
         except InfeasibleBudget as error:
+            calls = max(1, self.options.in_flight - len(self.waiting))
             reserve_bytes = self.options.reserve_bytes
-            raise advised(error, one, around, self.account, reserve_bytes) from None
+            raise advised(error, one, around, self.account, reserve_bytes, calls) from None
         is_new = all(planned is not each for each in known)
         if self.options.compile and is_new:
             self.watch.restart()  # what compiling and trying took belongs to no step

@@ -1,0 +1,152 @@
+"""From `fit` on nothing exceeds the budget, in loops as people write them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.allocator import CpuMeter
+from tightfit.errors import BudgetExceeded, InfeasibleBudget
+
+MIB = 1 << 20
+Peak = Callable[[], int]
+
+
+@pytest.fixture
+def metered() -> Iterator[Callable[[nn.Module], Peak]]:
+    """Return what begins to meter a model, and then tells the most that was held since."""
+
+    def begin(model: nn.Module) -> Peak:
+        own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        meter = CpuMeter()
+        start = meter.live_bytes()
+        return lambda: meter.peak_bytes() - start + own
+
+    yield begin
+
+
+def dense(layers: int = 8, width: int = 128) -> nn.Sequential:
+    torch.manual_seed(0)
+    pairs = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)]
+    return nn.Sequential(*pairs)
+
+
+def fit(model: nn.Module, budget: int, **keywords: object) -> nn.Module:
+    return tightfit.fit(model, budget, costs="unit", cache=False, limits=(1, 0.01), **keywords)
+
+
+def accumulate(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(4):
+        for _micro in range(2):
+            loss = model(torch.randn(256, 128)).square().mean()
+            loss.backward()
+            losses.append(loss.detach().clone())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def test_an_optimizer_that_nobody_named_and_gradients_that_are_added_up(metered) -> None:
+    plain, model = dense(), dense()
+    expected = accumulate(plain, torch.optim.Adam(plain.parameters()))
+    del plain
+    peak = metered(model)
+    fit(model, budget := int(3.6 * MIB))
+    losses = accumulate(model, torch.optim.Adam(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(losses, expected, strict=True))
+    assert peak() <= budget
+    assert tightfit.report(model).overhead > 0
+
+
+def test_what_the_step_before_returned_counts(metered) -> None:
+    class WithLogits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = dense(4)
+
+        def forward(self, x):
+            logits = self.body(x)
+            return logits, logits.square().mean()
+
+    torch.manual_seed(0)
+    model = WithLogits()
+    peak = metered(model)
+    fit(model, budget := int(3.0 * MIB))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        logits, loss = model(torch.randn(512, 128))  # the old ones live until these are there
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert logits.shape == (512, 128)
+    assert peak() <= budget
+
+
+def test_averaged_weights_that_are_made_on_the_way_count(metered) -> None:
+    model = dense()
+    peak = metered(model)
+    fit(model, budget := int(3.6 * MIB))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = None
+    for _ in range(6):
+        model(torch.randn(256, 128)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average = average or copy.deepcopy(model).requires_grad_(False)
+    assert peak() <= budget
+
+
+def test_the_step_of_an_optimizer_is_refused_before_it_begins() -> None:
+    model = nn.Linear(512, 512)
+    fit(model, 6 * MIB)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.randn(4, 512)).sum().backward()
+    del before[1:]
+    extra = torch.zeros(MIB // 8)
+    with pytest.raises(BudgetExceeded, match="fused=True fits"):
+        optimizer.step()
+    assert torch.equal(before[0], model.weight)
+    assert not optimizer.state
+    del extra
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_the_budget_that_is_advised_holds_for_further_steps(metered, accumulates: bool) -> None:
+    model = dense(6)
+    optimizer = torch.optim.Adam(model.parameters())
+    fit(model, MIB)
+    with pytest.raises(InfeasibleBudget) as refused:
+        model(torch.randn(256, 128))
+    budget = refused.value.minimum_bytes
+    assert budget is not None
+    tightfit.unfit(model)
+    peak = metered(model)
+    fit(model, budget)
+    for step in range(20):
+        model(torch.randn(256, 128)).square().mean().backward()
+        if step % 2 or not accumulates:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert peak() <= budget
+
+
+def test_models_that_share_a_budget_take_turns(metered) -> None:
+    """A plain run of both holds little more than of one: neither is refused what it needs."""
+    first, second = dense(4), dense(4)
+    budget = tightfit.Budget(int(3.0 * MIB))
+    peak = metered(nn.ModuleList([first, second]))
+    for model in (first, second):
+        tightfit.fit(model, budget, costs="unit", cache=False)
+    for _ in range(3):
+        for model in (first, second):
+            model(torch.randn(256, 128)).square().mean().backward()
+            model.zero_grad()
+    assert peak() <= budget.size_bytes
