@@ -403,13 +403,16 @@ class TestRefusals:
             fitted(Model())(batch())
         assert random.getstate() == state
 
-    def test_a_number_that_is_computed_and_read(self):
+    def test_a_number_that_is_computed_and_read_is_no_reason(self):
         class Model(Counting):
             def forward(self, x):
                 return self.a(x).sum() / self.a(x).max().item()
 
-        with pytest.raises(CaptureError, match=r"after module 'a'.*another one in every step"):
-            fitted(Model())(batch())
+        model = fitted(Model())
+        for seed in range(3):
+            torch.manual_seed(seed)
+            x = batch()
+            assert torch.equal(model(x), Model.forward(model, x))
 
     def test_nothing_to_train(self):
         step = tightfit.step(lambda x: x.sum(), modules=small(), budget="1GiB", costs="unit")

@@ -504,8 +504,14 @@ def assert_same(net: Reading, run: Callable[[Any], Any], scale: float) -> None:
     assert all(map(torch.equal, *expected))
 
 
-@pytest.mark.parametrize("mode, scale", [(fitted, 1), (as_step, 2), (in_parts, 1)])
-@pytest.mark.parametrize("name", WAYS)
+def every_way_twice() -> list[tuple[str, Any, int]]:
+    """Return each way fitted as a whole, and in turn as a step or in parts."""
+    others = ((as_step, 2), (in_parts, 1))
+    fitted_ways = [(name, fitted, 1) for name in WAYS]
+    return fitted_ways + [(name, *others[i % 2]) for i, name in enumerate(WAYS)]
+
+
+@pytest.mark.parametrize("name, mode, scale", every_way_twice())
 def test_what_a_forward_reads_is_never_old(name, mode, scale, monkeypatch) -> None:
     row = WAYS[name]
     net = row.model()

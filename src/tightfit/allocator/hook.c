@@ -1,4 +1,4 @@
-/* Hook in c10's CPU allocator: counts live bytes and peaks, records lifetimes.
+/* Hook in c10's CPU allocator: counts live bytes and peaks, keeps to limits, records lifetimes.
  *
  * Plain C, no torch headers, loaded by ctypes. `tightfit_hook_install` copies the vtable of
  * c10's default CPU allocator, replaces `allocate` and `raw_deleter`, and registers the copy.
@@ -12,8 +12,8 @@
  *   - blocks may be freed by any thread, and memory allocated before the hook was installed may
  *     be freed through it: only blocks found in the size table are counted.
  *
- * Modes: counting always, recording between begin and end. A later mode adds its own section
- * and one call in `hook_allocate` or `hook_free`.
+ * Modes: counting always, tallies while they are open, recording between begin and end. A later
+ * mode adds its own section and one call in `hook_allocate` or `hook_free`.
  */
 #define _GNU_SOURCE
 #include "replay.h"
@@ -23,11 +23,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 4
+#define VERSION 5
 #define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
 /* ------------------------------------------------------------------ c10's binary interface */
@@ -75,6 +76,7 @@ static _Bool installed;
 typedef struct {
     uintptr_t address; /* 0: empty */
     uint64_t size;
+    uint64_t stamp; /* blocks are numbered as they are given out */
     uint64_t record; /* 0, or (recording << 40) + index of its lifetime */
 } Entry;
 
@@ -143,6 +145,27 @@ static void close_gap(Shard *shard, uint64_t hole) {
     shard->entries[hole].address = 0;
 }
 
+/* Returns the slot of an address in a shard that has slots; the entry there is empty if the
+ * address is not in the table. */
+static uint64_t slot_with(const Shard *shard, uintptr_t address, uint64_t hash) {
+    uint64_t slot = slot_of(shard, hash);
+    while (shard->entries[slot].address && shard->entries[slot].address != address)
+        slot = (slot + 1) & (shard->capacity - 1);
+    return slot;
+}
+
+/* Returns the entry of a block; one with address 0 if it is not ours. */
+static Entry table_find(uintptr_t address) {
+    uint64_t hash = hash_of(address);
+    Shard *shard = shard_of(hash);
+    Entry found = {0};
+    pthread_mutex_lock(&shard->lock);
+    if (shard->capacity)
+        found = shard->entries[slot_with(shard, address, hash)];
+    pthread_mutex_unlock(&shard->lock);
+    return found;
+}
+
 /* Removes a block; an entry with address 0 if it is not ours. */
 static Entry table_remove(void *address) {
     uint64_t hash = hash_of((uintptr_t)address);
@@ -150,9 +173,7 @@ static Entry table_remove(void *address) {
     Entry found = {0};
     pthread_mutex_lock(&shard->lock);
     if (shard->capacity) {
-        uint64_t slot = slot_of(shard, hash);
-        while (shard->entries[slot].address && shard->entries[slot].address != (uintptr_t)address)
-            slot = (slot + 1) & (shard->capacity - 1);
+        uint64_t slot = slot_with(shard, (uintptr_t)address, hash);
         found = shard->entries[slot];
         if (found.address) {
             close_gap(shard, slot);
@@ -189,6 +210,109 @@ static inline void count_allocation(uint64_t size) {
 }
 
 static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rounded(size)); }
+
+/* ------------------------------------------------------------------ tallies */
+
+/* A tally counts the blocks given out since it was opened, as long as they live, and may have a
+ * limit that they keep to. What was there before and counts against the limit all the same (the
+ * parameters of a model) is told from outside, as bytes. A request that would exceed a limit is
+ * refused by an exception of c10, as if memory had run out. */
+#define TALLIES 64
+#define NEVER UINT64_MAX
+
+typedef struct {
+    atomic_uint_fast64_t opened; /* the first stamp that counts; NEVER: closed */
+    atomic_int_fast64_t given, peak, before, limit;
+    atomic_int_fast64_t refusals, refused_size, held_then; /* of the last refused request */
+} Tally;
+
+static Tally tallies[TALLIES];
+static atomic_int tallies_end;
+static atomic_uint_fast64_t next_stamp = 1;
+static pthread_mutex_t tallies_lock = PTHREAD_MUTEX_INITIALIZER;
+static void (*fail)(const char *function, const char *file, uint32_t line, const char *message);
+
+static inline void tally_free(uint64_t stamp, int64_t size) {
+    int end = atomic_load_explicit(&tallies_end, memory_order_acquire);
+    for (int slot = 0; slot < end; slot++)
+        if (stamp >= atomic_load_explicit(&tallies[slot].opened, memory_order_relaxed))
+            atomic_fetch_sub(&tallies[slot].given, size);
+}
+
+/* Counts a block in every open tally; in none, if it exceeds the limit of one: returns that. */
+static inline Tally *tally_allocation(uint64_t stamp, int64_t size) {
+    Tally *exceeded = NULL;
+    int end = atomic_load_explicit(&tallies_end, memory_order_acquire);
+    for (int slot = 0; slot < end; slot++) {
+        Tally *tally = &tallies[slot];
+        if (stamp < atomic_load_explicit(&tally->opened, memory_order_relaxed))
+            continue;
+        int64_t given = atomic_fetch_add(&tally->given, size) + size;
+        if (given + atomic_load(&tally->before) > atomic_load(&tally->limit)) {
+            exceeded = tally;
+            continue;
+        }
+        int_fast64_t peak = atomic_load(&tally->peak);
+        while (given > peak && !atomic_compare_exchange_weak(&tally->peak, &peak, given)) {
+        }
+    }
+    if (exceeded)
+        tally_free(stamp, size);
+    return exceeded;
+}
+
+/* Python's collector of cycles: a fitted model that nobody can reach any more must not limit
+ * those that come after it. Found in the process; none of them in a process without Python. */
+static struct {
+    int (*is_initialized)(void);
+    void *(*thread_state)(void);
+    int (*take_lock)(void);
+    void (*give_lock)(int);
+    long (*collect)(void);
+} python;
+static __thread _Bool collecting;
+
+static void find_python(void) {
+    python.is_initialized = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    python.thread_state = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState");
+    python.take_lock = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Ensure");
+    python.give_lock = (void (*)(int))dlsym(RTLD_DEFAULT, "PyGILState_Release");
+    python.collect = (long (*)(void))dlsym(RTLD_DEFAULT, "PyGC_Collect");
+}
+
+/* Frees what only cycles hold. In threads that Python knows: others may be waited for by one that
+ * holds its lock. Returns whether it ran. */
+static _Bool collect_garbage(void) {
+    if (collecting || !python.is_initialized || !python.thread_state || !python.take_lock ||
+        !python.give_lock || !python.collect || !python.is_initialized() || !python.thread_state())
+        return 0;
+    collecting = 1;
+    int lock = python.take_lock();
+    python.collect();
+    python.give_lock(lock);
+    collecting = 0;
+    return 1;
+}
+
+/* Throws c10's exception for a request that was taken back. */
+static void refuse(Tally *tally, int64_t size) {
+    const double mib = 1 << 20;
+    char message[500];
+    int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
+    int64_t limit = atomic_load(&tally->limit);
+    atomic_store(&tally->refused_size, size);
+    atomic_store(&tally->held_then, held);
+    atomic_fetch_add(&tally->refusals, 1);
+    snprintf(message, sizeof message,
+             "tightfit: the budget of %lld bytes (%.2f MiB) has no room for a further %lld bytes "
+             "(%.2f MiB): %lld bytes (%.2f MiB) are held. What asks for it runs outside the "
+             "planned step, or holds more than was planned for; raise the budget, or hold less",
+             (long long)limit, (double)limit / mib, (long long)size, (double)size / mib,
+             (long long)held, (double)held / mib);
+    if (fail)
+        fail("allocate", "tightfit", 0, message);
+    previous_allocate(previous, (size_t)1 << 62); /* no memory is that large: c10 throws */
+}
 
 /* ------------------------------------------------------------------ recording */
 
@@ -269,8 +393,10 @@ static void hook_free(void *address) {
     if (!address)
         return;
     Entry entry = table_remove(address);
-    if (entry.address)
+    if (entry.address) {
         count_free(entry.size);
+        tally_free(entry.stamp, rounded(entry.size));
+    }
     if (atomic_load_explicit(&recording, memory_order_relaxed))
         record_free(entry.record);
     give_back(address);
@@ -282,13 +408,22 @@ static DataPtr hook_allocate(void *self, size_t size) {
     block.deleter = hook_free;
     if (!block.data)
         return block;
-    Entry entry = {(uintptr_t)block.data, size, 0};
+    Entry entry = {(uintptr_t)block.data, size, atomic_fetch_add(&next_stamp, 1), 0};
+    Tally *exceeded = tally_allocation(entry.stamp, rounded(size));
+    if (exceeded && collect_garbage())
+        exceeded = tally_allocation(entry.stamp, rounded(size));
+    if (exceeded) {
+        give_back(block.data);
+        refuse(exceeded, rounded(size));
+    }
     if (atomic_load_explicit(&recording, memory_order_relaxed))
         entry.record = record_allocation(size);
-    if (table_insert(entry))
+    if (table_insert(entry)) {
         count_allocation(size);
-    else
+    } else {
+        tally_free(entry.stamp, rounded(size));
         atomic_fetch_add(&lost_blocks, 1);
+    }
     return block;
 }
 
@@ -301,6 +436,7 @@ static Deleter hook_raw_deleter(const void *self) {
 
 static void lock_all(void) {
     pthread_mutex_lock(&slots_lock);
+    pthread_mutex_lock(&tallies_lock);
     pthread_mutex_lock(&record_lock);
     for (int shard = 0; shard < SHARDS; shard++)
         pthread_mutex_lock(&shards[shard].lock);
@@ -310,6 +446,7 @@ static void unlock_all(void) {
     for (int shard = SHARDS - 1; shard >= 0; shard--)
         pthread_mutex_unlock(&shards[shard].lock);
     pthread_mutex_unlock(&record_lock);
+    pthread_mutex_unlock(&tallies_lock);
     pthread_mutex_unlock(&slots_lock);
 }
 
@@ -367,6 +504,9 @@ EXPORT const char *tightfit_hook_install(const char *library) {
         (void (*)(void *, uint8_t))dlsym(handle, "_ZN3c1015SetCPUAllocatorEPNS_9AllocatorEh");
     if (!get || !set)
         return "libc10 exports no GetCPUAllocator or SetCPUAllocator";
+    fail = (void (*)(const char *, const char *, uint32_t, const char *))dlsym(
+        handle, "_ZN3c106detail14torchCheckFailEPKcS2_jS2_");
+    find_python();
     previous = get();
     const char *problem = check_interface(handle);
     if (problem)
@@ -381,6 +521,8 @@ EXPORT const char *tightfit_hook_install(const char *library) {
     own_allocator.table = own_table + SLOTS_BEFORE;
     for (int shard = 0; shard < SHARDS; shard++)
         pthread_mutex_init(&shards[shard].lock, NULL);
+    for (int slot = 0; slot < TALLIES; slot++)
+        atomic_store(&tallies[slot].opened, NEVER);
     if (pthread_atfork(lock_all, unlock_all, stop_recording_in_child))
         return "pthread_atfork failed";
     set(&own_allocator, 200);
@@ -425,6 +567,74 @@ EXPORT void tightfit_hook_peak_close(int slot) {
 EXPORT int64_t tightfit_hook_peak_bytes(int slot) { return atomic_load(&peak_bytes[slot]); }
 EXPORT void tightfit_hook_peak_reset(int slot) {
     atomic_store(&peak_bytes[slot], atomic_load(&live_bytes));
+}
+
+/* Opens a tally without a limit. Returns its slot, or -1 if all are open. */
+EXPORT int tightfit_hook_tally_open(void) {
+    pthread_mutex_lock(&tallies_lock);
+    int end = atomic_load(&tallies_end), slot = 0;
+    while (slot < end && atomic_load(&tallies[slot].opened) != NEVER)
+        slot++;
+    if (slot == TALLIES) {
+        slot = -1;
+    } else {
+        Tally *tally = &tallies[slot];
+        atomic_store(&tally->given, 0);
+        atomic_store(&tally->peak, 0);
+        atomic_store(&tally->before, 0);
+        atomic_store(&tally->limit, INT64_MAX);
+        atomic_store(&tally->refusals, 0);
+        atomic_store(&tally->opened, atomic_load(&next_stamp));
+        if (slot == end)
+            atomic_store(&tallies_end, end + 1);
+    }
+    pthread_mutex_unlock(&tallies_lock);
+    return slot;
+}
+
+EXPORT void tightfit_hook_tally_close(int slot) {
+    pthread_mutex_lock(&tallies_lock);
+    atomic_store(&tallies[slot].limit, INT64_MAX);
+    atomic_store(&tallies[slot].opened, NEVER);
+    int end = atomic_load(&tallies_end);
+    while (end && atomic_load(&tallies[end - 1].opened) == NEVER)
+        end--;
+    atomic_store(&tallies_end, end);
+    pthread_mutex_unlock(&tallies_lock);
+}
+
+EXPORT int64_t tightfit_hook_tally_given_bytes(int slot) {
+    return atomic_load(&tallies[slot].given);
+}
+
+/* Returns the most that was given out at once and lets the peak start again from now. */
+EXPORT int64_t tightfit_hook_tally_take_peak(int slot) {
+    return atomic_exchange(&tallies[slot].peak, atomic_load(&tallies[slot].given));
+}
+
+/* Lets what is given out, with `before` bytes beside it, keep to a limit. */
+EXPORT void tightfit_hook_tally_keep_to(int slot, int64_t limit, int64_t before) {
+    atomic_store(&tallies[slot].before, before);
+    atomic_store(&tallies[slot].limit, limit);
+}
+
+/* Returns how often a request was refused; of the last one its size and what was held then. */
+EXPORT int64_t tightfit_hook_tally_refusals(int slot, int64_t *size, int64_t *held) {
+    *size = atomic_load(&tallies[slot].refused_size);
+    *held = atomic_load(&tallies[slot].held_then);
+    return atomic_load(&tallies[slot].refusals);
+}
+
+/* Returns the rounded bytes of those of some distinct blocks that a tally counts. */
+EXPORT int64_t tightfit_hook_tally_counted_bytes(int slot, const uintptr_t *blocks, int64_t count) {
+    uint64_t opened = atomic_load(&tallies[slot].opened);
+    int64_t bytes = 0;
+    for (int64_t index = 0; index < count; index++) {
+        Entry found = table_find(blocks[index]);
+        if (found.address && found.stamp >= opened)
+            bytes += rounded(found.size);
+    }
+    return bytes;
 }
 
 /* Blocks that could not be counted or recorded because memory for the tables ran out. */

@@ -12,7 +12,7 @@ from tightfit.errors import HookUnavailable
 __all__ = ["hook_available", "hook_unavailable_reason", "installed_hook"]
 
 _FILE = "tightfit_hook.so"
-_VERSION = 4
+_VERSION = 5
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_version": (ctypes.c_int, ()),
     "tightfit_hook_install": (ctypes.c_char_p, (ctypes.c_char_p,)),
@@ -21,6 +21,19 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_peak_close": (None, (ctypes.c_int,)),
     "tightfit_hook_peak_bytes": (ctypes.c_int64, (ctypes.c_int,)),
     "tightfit_hook_peak_reset": (None, (ctypes.c_int,)),
+    "tightfit_hook_tally_open": (ctypes.c_int, ()),
+    "tightfit_hook_tally_close": (None, (ctypes.c_int,)),
+    "tightfit_hook_tally_given_bytes": (ctypes.c_int64, (ctypes.c_int,)),
+    "tightfit_hook_tally_take_peak": (ctypes.c_int64, (ctypes.c_int,)),
+    "tightfit_hook_tally_keep_to": (None, (ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
+    "tightfit_hook_tally_refusals": (
+        ctypes.c_int64,
+        (ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)),
+    ),
+    "tightfit_hook_tally_counted_bytes": (
+        ctypes.c_int64,
+        (ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int64),
+    ),
     "tightfit_hook_lost_blocks": (ctypes.c_int64, ()),
     "tightfit_hook_record_begin": (ctypes.c_int, ()),
     "tightfit_hook_record_end": (

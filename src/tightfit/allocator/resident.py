@@ -10,7 +10,7 @@ import torch
 from tightfit.torch_private import tools
 from tightfit.units import rounded_up
 
-__all__ = ["granularity_of", "resident_tensor_bytes"]
+__all__ = ["granularity_of", "resident_tensor_bytes", "storages_of"]
 
 
 _GRANULARITY = {"cpu": 64, "cuda": 512}
@@ -26,13 +26,18 @@ def resident_tensor_bytes(tensors: Iterable[Any], granularity: int) -> int:
 
     Of a tensor that is spread over processes the part that lies here counts.
     """
-    seen: dict[int, int] = {}
+    return sum(rounded_up(storage.nbytes(), granularity) for storage in storages_of(tensors))
+
+
+def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
+    """Return the distinct storages that tensors lie in; other objects are passed over."""
+    seen: dict[int, torch.UntypedStorage] = {}
     for tensor in map(tools.local_tensor, tensors):
         if isinstance(tensor, torch.Tensor):
             for part in _strided_parts(tensor):
                 storage = part.untyped_storage()
-                seen[storage._cdata] = rounded_up(storage.nbytes(), granularity)
-    return sum(seen.values())
+                seen[storage._cdata] = storage
+    return list(seen.values())
 
 
 def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

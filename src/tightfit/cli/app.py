@@ -15,13 +15,13 @@ from tightfit.cli.demo import demo
 from tightfit.cli.max_batch import max_batch
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
-from tightfit.cli.pack import pack
 from tightfit.cli.plan import plan
 from tightfit.cli.profile_op import profile_op
 from tightfit.cli.prove import prove
-from tightfit.cli.record import record
+from tightfit.cli.recorded.pack import pack
+from tightfit.cli.recorded.record import record
+from tightfit.cli.recorded.simulate import simulate
 from tightfit.cli.show import show
-from tightfit.cli.simulate import simulate
 from tightfit.cli.verify import verify
 from tightfit.errors import InfeasibleBudget, TightfitError
 from tightfit.version import __version__

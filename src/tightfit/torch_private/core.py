@@ -50,7 +50,11 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+ITEM = torch.ops.aten._local_scalar_dense.default
+"""The operator behind `Tensor.item`."""
+
 __all__ = [
+    "ITEM",
     "BufferAOTInput",
     "DataDependentOutputException",
     "DynamicOutputShapeException",

@@ -1,0 +1,196 @@
+"""What was given out since a moment and still lives, and a limit that it keeps to."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from tightfit.allocator.hook import installed_hook
+from tightfit.allocator.meter import CudaMeter
+from tightfit.allocator.resident import storages_of
+from tightfit.errors import BudgetExceeded, HookUnavailable
+
+__all__ = [
+    "CpuTally",
+    "CudaTally",
+    "Refusals",
+    "Tally",
+    "budget_exceeded",
+    "is_refusal",
+    "tally_for",
+]
+
+_REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception
+_NO_LIMIT = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """The requests that a limit has refused.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+    asked_bytes, held_bytes : int
+        Of the last one: what it asked for, and what was held then.
+    """
+
+    count: int = 0
+    asked_bytes: int = 0
+    held_bytes: int = 0
+
+
+class Tally(Protocol):
+    """Counts the bytes given out on a device since it was made, as long as they are held."""
+
+    def given_bytes(self) -> int:
+        """Return the bytes given out since and still held."""
+        ...
+
+    def counted_bytes(self, tensors: Iterable[Any]) -> int:
+        """Return the bytes of those storages of tensors that are among them."""
+        ...
+
+    def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
+        """Refuse requests from now on that would exceed a limit, where the device can.
+
+        Parameters
+        ----------
+        limit_bytes : int or None
+            For what is counted and for what was there before; None: no limit.
+        before_bytes : int
+            What was there before and counts against the limit, too.
+        """
+        ...
+
+    def refusals(self) -> Refusals:
+        """Return what the limit has refused so far."""
+        ...
+
+
+class CpuTally:
+    """A tally of PyTorch's CPU allocator, by the allocator hook: exact, from every thread.
+
+    A request beyond the limit raises the exception of c10 that becomes a ``RuntimeError``, in
+    whichever thread made it. At most 64 tallies exist at once.
+
+    Raises
+    ------
+    HookUnavailable
+        If the hook cannot be installed, or 64 tallies exist already.
+    """
+
+    def __init__(self) -> None:
+        self._hook = installed_hook()
+        self._slot = self._hook.tightfit_hook_tally_open()
+        if self._slot < 0:
+            raise HookUnavailable(
+                "64 fitted models exist in this process already: drop those that are not used"
+            )
+        closing = weakref.finalize(self, self._hook.tightfit_hook_tally_close, self._slot)
+        closing.atexit = False
+
+    def given_bytes(self) -> int:
+        """Return the bytes given out since and still held."""
+        return int(self._hook.tightfit_hook_tally_given_bytes(self._slot))
+
+    def counted_bytes(self, tensors: Iterable[Any]) -> int:
+        """Return the bytes of those storages of tensors that are among them."""
+        addresses = {s.data_ptr() for s in storages_of(tensors)} - {0}
+        blocks = (ctypes.c_uint64 * len(addresses))(*addresses)
+        count = self._hook.tightfit_hook_tally_counted_bytes
+        return int(count(self._slot, blocks, len(addresses)))
+
+    def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
+        """Refuse requests from now on that would exceed a limit."""
+        limit = _NO_LIMIT if limit_bytes is None else limit_bytes
+        self._hook.tightfit_hook_tally_keep_to(self._slot, limit, before_bytes)
+
+    def refusals(self) -> Refusals:
+        """Return what the limit has refused so far."""
+        asked, held = ctypes.c_int64(), ctypes.c_int64()
+        count = self._hook.tightfit_hook_tally_refusals(
+            self._slot, ctypes.byref(asked), ctypes.byref(held)
+        )
+        return Refusals(int(count), asked.value, held.value)
+
+
+class CudaTally:
+    """A tally of PyTorch's CUDA allocator: what is given out now minus what was then.
+
+    It refuses nothing; steps are measured, and planned for what is held.
+
+    Parameters
+    ----------
+    device : torch.device
+        The GPU.
+    before : iterable of torch.Tensor
+        Tensors that are there already, and are asked about later.
+    """
+
+    def __init__(self, device: torch.device, before: Iterable[Any]) -> None:
+        self._meter = CudaMeter(device)
+        self._start = self._meter.live_bytes()
+        self._before = {s.data_ptr() for s in storages_of(before)}
+
+    def given_bytes(self) -> int:
+        """Return how much more is given out now than when it was made."""
+        return self._meter.live_bytes() - self._start
+
+    def counted_bytes(self, tensors: Iterable[Any]) -> int:
+        """Return the bytes of the storages of tensors that were not there before."""
+        sizes = {s.data_ptr(): s.nbytes() for s in storages_of(tensors) if s.device.type == "cuda"}
+        return sum(n for address, n in sizes.items() if address not in self._before)
+
+    def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
+        """Do nothing: PyTorch's CUDA allocator has no limit of this kind."""
+
+    def refusals(self) -> Refusals:
+        """Return that nothing was refused."""
+        return Refusals()
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error says that a limit has refused a request."""
+    return isinstance(error, RuntimeError) and str(error).startswith(_REFUSAL)
+
+
+def budget_exceeded(error: BaseException, what: str) -> BudgetExceeded:
+    """Return the error of something that a limit has refused a request.
+
+    Parameters
+    ----------
+    error : BaseException
+        For which `is_refusal`.
+    what : str
+        What was refused it, and how things stand now.
+    """
+    budget, asked, held = (int(n) for n in re.findall(r"(\d+) bytes", str(error))[:3])
+    return BudgetExceeded(f"{what} {error}", budget_bytes=budget, measured_bytes=held + asked)
+
+
+def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:
+    """Return a new tally of a device; None where there can be none.
+
+    Parameters
+    ----------
+    device : torch.device
+        A CPU or a GPU.
+    before : iterable of torch.Tensor
+        Tensors that are there already, and are asked about later.
+    """
+    if device.type == "cuda" and torch.cuda.is_available():
+        return CudaTally(device, before)
+    if device.type != "cpu":
+        return None
+    try:
+        return CpuTally()
+    except HookUnavailable:
+        return None

@@ -1,0 +1,188 @@
+"""What the step of an optimizer will take, foretold by taking it on tensors without contents."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.allocator.resident import resident_tensor_bytes
+from tightfit.torch_private import core as private
+from tightfit.units import rounded_up
+
+__all__ = ["StepNeeds", "step_needs"]
+
+
+@dataclass(frozen=True)
+class StepNeeds:
+    """What a step of an optimizer takes besides what is there before it.
+
+    Parameters
+    ----------
+    states : tuple of (str, int)
+        The bytes of state on each kind of device after the step.
+    passing_bytes : int
+        The most that lives at once during the step, beyond what is there after it.
+    """
+
+    states: tuple[tuple[str, int], ...]
+    passing_bytes: int
+
+    def state_bytes(self, device: str) -> int:
+        """Return the bytes of state on a kind of device."""
+        return dict(self.states).get(device, 0)
+
+
+def step_needs(
+    optimizer: Any, granularity: int, changes: Mapping[str, Any] = MappingProxyType({})
+) -> StepNeeds | None:
+    """Return what a step of an optimizer takes; None where it cannot be taken on fakes.
+
+    Every parameter is taken to have a gradient.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        As it is now: with its state, or before its first step.
+    granularity : int
+        What the device's allocator rounds to, in bytes.
+    changes : mapping
+        Options of the optimizer to be taken in place of its own.
+    """
+    try:
+        return _taken_on_fakes(optimizer, granularity, changes)
+    except Exception:  # an optimizer of any kind may fail on fakes in any way
+        return None
+
+
+def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]) -> StepNeeds:
+    twins: dict[int, nn.Parameter] = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(private.FakeTensorMode(allow_non_fake_inputs=True))
+        groups = [{**_twin_group(g, twins), **changes} for g in optimizer.param_groups]
+        arguments = {**_arguments(optimizer), **changes}
+        twin = type(optimizer)([g for g in groups if g["params"]], **arguments)
+        for parameter, state in optimizer.state.items():
+            if id(parameter) in twins:
+                twin.state[twins[id(parameter)]] = _twin_state(state)
+        before = _state_tensors(twin)
+        counter = stack.enter_context(_Live(granularity))
+        twin.step()
+        after = _state_tensors(twin)
+    there = {id(tensor) for tensor in before}
+    stays = resident_tensor_bytes((t for t in after if id(t) not in there), granularity)
+    states = {
+        kind: resident_tensor_bytes((t for t in after if t.device.type == kind), granularity)
+        for kind in {t.device.type for t in after}
+    }
+    return StepNeeds(tuple(sorted(states.items())), max(0, counter.peak_bytes - stays))
+
+
+def _twin_group(group: Mapping[str, Any], twins: dict[int, nn.Parameter]) -> dict[str, Any]:
+    params = []
+    for parameter in group["params"]:
+        if parameter.requires_grad:
+            twins[id(parameter)] = fake = _fake_parameter(parameter)
+            params.append(fake)
+    return {**group, "params": params}
+
+
+def _fake_parameter(parameter: torch.Tensor) -> nn.Parameter:
+    fake = nn.Parameter(torch.empty_like(parameter, requires_grad=False))
+    fake.grad = torch.empty_like(fake)
+    return fake
+
+
+def _twin_state(state: Any) -> Any:
+    """Return state with fakes in place of tensors; step counters keep their contents."""
+
+    def twin(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.numel() == 1:  # a step counter, whose value is asked for
+            return torch.ones((), dtype=leaf.dtype)
+        return torch.empty_like(leaf)
+
+    return private.pytree.tree_map(twin, dict(state))
+
+
+def _state_tensors(optimizer: Any) -> list[torch.Tensor]:
+    leaves = private.pytree.tree_leaves([dict(s) for s in optimizer.state.values()])
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _arguments(optimizer: Any) -> dict[str, Any]:
+    """Return the defaults of an optimizer that its class takes as arguments."""
+    taken = inspect.signature(type(optimizer)).parameters
+    return {key: value for key, value in optimizer.defaults.items() if key in taken}
+
+
+@dataclass
+class _Storage:
+    """A storage and how many tensors lie in it."""
+
+    size_bytes: int
+    tensors: int = 0
+
+    def take(self) -> None:
+        """Note one more tensor."""
+        self.tensors += 1
+
+    def drop(self) -> bool:
+        """Note one tensor less; return whether it was the last."""
+        self.tensors -= 1
+        return not self.tensors
+
+
+@dataclass
+class _Live(private.TorchDispatchMode):
+    """Counts the bytes of the storages that ops make, as long as a tensor lies in them."""
+
+    granularity: int
+    peak_bytes: int = 0
+    _held_bytes: int = 0
+    _storages: dict[int, _Storage] = field(default_factory=dict)
+    _seen: Any = field(default_factory=private.WeakTensorKeyDictionary)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is private.ITEM:  # any number will do
+            return 0.5 if args[0].is_floating_point() else 1
+        leaves = private.pytree.tree_leaves((args, kwargs))
+        given = {private.storage_key(x) for x in leaves if isinstance(x, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for leaf in private.pytree.tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf not in self._seen:
+                self._count(leaf, given)
+        return result
+
+    def _count(self, tensor: torch.Tensor, given: set[int]) -> None:
+        storage = tensor.untyped_storage()
+        key = private.storage_key(tensor)
+        if key in given and key not in self._storages:
+            return  # there before
+        self._seen[tensor] = True
+        held = self._storages.get(key)
+        if held is None:
+            held = self._storages[key] = _Storage(rounded_up(storage.nbytes(), self.granularity))
+            self._held_bytes += held.size_bytes
+            self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+        held.take()
+        weakref.finalize(tensor, self._dropped, key)
+
+    def _dropped(self, key: int) -> None:
+        held = self._storages[key]
+        if held.drop():
+            self._held_bytes -= held.size_bytes
+            del self._storages[key]

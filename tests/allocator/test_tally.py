@@ -1,0 +1,79 @@
+"""Tallies: what was given out since a moment, and the limit it keeps to."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from tightfit.allocator import CpuMeter
+from tightfit.allocator.tally import CpuTally, budget_exceeded, is_refusal
+
+MIB = 1 << 20
+
+
+def floats(size_bytes: int) -> torch.Tensor:
+    return torch.empty(size_bytes // 4)
+
+
+def test_it_counts_what_came_since_and_still_lives() -> None:
+    before = floats(MIB)
+    tally = CpuTally()
+    after, more = floats(MIB), floats(2 * MIB)
+    assert tally.given_bytes() == 3 * MIB
+    assert tally.counted_bytes([before, after, after[:7], None]) == MIB
+    del before, more
+    assert tally.given_bytes() == MIB
+
+
+def test_a_request_beyond_the_limit_is_refused_before_it_is_given() -> None:
+    tally = CpuTally()
+    held = floats(MIB)
+    tally.keep_to(3 * MIB, before_bytes=MIB)
+    fits = floats(MIB)
+    with pytest.raises(RuntimeError) as refused:
+        floats(64)
+    assert is_refusal(refused.value)
+    error = budget_exceeded(refused.value, "A test was refused.")
+    assert (error.budget_bytes, error.measured_bytes) == (3 * MIB, 3 * MIB + 64)
+    assert tally.refusals().count == 1 and tally.given_bytes() == 2 * MIB
+    tally.keep_to(None, 0)
+    assert floats(8 * MIB).nbytes == 8 * MIB
+    del held, fits
+
+
+def test_garbage_is_collected_before_anything_is_refused() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.own, self.tensor = self, floats(2 * MIB)
+
+    tally = CpuTally()
+    Holder()
+    tally.keep_to(3 * MIB, 0)
+    assert floats(2 * MIB).nbytes == 2 * MIB
+    assert not tally.refusals().count
+
+
+def test_threads_together_never_exceed_the_limit() -> None:
+    tally = CpuTally()
+    limit = 64 * 1024
+    tally.keep_to(limit, 0)
+    meter = CpuMeter()
+    start = meter.live_bytes()
+
+    def allocate() -> None:
+        for _ in range(300):
+            try:
+                kept = [floats(4096) for _ in range(4)]
+                del kept
+            except RuntimeError as error:
+                assert is_refusal(error)
+
+    threads = [threading.Thread(target=allocate) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert meter.peak_bytes() - start <= limit
+    assert tally.given_bytes() == 0
