@@ -12,7 +12,7 @@ from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput, CaptureError, Diverged, OpaqueChanged
-from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -200,7 +200,8 @@ class WholeSteps:
         else:
             self.close_step()  # what capture and measurements take belongs to no step
         self.account.locate()
-        return self.captures.capture(key, call, self.options, self._calls)
+        with left_out():
+            return self.captures.capture(key, call, self.options, self._calls)
 
     def _begin(self, one: Specialisation) -> None:
         """Begin to measure a step of what was captured."""
