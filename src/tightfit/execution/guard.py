@@ -190,8 +190,7 @@ class Guard:
             yield
         finally:
             gc.collect()
-            if self.meter is not None:
-                self.meter.reset_peak()
+            self.skip_peak()
 
     def skip_peak(self) -> None:
         """Leave out of the open step what was held since its peak was last noted."""
