@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+from weakref import WeakSet
 
 from tightfit.allocator import Meter, hook_unavailable_reason, meter_for
 from tightfit.errors import BudgetExceeded, TightfitError
 from tightfit.progress import announce
 from tightfit.units import format_bytes
 
-__all__ = ["Guard", "StepPeaks"]
+__all__ = ["Guard", "StepPeaks", "left_out"]
 
 _Phase: TypeAlias = Literal["forward", "between", "backward", "after"]
 _ADVICE = (
@@ -68,6 +69,22 @@ class StepPeaks:
         return max(0, self.between_bytes - self.boundary_bytes)
 
 
+_GUARDS: WeakSet[Guard] = WeakSet()
+
+
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """Leave out of every step that is measured what is done to plan another one."""
+    guards = list(_GUARDS)
+    for guard in guards:
+        guard.take_peak()
+    try:
+        yield
+    finally:
+        for guard in guards:
+            guard.skip_peak()
+
+
 class Guard:
     """Measures steps; raises or warns when one exceeds the budget.
 
@@ -95,6 +112,7 @@ class Guard:
         self._open: dict[str, int] | None = None
         self._phase: _Phase = "forward"
         self._warned = False
+        _GUARDS.add(self)
         try:
             self.meter = meter_for(device)
         except TightfitError:
@@ -172,8 +190,12 @@ class Guard:
             yield
         finally:
             gc.collect()
-            if self.meter is not None:
-                self.meter.reset_peak()
+            self.skip_peak()
+
+    def skip_peak(self) -> None:
+        """Leave out of the open step what was held since its peak was last noted."""
+        if self.meter is not None:
+            self.meter.reset_peak()
 
     def close(self, where: str | None = None) -> StepPeaks | None:
         """End the window of the open step; return what it held.

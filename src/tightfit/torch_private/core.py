@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import TensorGuards
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
@@ -98,7 +97,6 @@ __all__ = [
     "symbolic_numbers",
     "symbols_asked_for",
     "symbols_in",
-    "tensor_guards",
     "watched_autocast",
     "without_autocast",
     "without_modes",
@@ -247,14 +245,6 @@ class _StaticShapes(FakeTensorMode):
 
     def from_tensor(self, tensor: Any, *, static_shapes: Any = None, **given: Any) -> Any:
         return super().from_tensor(tensor, static_shapes=True, **given)
-
-
-def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Return what tells of as many tensors whether type, shape, strides and flags are as now."""
-    if not tensors:
-        return lambda: True
-    guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    return guards.check
 
 
 def symbols_in(value: Any) -> frozenset[str]:

@@ -22,14 +22,11 @@ from tightfit.torch_private import tools as tools
 from tightfit.torch_private.saving import saving_hook
 
 __all__ = [
-    "APART",
-    "HOOKS",
     "call_signature",
     "differ_in_sizes_only",
     "flatten",
     "hooked_modules",
     "input_signature",
-    "modes",
     "module_signature",
     "refuse_lazy",
     "refuse_subclass",
@@ -52,15 +49,13 @@ _SKIPPED = frozenset(
         "__deepcopy__",
     }
 )
-APART = frozenset(nn.Module().__dict__) | {"forward"}
-"""What every module has: no attributes of its own."""
-HOOKS = (
+_KEPT_APART = frozenset(nn.Module().__dict__) | {"forward"}
+_HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-"""Where a module keeps its hooks."""
 
 
 class _Identity:
@@ -227,7 +222,7 @@ def module_signature(
     leaves : iterable
         The call's inputs, which may be parameters or buffers themselves.
     """
-    parts: list[Any] = [modes(), private.global_settings()]
+    parts: list[Any] = [_modes(), private.global_settings()]
     seen = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     for prefix, top in modules.items():
         for name, module in top.named_modules(remove_duplicate=False):
@@ -238,7 +233,7 @@ def module_signature(
                 own = [(key, value) for key, value in own if (place, key) not in kept]
             parts.extend(own)
             if module is not root:
-                parts.append(tuple(tuple(getattr(module, hooks)) for hooks in HOOKS))
+                parts.append(tuple(tuple(getattr(module, hooks)) for hooks in _HOOKS))
             for key, parameter in module._parameters.items():
                 if parameter is not None:
                     refuse_lazy(parameter, f"{name}.{key}".lstrip("."))
@@ -259,7 +254,7 @@ def hooked_modules(
         (name, module)
         for top in modules.values()
         for name, module in top.named_modules()
-        if module is not root and any(getattr(module, hooks) for hooks in HOOKS)
+        if module is not root and any(getattr(module, hooks) for hooks in _HOOKS)
     ]
 
 
@@ -273,7 +268,7 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
                 found.append((key, value))
             case "identity":
                 found.append((key, _Identity(value)))
-            case "contents" if key not in APART:
+            case "contents" if key not in _KEPT_APART:
                 contents = _plain_contents(value)
                 if contents is not None:
                     found.append((key, contents))
@@ -328,7 +323,7 @@ def _further_attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in module.__dict__.items()
-        if name not in APART and not name.startswith("__")
+        if name not in _KEPT_APART and not name.startswith("__")
     }
 
 
@@ -345,7 +340,7 @@ def _same(one: Any, other: Any) -> bool:
     return isinstance(one, PLAIN) and one == other
 
 
-def modes() -> tuple[Any, ...]:
+def _modes() -> tuple[Any, ...]:
     """What the modes of PyTorch are: gradients, autocast of every device type, saving hooks."""
     casts = []
     for device in ("cpu", "cuda"):

@@ -198,21 +198,8 @@ class Arguments:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Return what a call was given."""
-        given = (*args, *kwargs.values())
-        if _FLAT.issuperset(map(type, given)):  # by far the most calls
-            return cls(args, kwargs, given, _flat_spec(len(args), tuple(kwargs)))
         leaves, spec = flatten((args, kwargs))
         return cls(args, kwargs, tuple(leaves), spec)
-
-
-_FLAT = frozenset({torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)})
-"""What is a leaf by itself, whatever is registered."""
-
-
-@functools.lru_cache(maxsize=64)
-def _flat_spec(count: int, names: tuple[str, ...]) -> Any:
-    """Return how the arguments of a call nest that are all leaves."""
-    return flatten(((0,) * count, dict.fromkeys(names, 0)))[1]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from typing import Any
 
 from tightfit.capture.around_data import of_the_same_class
 from tightfit.capture.calls.signature import (
+    call_signature,
     differ_in_sizes_only,
     hooked_modules,
-    input_signature,
 )
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.calls.watched import WatchedModules
 from tightfit.capture.captured import Captured, outputs_beside_the_loss
 from tightfit.capture.probe import probe
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, forget
@@ -55,7 +54,6 @@ class Captures:
         self.callee = callee
         self.opaque: frozenset[str] = frozenset()
         self.answered: frozenset[str] = frozenset()
-        self._watched = WatchedModules(callee.modules)
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._kept: frozenset[Kept] = frozenset()
@@ -75,8 +73,8 @@ class Captures:
     def signature(self, given: Arguments) -> Any:
         """Return what a step depends on: inputs, modules, modes."""
         kept = self._changing.union(place[:2] for place in self._kept)
-        inputs = input_signature(given.leaves, given.spec)
-        return inputs, self._watched.signature(given.leaves, self.callee.root, kept)
+        callee = self.callee
+        return call_signature(given.leaves, given.spec, callee.modules, callee.root, kept)
 
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
         """Return what was captured for a signature, where inputs decide the same again."""

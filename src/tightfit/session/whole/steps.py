@@ -12,7 +12,7 @@ from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput, CaptureError, Diverged, InfeasibleBudget, OpaqueChanged
-from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -211,7 +211,8 @@ class WholeSteps:
             self.close_step()  # what capture and measurements take belongs to no step
         self.account.locate()
         room_bytes = self.options.usable_bytes - self.account.held_bytes() if waits else None
-        return self.captures.capture(key, call, self.options, self._calls, room_bytes)
+        with left_out():
+            return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
     def _begin(self, one: Specialisation, given: Arguments) -> None:
         """Begin to measure a step of what was captured."""

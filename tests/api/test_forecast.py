@@ -1,0 +1,47 @@
+"""What an optimizer's step takes is foretold by taking it on tensors without contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tightfit.allocator import CpuMeter
+from tightfit.session.memory.forecast import step_needs
+
+WAYS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adam": torch.optim.Adam,
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "RMSprop": torch.optim.RMSprop,
+    "Adafactor": torch.optim.Adafactor,
+    "NAdam": torch.optim.NAdam,
+}
+SCALARS_BYTES = 256  # a few numbers as tensors, which kernels make inside
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_state_and_what_passes_are_foretold(name: str) -> None:
+    model = nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 64))
+    optimizer = WAYS[name](model.parameters())
+    for step in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        needs = step_needs(optimizer, 64)
+        assert needs is not None
+        meter = CpuMeter()
+        before = meter.live_bytes()
+        optimizer.step()
+        after = meter.live_bytes()
+        if step == 0:
+            assert needs.state_bytes("cpu") == after - before
+        assert 0 <= meter.peak_bytes() - after - needs.passing_bytes <= SCALARS_BYTES
+
+
+def test_an_optimizer_that_cannot_step_on_fakes_is_not_foretold() -> None:
+    optimizer = torch.optim.LBFGS(nn.Linear(4, 4).parameters())
+    assert step_needs(optimizer, 64) is None
