@@ -39,7 +39,7 @@ _HOMES = {
     "Check": "tightfit.api.check",
     "check": "tightfit.api.check",
     "minimum_budget": "tightfit.api.check",
-    "PlannedStep": "tightfit.session.fitted",
+    "PlannedStep": "tightfit.session.handles",
     "fit": "tightfit.api.fit",
     "prepare": "tightfit.api.fit",
     "report": "tightfit.api.fit",

@@ -1,8 +1,9 @@
 """Watch the true peak of planned steps and compare it with the plan and the budget.
 
 A step's window runs from one planned forward to the next, so the optimizer step and whatever user
-code holds in between are inside. The guard adds up what is resident the whole step (inspected)
-and what the allocator gave out on top (metered).
+code holds in between are inside; it ends with its backward where a model trains next that has a
+budget of its own. The guard adds up what is resident the whole step (inspected) and what the
+allocator gave out on top (metered).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tightfit.units import format_bytes
 
 __all__ = ["Guard", "StepPeaks", "left_out"]
 
-_Phase: TypeAlias = Literal["forward", "between", "backward", "after"]
+_Phase: TypeAlias = Literal["forward", "between", "backward", "after", "over"]
 _ADVICE = (
     "Pass optimizer= so that its state is planned for, put the loss inside (tightfit.step), or "
     "raise the budget or the reserve"
@@ -111,6 +112,7 @@ class Guard:
         self._start: int | None = None
         self._open: dict[str, int] | None = None
         self._phase: _Phase = "forward"
+        self._shared: object | None = None
         self._warned = False
         _GUARDS.add(self)
         try:
@@ -121,8 +123,15 @@ class Guard:
                 "is still verified byte by byte"
             )
 
-    def before_forward(self, constant_bytes: Callable[[], int], budget_bytes: int) -> None:
+    def before_forward(
+        self,
+        constant_bytes: Callable[[], int],
+        budget_bytes: int,
+        shared: object | None = None,
+    ) -> None:
         """Close the window of the step before and open a new one.
+
+        Steps of models with budgets of their own that have had their backward are over.
 
         Parameters
         ----------
@@ -131,7 +140,13 @@ class Guard:
             state. Asked once the window before is closed.
         budget_bytes : int
             The limit of the step that begins, constants included.
+        shared : object, optional
+            What it shares its budget with, if it does.
         """
+        self._shared = shared
+        for other in list(_GUARDS):
+            if other is not self and (shared is None or other._shared is not shared):
+                other._end_after_backward()
         if self.meter is not None:
             self.close()
             live = self.meter.live_bytes()
@@ -224,9 +239,13 @@ class Guard:
         """Forget the open window: the step failed or was dropped."""
         self._open = None
 
+    def _end_after_backward(self) -> None:
+        if self._phase == "after":
+            self._turn("after", "over")
+
     def _turn(self, ended: _Phase, begun: _Phase) -> int:
         """Note the peak of a phase that has ended, and begin another; return that peak."""
-        if self.meter is None or self._open is None:
+        if self.meter is None or self._open is None or self._phase == "over":
             return 0
         peak = self.meter.peak_bytes() - (self._start or 0)
         self.meter.reset_peak()

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
+from tightfit.allocator.tally import is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache
@@ -183,9 +184,10 @@ class _Comparisons:
             for done, claim in enumerate(missing):
                 progress.update(done, name_of(claim.call.function))
                 name = f"{Verdict.__name__}\n{claim.key}"
-                verdict = cache.get(name, Verdict) or self._compared(claim)
-                cache.put(name, verdict)
-                found[claim.key] = found[claim.kind] = verdict
+                verdict = cache.get(name, Verdict) or self._compared_if_room(claim)
+                if verdict is not None:
+                    cache.put(name, verdict)
+                    found[claim.key] = found[claim.kind] = verdict
         finally:
             cache.save()
             progress.stop()
@@ -207,6 +209,14 @@ class _Comparisons:
         for node in claim.call.rests_on:
             nodes |= {node, *self._default[node].nodes()}
         return 3 * sum(storage_bytes(x) for n in nodes for x in flat_outputs(n))
+
+    def _compared_if_room(self, claim: _Claim) -> Verdict | None:
+        try:
+            return self._compared(claim)
+        except RuntimeError as error:
+            if not is_refusal(error):
+                raise
+            return None  # it takes more than was thought, and a budget has no room for that
 
     def _compared(self, claim: _Claim) -> Verdict:
         trial = Trial(self._captured, self._default, claim.call.rests_on)

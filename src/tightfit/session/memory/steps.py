@@ -24,7 +24,8 @@ def refuse_step(name: str, account: Account, optimizer: Any, limit_bytes: int) -
     account : Account
         What is held.
     optimizer : torch.optim.Optimizer
-        That is about to step. One whose step cannot be foretold is not refused.
+        That is about to step. One whose step cannot be foretold, or takes nothing, is not
+        refused.
     limit_bytes : int
         The budget.
 
@@ -36,9 +37,9 @@ def refuse_step(name: str, account: Account, optimizer: Any, limit_bytes: int) -
     needs = account.optimizers.step_needs(optimizer)
     if needs is None:
         return
-    held_bytes = account.held_bytes()
-    needed_bytes = held_bytes + _taken_bytes(needs, account, optimizer)
-    if needed_bytes <= limit_bytes:
+    held_bytes, taken_bytes = account.held_bytes(), _taken_bytes(needs, account, optimizer)
+    needed_bytes = held_bytes + taken_bytes
+    if not taken_bytes or needed_bytes <= limit_bytes:
         return
     helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, limit_bytes)]
     advice = f"{' or '.join(helps)} fits; else " if helps else ""
@@ -46,7 +47,7 @@ def refuse_step(name: str, account: Account, optimizer: Any, limit_bytes: int) -
         f"the step of {type(optimizer).__name__} for {name} would hold "
         f"{format_bytes(needed_bytes)}, more than the budget of {format_bytes(limit_bytes)}: "
         f"{format_bytes(held_bytes)} are held before it, and it takes "
-        f"{format_bytes(needed_bytes - held_bytes)} for its state and for what it computes with. "
+        f"{format_bytes(taken_bytes)} for its state and for what it computes with. "
         f"Nothing has been changed. What to try: {advice}a budget of {needed_bytes} bytes",
         budget_bytes=limit_bytes,
         measured_bytes=needed_bytes,

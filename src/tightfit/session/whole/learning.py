@@ -68,7 +68,7 @@ class Watch:
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
 
-        self.guard.before_forward(constant_bytes, budget_bytes)
+        self.guard.before_forward(constant_bytes, budget_bytes, options.shared)
         if self.guard.steps and last is not None:
             self._learn(one, options, last, self.guard)
 

@@ -146,6 +146,9 @@ class WholeSteps:
 
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; what was captured and priced stays."""
+        if _asks_otherwise(options, self.options):
+            for one in self.captures:
+                one.forget_plans()
         self.options = options
 
     def measure_anew(self) -> None:
@@ -362,6 +365,14 @@ class WholeSteps:
                 self.captures.learn_outputs(one, run)
 
         return started
+
+
+def _asks_otherwise(options: Options, before: Options) -> bool:
+    """Whether plans that were made before are not what would be made now."""
+    return any(
+        getattr(options, name) != getattr(before, name)
+        for name in ("budget_bytes", "reserve_bytes", "planner", "limits", "plan", "compile")
+    )
 
 
 def _gradients(captured: Captured, inputs: list[Any], replicas: Replicas | None) -> Gradients:
