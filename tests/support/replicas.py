@@ -226,19 +226,19 @@ def check_overlap(rank: int) -> None:
 
 def check_one_rank_measures(rank: int) -> None:
     """Operators are measured on one rank, in steps too; all run one plan with these costs."""
-    priced, measure = [], pipeline.measured_costs
+    priced, measure = [], pipeline.quick_costs
 
-    def measured_costs(*arguments: Any) -> Any:
+    def quick_costs(*arguments: Any, **keywords: Any) -> Any:
         priced.append(rank)
-        return measure(*arguments)
+        return measure(*arguments, **keywords)
 
-    pipeline.measured_costs = measured_costs
+    pipeline.quick_costs = quick_costs
     model = tightfit.fit(Net(False), "1GiB", cache=False, limits=(0.2, 0.02))
     wrapper = DistributedDataParallel(model)
     for step in range(7):
         wrapper(batch(rank, step)).backward()
         wrapper.zero_grad()
-    pipeline.measured_costs = measure
+    pipeline.quick_costs = measure
     everyone: list[Any] = [None, None]
     costs = [v.cost_s for op in attached(model).last.graph.ops for v in op.alternatives[0].variants]
     dist.all_gather_object(everyone, (priced, costs, tightfit.report(model).cost_source))

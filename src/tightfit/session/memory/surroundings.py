@@ -104,7 +104,11 @@ def handed_out_bytes(captured: Captured) -> int:
 
 
 def root_gradient_bytes(captured: Captured) -> int:
-    """Return the bytes of the losses' own gradients: `backward` holds them until it returns."""
+    """Return the bytes of the losses' own gradients: `backward` holds them until it returns.
+
+    Of a loss that is made outside the plan the number itself is held.
+    """
     granularity = captured.graph.device.granularity_bytes
     tangents = (v for v in captured.graph.values if v.role == "tangent")
-    return sum(v.size_bytes for v in tangents if v.size_bytes <= granularity)
+    own = sum(v.size_bytes for v in tangents if v.size_bytes <= granularity)
+    return own or granularity

@@ -108,6 +108,8 @@ class Watch:
         if not self._told:
             self._told = True
             self._tell(last, guard)
+        step = guard.steps[-1]
+        one.saw_backward(last, step.constant_bytes + step.backward_bytes)
         # what lies between forward and backward of one in company is theirs, too
         if alone and not one.outside_is_known and one.plans:
             self._learn_outside(one, options, last, guard)

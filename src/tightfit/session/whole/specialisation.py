@@ -69,6 +69,8 @@ class Specialisation:
     ----------
     outside_bytes : int
         What user code holds between forward and backward: assumed at first, then measured.
+    surplus_bytes : int
+        What a backward was seen to hold beyond its plan: user code holds it until its end.
     tuner : Tuner or None
         Times the first steps; None when costs are final.
     used : int
@@ -80,6 +82,7 @@ class Specialisation:
         self.captured = captured
         self.is_further = is_further
         self.outside_bytes = assumed_outside_bytes(captured)
+        self.surplus_bytes = 0
         self.tuner: Tuner | None = None
         self.used = 0
         self._seen_outside_bytes: int | None = None
@@ -214,6 +217,11 @@ class Specialisation:
     def saw_outside(self, outside_bytes: int) -> None:
         """Note what user code holds; plans that are there stay in use."""
         self._seen_outside_bytes = outside_bytes
+
+    def saw_backward(self, planned: Planned, peak_bytes: int) -> None:
+        """Note what a backward of one of the plans has held, constants included."""
+        if any(planned is own for own in self._plans.values()):
+            self.surplus_bytes = max(self.surplus_bytes, peak_bytes - planned.outcome.peak_bytes)
 
     def plan_with_outside(self, outside_bytes: int) -> None:
         """Make the next plan for what user code was seen to hold."""

@@ -335,8 +335,9 @@ class WholeSteps:
         account, graph = self.account, one.captured.graph
         standing = account.standing(inputs, self.options.beside(account))
         state_bytes = standing.state_bytes + standing.coming_bytes
+        others_bytes = standing.others_bytes + one.surplus_bytes
         if share is None:
-            held = standing.gradient_bytes + state_bytes + standing.others_bytes
+            held = standing.gradient_bytes + state_bytes + others_bytes
             held += graph.constant_bytes
             share = self.options.share_of(account, graph, held, len(self.waiting))
         return Surroundings(
@@ -344,7 +345,7 @@ class WholeSteps:
             gradient_bytes=standing.gradient_bytes,
             state_bytes=state_bytes,
             outside_bytes=max(one.outside_bytes, share.others_bytes),
-            others_bytes=standing.others_bytes,
+            others_bytes=others_bytes,
             budget_bytes=share.peak_bytes,
         )
 
