@@ -5,7 +5,10 @@ python tests/write_features.py
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # where benchmarks/ is
 
 from support.features import REFUSED, SUPPORTED, UNCOMPILED
 from support.libraries import LIBRARIES
