@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import hashlib
+import math
 import random
 import time
 from collections.abc import Callable
@@ -185,6 +186,9 @@ class Run:
         advised = error.minimum_bytes if isinstance(error, InfeasibleBudget) else None
         if isinstance(error, BudgetExceeded):
             advised = error.measured_bytes
+        asked = getattr(error, "budget_bytes", None)
+        if advised and asked and self.budget_bytes:  # of a model that has a part of the budget
+            advised = math.ceil(advised * self.budget_bytes / asked)
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return dataclasses.replace(self._life, error=text, advised_bytes=advised)
 
