@@ -84,7 +84,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "planners": (
         "base bounds solvers",
         "outcomes",
-        "engine stages registry",
+        "engine stages registry orders",
         "checkmate monet intervals heuristics eviction",
         "anytime",
         "questions",
