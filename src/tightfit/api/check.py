@@ -10,6 +10,8 @@ import msgspec
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
+from tightfit.layout.of_plan import blocks_of_plan
+from tightfit.layout.pack import pack
 from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits, Task
@@ -44,6 +46,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         The smallest budget with a plan found, and the proven lower limit.
     explanation : Explanation or None
         Who holds the memory, what is saved and computed again; None without a plan.
+    height_bytes : int or None
+        What the plan takes with an address for every byte: constants and the height of its
+        layout; None without a plan.
     message : str
         Why there is no plan, and what to try; empty with a plan.
     seconds : float
@@ -57,6 +62,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     minimum: MinimumBudget
     explanation: Explanation | None
+    height_bytes: int | None
     message: str
     seconds: float
 
@@ -142,9 +148,19 @@ def check(
         outcome=outcome,
         minimum=least,
         explanation=explain(outcome.plan, graph) if outcome.plan is not None else None,
+        height_bytes=_height_bytes(graph, outcome),
         message="" if outcome.plan is not None else infeasible_message(task, outcome, least),
         seconds=time.perf_counter() - started,
     )
+
+
+def _height_bytes(graph: Graph, outcome: Outcome) -> int | None:
+    """Lay out a plan, sizes rounded as the device's allocator rounds them."""
+    if outcome.plan is None:
+        return None
+    alignment_bytes = max(1, graph.device.granularity_bytes)
+    blocks = blocks_of_plan(graph, outcome.plan)
+    return graph.constant_bytes + pack(blocks, alignment_bytes=alignment_bytes).height_bytes
 
 
 def minimum_budget(
