@@ -80,7 +80,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "figures",
     ),
     "arenas": ("sequence", "arena", "calls"),
-    "layout": ("blocks", "io of_plan history validate packers predecessors", "pack"),
+    "layout": ("blocks", "io of_plan history validate packers predecessors", "pack", "within"),
     "planners": (
         "base bounds solvers",
         "outcomes",

@@ -10,8 +10,7 @@ import msgspec
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
-from tightfit.layout.of_plan import blocks_of_plan
-from tightfit.layout.pack import pack
+from tightfit.layout.within import plan_within
 from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits, Task
@@ -139,7 +138,10 @@ def check(
         budget_bytes=least.found_bytes if asked is None else asked,
         gradients=gradients,
     )
-    outcome = plan_with(planner, task, limits, progress, known=least.plan)
+    laid_out = plan_within(
+        task, lambda tighter: plan_with(planner, tighter, limits, progress, known=least.plan)
+    )
+    outcome = laid_out.outcome
     return Check(
         graph=graph,
         gradients=gradients,
@@ -148,19 +150,10 @@ def check(
         outcome=outcome,
         minimum=least,
         explanation=explain(outcome.plan, graph) if outcome.plan is not None else None,
-        height_bytes=_height_bytes(graph, outcome),
+        height_bytes=laid_out.height_bytes,
         message="" if outcome.plan is not None else infeasible_message(task, outcome, least),
         seconds=time.perf_counter() - started,
     )
-
-
-def _height_bytes(graph: Graph, outcome: Outcome) -> int | None:
-    """Lay out a plan, sizes rounded as the device's allocator rounds them."""
-    if outcome.plan is None:
-        return None
-    alignment_bytes = max(1, graph.device.granularity_bytes)
-    blocks = blocks_of_plan(graph, outcome.plan)
-    return graph.constant_bytes + pack(blocks, alignment_bytes=alignment_bytes).height_bytes
 
 
 def minimum_budget(
