@@ -80,11 +80,11 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "figures",
     ),
     "arenas": ("sequence", "arena", "calls"),
-    "layout": ("blocks", "io of_plan history validate packers predecessors", "pack"),
+    "layout": ("blocks", "io of_plan history validate packers predecessors", "pack", "within"),
     "planners": (
         "base bounds solvers",
         "outcomes",
-        "engine stages registry",
+        "engine stages registry orders",
         "checkmate monet intervals heuristics eviction",
         "anytime",
         "questions",

@@ -226,6 +226,27 @@ def test_nothing_leaks_and_pages_are_given_back() -> None:
     assert resident_bytes() < resident + 32 * MIB
 
 
+def test_a_loop_that_turns_into_another_is_laid_out_anew_and_not_held_twice() -> None:
+    gc.collect()
+    before = resident_bytes()
+    held: list[int] = []
+    with tightfit.arena() as arena:
+        for step in range(14):
+            x = torch.ones((8 if step < 6 else 12) * MIB)  # four bytes each
+            y = x + 1
+            del x
+            for _ in range(4 if step >= 6 else 0):
+                y += y * 2
+            held.append(resident_bytes() - before)
+            del y
+            arena.step()
+    report = arena.report
+    assert report.exact_steps >= 6 and report.layouts == 2
+    assert 96 * MIB <= report.height_bytes < 97 * MIB
+    assert held[7] < (48 + 16) * MIB  # recorded only: the pages of the old layout are given back
+    assert held[13] < report.height_bytes + 16 * MIB
+
+
 def test_wrong_use_is_said() -> None:
     arena = tightfit.arena()
     with pytest.raises(BadInput, match="inside its 'with' block"):

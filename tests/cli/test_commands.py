@@ -119,6 +119,7 @@ def test_the_command_line_is_frozen() -> None:
             "--json",
         },
         "verify": {"PLAN", "GRAPH", "--costs", "--json"},
+        "snapshot": {"PLAN", "GRAPH", "--output", "-o", "--costs", "--json"},
         "minimum": {
             "TARGET",
             *of_models,

@@ -9,4 +9,5 @@ NB_MODULE(_engine, module) {
     tightfit::bind_executed(module);
     tightfit::bind_replay(module);
     tightfit::bind_packing(module);
+    tightfit::bind_orders(module);
 }

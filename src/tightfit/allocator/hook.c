@@ -21,6 +21,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -28,7 +29,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 5
+#define VERSION 6
 #define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
 /* ------------------------------------------------------------------ c10's binary interface */
@@ -76,17 +77,28 @@ static _Bool installed;
 typedef struct {
     uintptr_t address; /* 0: empty */
     uint64_t size;
-    uint64_t stamp; /* blocks are numbered as they are given out */
+    uint64_t stamp; /* how many tallies had been opened when it was given out */
     uint64_t record; /* 0, or (recording << 40) + index of its lifetime */
 } Entry;
 
 typedef struct {
-    pthread_mutex_t lock;
+    atomic_bool is_held;
     Entry *entries;
     uint64_t capacity, count; /* capacity: 0 or a power of two */
 } Shard;
 
 static Shard shards[SHARDS];
+
+/* A shard is held for some ten instructions, so waiting threads spin; letting go of it is a plain
+ * store, at half the price of a mutex. */
+static inline void hold(Shard *shard) {
+    while (atomic_exchange_explicit(&shard->is_held, 1, memory_order_acquire))
+        sched_yield();
+}
+
+static inline void let_go(Shard *shard) {
+    atomic_store_explicit(&shard->is_held, 0, memory_order_release);
+}
 
 static inline uint64_t hash_of(uintptr_t address) {
     return (uint64_t)(address >> 6) * 0x9E3779B97F4A7C15u;
@@ -122,13 +134,13 @@ static _Bool grow(Shard *shard) {
 
 static _Bool table_insert(Entry entry) {
     Shard *shard = shard_of(hash_of(entry.address));
-    pthread_mutex_lock(&shard->lock);
+    hold(shard);
     _Bool fits = 2 * (shard->count + 1) <= shard->capacity || grow(shard);
     if (fits) {
         place(shard, entry);
         shard->count++;
     }
-    pthread_mutex_unlock(&shard->lock);
+    let_go(shard);
     return fits;
 }
 
@@ -159,10 +171,10 @@ static Entry table_find(uintptr_t address) {
     uint64_t hash = hash_of(address);
     Shard *shard = shard_of(hash);
     Entry found = {0};
-    pthread_mutex_lock(&shard->lock);
+    hold(shard);
     if (shard->capacity)
         found = shard->entries[slot_with(shard, address, hash)];
-    pthread_mutex_unlock(&shard->lock);
+    let_go(shard);
     return found;
 }
 
@@ -171,7 +183,7 @@ static Entry table_remove(void *address) {
     uint64_t hash = hash_of((uintptr_t)address);
     Shard *shard = shard_of(hash);
     Entry found = {0};
-    pthread_mutex_lock(&shard->lock);
+    hold(shard);
     if (shard->capacity) {
         uint64_t slot = slot_with(shard, (uintptr_t)address, hash);
         found = shard->entries[slot];
@@ -180,7 +192,7 @@ static Entry table_remove(void *address) {
             shard->count--;
         }
     }
-    pthread_mutex_unlock(&shard->lock);
+    let_go(shard);
     return found;
 }
 
@@ -221,14 +233,14 @@ static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rou
 #define NEVER UINT64_MAX
 
 typedef struct {
-    atomic_uint_fast64_t opened; /* the first stamp that counts; NEVER: closed */
+    atomic_uint_fast64_t opened; /* the least stamp that counts; NEVER: closed */
     atomic_int_fast64_t given, peak, before, limit;
     atomic_int_fast64_t refusals, refused_size, held_then; /* of the last refused request */
 } Tally;
 
 static Tally tallies[TALLIES];
 static atomic_int tallies_end;
-static atomic_uint_fast64_t next_stamp = 1;
+static atomic_uint_fast64_t tallies_opened;
 static pthread_mutex_t tallies_lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*fail)(const char *function, const char *file, uint32_t line, const char *message);
 
@@ -408,7 +420,8 @@ static DataPtr hook_allocate(void *self, size_t size) {
     block.deleter = hook_free;
     if (!block.data)
         return block;
-    Entry entry = {(uintptr_t)block.data, size, atomic_fetch_add(&next_stamp, 1), 0};
+    uint64_t stamp = atomic_load_explicit(&tallies_opened, memory_order_acquire);
+    Entry entry = {(uintptr_t)block.data, size, stamp, 0};
     Tally *exceeded = tally_allocation(entry.stamp, rounded(size));
     if (exceeded && collect_garbage())
         exceeded = tally_allocation(entry.stamp, rounded(size));
@@ -439,12 +452,12 @@ static void lock_all(void) {
     pthread_mutex_lock(&tallies_lock);
     pthread_mutex_lock(&record_lock);
     for (int shard = 0; shard < SHARDS; shard++)
-        pthread_mutex_lock(&shards[shard].lock);
+        hold(&shards[shard]);
 }
 
 static void unlock_all(void) {
     for (int shard = SHARDS - 1; shard >= 0; shard--)
-        pthread_mutex_unlock(&shards[shard].lock);
+        let_go(&shards[shard]);
     pthread_mutex_unlock(&record_lock);
     pthread_mutex_unlock(&tallies_lock);
     pthread_mutex_unlock(&slots_lock);
@@ -519,8 +532,6 @@ EXPORT const char *tightfit_hook_install(const char *library) {
     own_table[SLOTS_BEFORE + SLOT_ALLOCATE] = (void *)hook_allocate;
     own_table[SLOTS_BEFORE + SLOT_RAW_DELETER] = (void *)hook_raw_deleter;
     own_allocator.table = own_table + SLOTS_BEFORE;
-    for (int shard = 0; shard < SHARDS; shard++)
-        pthread_mutex_init(&shards[shard].lock, NULL);
     for (int slot = 0; slot < TALLIES; slot++)
         atomic_store(&tallies[slot].opened, NEVER);
     if (pthread_atfork(lock_all, unlock_all, stop_recording_in_child))
@@ -584,7 +595,7 @@ EXPORT int tightfit_hook_tally_open(void) {
         atomic_store(&tally->before, 0);
         atomic_store(&tally->limit, INT64_MAX);
         atomic_store(&tally->refusals, 0);
-        atomic_store(&tally->opened, atomic_load(&next_stamp));
+        atomic_store(&tally->opened, atomic_fetch_add(&tallies_opened, 1) + 1);
         if (slot == end)
             atomic_store(&tallies_end, end + 1);
     }

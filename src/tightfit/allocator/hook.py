@@ -12,7 +12,7 @@ from tightfit.errors import HookUnavailable
 __all__ = ["hook_available", "hook_unavailable_reason", "installed_hook"]
 
 _FILE = "tightfit_hook.so"
-_VERSION = 5
+_VERSION = 6
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_version": (ctypes.c_int, ()),
     "tightfit_hook_install": (ctypes.c_char_p, (ctypes.c_char_p,)),
@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_record_read": (None, (ctypes.POINTER(ctypes.c_int64),)),
     "tightfit_replay_open": (ctypes.c_int, (ctypes.c_int64,)),
     "tightfit_replay_close": (None, (ctypes.c_int,)),
+    "tightfit_replay_drop_pages": (None, (ctypes.c_int,)),
     "tightfit_replay_add": (
         ctypes.c_int,
         (

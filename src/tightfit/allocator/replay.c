@@ -44,7 +44,8 @@ typedef struct {
     int64_t *offset_at; /* open addressing by offset; -1: empty */
     atomic_int *owner_at; /* the request that is alive at that offset, or nobody */
     int64_t capacity; /* of the two tables, a power of two */
-    atomic_int_fast64_t alive;
+    atomic_int_fast64_t taken; /* how often a place was taken: by the thread inside only */
+    atomic_int_fast64_t given; /* how often one was given back: by any thread */
 } Plan;
 
 enum { REQUESTS, HITS, OUTSIDE, LARGER, LATE, OVER, STATISTICS };
@@ -54,7 +55,6 @@ typedef struct {
     int64_t height;
     Plan *plans[PLANS];
     atomic_int plan_count;
-    atomic_int_fast64_t alive;
     atomic_bool is_closed; /* unmapped once nothing is alive in it and no thread inside */
     atomic_bool is_entered;
     /* the rest belongs to the thread inside */
@@ -90,11 +90,26 @@ static inline _Bool is_alive(Plan *plan, int64_t request) {
     return atomic_load_explicit(&plan->is_alive[request], memory_order_acquire);
 }
 
+/* How many requests of a plan lie in their places. */
+static inline int64_t alive_of(const Plan *plan) {
+    int64_t given = atomic_load_explicit(&plan->given, memory_order_acquire);
+    return atomic_load_explicit(&plan->taken, memory_order_relaxed) - given;
+}
+
+/* How many blocks are alive in an arena. */
+static int64_t alive_in(const Arena *arena) {
+    int plans = atomic_load_explicit(&arena->plan_count, memory_order_acquire);
+    int64_t alive = 0;
+    for (int number = 0; number < plans; number++)
+        alive += alive_of(arena->plans[number]);
+    return alive;
+}
+
 static _Bool is_occupied(Arena *arena, int64_t offset, int64_t size) {
     int plans = atomic_load(&arena->plan_count);
     for (int number = 0; number < plans; number++) {
         Plan *plan = arena->plans[number];
-        if (!atomic_load_explicit(&plan->alive, memory_order_acquire))
+        if (!alive_of(plan))
             continue;
         for (int64_t other = 0; other < plan->count; other++)
             if (is_alive(plan, other) && plan->offsets[other] < offset + size &&
@@ -159,8 +174,8 @@ void *replay_take(size_t size) {
     if (!may_lie(arena, plan, request, size))
         return NULL;
     arena->statistics[HITS]++;
-    atomic_fetch_add_explicit(&arena->alive, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&plan->alive, 1, memory_order_relaxed);
+    int64_t taken = atomic_load_explicit(&plan->taken, memory_order_relaxed);
+    atomic_store_explicit(&plan->taken, taken + 1, memory_order_relaxed);
     atomic_store_explicit(&plan->owner_at[plan->place[request]], (int)request,
                           memory_order_relaxed);
     atomic_store_explicit(&plan->is_alive[request], 1, memory_order_release);
@@ -191,8 +206,7 @@ _Bool replay_give(void *address) {
                 memset(address, 0xFF, (size_t)plan->sizes[request]);
             atomic_store_explicit(&plan->owner_at[place], NOBODY, memory_order_relaxed);
             atomic_store_explicit(&plan->is_alive[request], 0, memory_order_release);
-            atomic_fetch_sub_explicit(&plan->alive, 1, memory_order_release);
-            atomic_fetch_sub_explicit(&arena->alive, 1, memory_order_release);
+            atomic_fetch_add_explicit(&plan->given, 1, memory_order_release);
             return 1;
         }
         abort(); /* freed twice: as the ordinary allocator does */
@@ -240,7 +254,7 @@ static void unmap_closed(void) {
     for (int slot = 0; slot < end; slot++) {
         Arena *arena = atomic_load(&arenas[slot]);
         if (arena && atomic_load(&arena->is_closed) && !atomic_load(&arena->is_entered) &&
-            !atomic_load_explicit(&arena->alive, memory_order_acquire))
+            !alive_in(arena))
             unmap(slot);
     }
 }
@@ -320,9 +334,18 @@ EXPORT void tightfit_replay_close(int number) {
     Arena *arena = atomic_load(&arenas[number]);
     atomic_store(&arena->is_closed, 1);
     if (!atomic_load(&arena->is_entered) &&
-        atomic_load_explicit(&arena->alive, memory_order_acquire))
+        alive_in(arena))
         drop_free_pages(arena);
     unmap_closed();
+    pthread_mutex_unlock(&arenas_lock);
+}
+
+/* Gives back the pages that no living block touches, of an arena that no thread is in. */
+EXPORT void tightfit_replay_drop_pages(int number) {
+    pthread_mutex_lock(&arenas_lock);
+    Arena *arena = atomic_load(&arenas[number]);
+    if (arena && !atomic_load(&arena->is_entered))
+        drop_free_pages(arena);
     pthread_mutex_unlock(&arenas_lock);
 }
 
@@ -397,7 +420,7 @@ EXPORT int tightfit_replay_begin(int number, int plan) {
         return 1;
     arena->current = arena->plans[plan];
     arena->next = 0;
-    arena->is_exact = !atomic_load_explicit(&arena->alive, memory_order_acquire);
+    arena->is_exact = !alive_in(arena);
     memset(arena->statistics, 0, sizeof arena->statistics);
     atomic_store(&arena->is_entered, 1);
     inside = arena;
@@ -420,7 +443,7 @@ EXPORT void tightfit_replay_interrupt(void) { interruptions++; }
 EXPORT void tightfit_replay_resume(void) { interruptions -= interruptions > 0; }
 
 EXPORT int64_t tightfit_replay_alive(int number) {
-    return atomic_load(&atomic_load(&arenas[number])->alive);
+    return alive_in(atomic_load(&arenas[number]));
 }
 
 /* Copies, for each request of a plan, the largest size seen that was larger than planned, or 0. */

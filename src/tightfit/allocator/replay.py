@@ -130,6 +130,10 @@ class Replay:
         """How many blocks lie in the arena now."""
         return int(self._hook.tightfit_replay_alive(self._number))
 
+    def drop_pages(self) -> None:
+        """Give the pages back that no living block touches, while nobody is inside."""
+        self._hook.tightfit_replay_drop_pages(self._number)
+
     def wanted(self, plan: int, count: int) -> list[int]:
         """Return for each of a plan's requests the largest seen that was larger than planned."""
         sizes = (ctypes.c_int64 * count)()

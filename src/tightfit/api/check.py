@@ -10,6 +10,7 @@ import msgspec
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
+from tightfit.layout.within import plan_within
 from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Gradients, Outcome
 from tightfit.planners.base import Limits, Task
@@ -44,6 +45,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         The smallest budget with a plan found, and the proven lower limit.
     explanation : Explanation or None
         Who holds the memory, what is saved and computed again; None without a plan.
+    height_bytes : int or None
+        What the plan takes with an address for every byte: constants and the height of its
+        layout; None without a plan.
     message : str
         Why there is no plan, and what to try; empty with a plan.
     seconds : float
@@ -57,6 +61,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     minimum: MinimumBudget
     explanation: Explanation | None
+    height_bytes: int | None
     message: str
     seconds: float
 
@@ -133,7 +138,10 @@ def check(
         budget_bytes=least.found_bytes if asked is None else asked,
         gradients=gradients,
     )
-    outcome = plan_with(planner, task, limits, progress, known=least.plan)
+    laid_out = plan_within(
+        task, lambda tighter: plan_with(planner, tighter, limits, progress, known=least.plan)
+    )
+    outcome = laid_out.outcome
     return Check(
         graph=graph,
         gradients=gradients,
@@ -142,6 +150,7 @@ def check(
         outcome=outcome,
         minimum=least,
         explanation=explain(outcome.plan, graph) if outcome.plan is not None else None,
+        height_bytes=laid_out.height_bytes,
         message="" if outcome.plan is not None else infeasible_message(task, outcome, least),
         seconds=time.perf_counter() - started,
     )

@@ -144,9 +144,18 @@ class Arena:
         step = self._step_of(shape)
         if not step.is_confirmed:
             self._recorder = self._recording.enter_context(record())
-        if step.is_planned and not step.enter(self._room_for(step)):
-            step.enter(self._another(step.height_bytes))  # that one has all the plans it can
+        if step.is_planned:
+            self._enter(step)
+        elif self._replay is not None:
+            self._replay.drop_pages()  # what the step takes elsewhere would come in addition
         self._running = step
+
+    def _enter(self, step: _Step) -> None:
+        """Let a step run at planned places."""
+        if not step.is_installed:
+            trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
+        if not step.enter(self._room_for(step)):
+            step.enter(self._another(step.height_bytes))  # that one has all the plans it can
 
     def _step_of(self, shape: Hashable) -> _Step:
         """Return what is known of steps of a shape; of very many the oldest is forgotten."""
@@ -164,7 +173,6 @@ class Arena:
     def _room_for(self, step: _Step) -> Replay:
         """Return the arena; another one where it is too low, or a new layout would find blocks."""
         if self._replay is None:
-            trim_ordinary_memory()  # of the steps that were recorded: the arena comes in addition
             return self._another(step.height_bytes)
         is_in_the_way = not step.is_installed and self._replay.alive > 0
         if is_in_the_way or self._replay.height_bytes < step.height_bytes:
@@ -202,6 +210,9 @@ class Arena:
         )
 
 
+_STALE = 0.5
+"""Share of requests that fall back from which on a step is another one than was laid out."""
+
 _PATIENCE = 4
 """Steps recorded in which no two after each other are alike before the last one is planned."""
 
@@ -217,11 +228,12 @@ class _Step:
         self._replay: Replay | None = None
         self._plan: int | None = None
         self._is_inside = False
+        self._is_stale = False  # the layout is of other steps: the next one is only recorded
 
     @property
     def is_planned(self) -> bool:
         """Whether there is a layout for it."""
-        return self._layout is not None
+        return self._layout is not None and not self._is_stale
 
     @property
     def is_installed(self) -> bool:
@@ -269,6 +281,7 @@ class _Step:
             if replayed.larger == replayed.fallbacks and replayed.requests == count:
                 self._take(enlarged(self._layout, self._wanted(count)))
                 return True
+            self._is_stale = replayed.fallbacks > _STALE * replayed.requests
         if recording is None:
             return False
         before, self._sizes = self._sizes, requested_sizes(recording)
@@ -285,3 +298,4 @@ class _Step:
     def _take(self, layout: Sequenced) -> None:
         self._layout = layout
         self._plan = None
+        self._is_stale = False

@@ -22,6 +22,7 @@ from tightfit.cli.recorded.pack import pack
 from tightfit.cli.recorded.record import record
 from tightfit.cli.recorded.simulate import simulate
 from tightfit.cli.show import show
+from tightfit.cli.snapshot import snapshot
 from tightfit.cli.verify import verify
 from tightfit.errors import InfeasibleBudget, TightfitError
 from tightfit.version import __version__
@@ -41,7 +42,7 @@ app = App(
 )
 _COMMANDS = (
     *(demo, check, plan, show, verify, minimum, max_batch, curve, prove),
-    *(pack, simulate, record),
+    *(pack, simulate, record, snapshot),
 )
 for command in _COMMANDS:
     app.command(command)

@@ -84,6 +84,7 @@ def check(
         seconds=found.seconds,
         eager_peak_bytes=found.eager_peak_bytes,
         lower_bound_bytes=found.minimum.lower_bytes,
+        height_bytes=found.height_bytes,
         constants_bytes=dict(found.graph.constants_bytes),
         cost_source=found.graph.cost_source,
         ops=len(found.graph.ops),
@@ -109,10 +110,18 @@ def _text(found: Check) -> str:
         *(f"  note      {note}" for note in _notes(graph)),
         "",
     ]
-    if found.explanation is None:
+    if found.explanation is None or found.height_bytes is None:
         return "\n".join([*lines, found.message])
+    share = found.height_bytes / found.outcome.peak_bytes
+    height = f"{format_bytes(found.height_bytes)} laid out, {share:.4f} times the peak"
     return "\n".join(
-        [*lines, render_outcome(found.outcome, graph), "", render_explanation(found.explanation)]
+        [
+            *lines,
+            render_outcome(found.outcome, graph),
+            f"  height    {height}",
+            "",
+            render_explanation(found.explanation),
+        ]
     )
 
 

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
+import msgspec
+
 from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
 from tightfit.layout.blocks import Block
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
 
-__all__ = ["blocks_of_plan"]
+__all__ = ["PlannedBlock", "blocks_of_plan", "planned_blocks"]
+
+Content: TypeAlias = Literal["value", "second instance", "workspace", "random state", "outside"]
+
+
+class PlannedBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A block of a plan and what lies in it.
+
+    Parameters
+    ----------
+    content : str
+        ``"value"``; ``"second instance"``: a value written again while it is alive;
+        ``"workspace"`` or ``"random state"`` of an op; ``"outside"``: what user code holds while
+        a segment is entered.
+    number : int
+        The value, op or segment.
+    """
+
+    block: Block
+    content: Content
+    number: int
 
 
 def blocks_of_plan(graph: Graph, plan: Plan) -> tuple[Block, ...]:
-    """Return the blocks of a valid plan, in the order of their birth.
+    """Return the blocks of a valid plan, in the order of their birth; see `planned_blocks`."""
+    return tuple(planned.block for planned in planned_blocks(graph, plan))
+
+
+def planned_blocks(graph: Graph, plan: Plan) -> tuple[PlannedBlock, ...]:
+    """Return the blocks of a valid plan with what lies in them, in the order of their birth.
 
     Instruction i happens at the ticks [2i, 2i + 1): what only lives while it runs lives then,
     what it leaves lives from 2i on. Constants have no block. The largest load of the blocks and
@@ -46,7 +75,7 @@ class _Lifetimes:
         self._computed: set[OpId] = set()
         self._alive: dict[ValueId, int] = {}
         self._states: dict[OpId, int] = {}
-        self._ended: list[tuple[int, int, int]] = []  # lower, upper, size
+        self._ended: list[tuple[int, int, int, Content, int]] = []  # lower, upper, size, ...
 
     def compute(self, index: int, instruction: Compute) -> None:
         """An op writes values; those alive keep their block, and the new one is temporary."""
@@ -61,18 +90,22 @@ class _Lifetimes:
             self._alive[way.writes[0]] = self._alive.pop(way.overwrites)
         for value in way.writes[way.overwrites is not None :]:
             if value in self._alive:
-                self._while_running(self._graph.values[value].size_bytes)
+                size = self._graph.values[value].size_bytes
+                self._while_running(size, "second instance", value)
             else:
                 self._alive[value] = self.at
-        self._while_running(way.variants[instruction.variant].workspace_bytes)
+        workspace_bytes = way.variants[instruction.variant].workspace_bytes
+        self._while_running(workspace_bytes, "workspace", op.id)
         if is_last and op.id in self._states:
-            self._ended.append((self._states.pop(op.id), self.at + 1, op.random_state_bytes))
+            lower, size = self._states.pop(op.id), op.random_state_bytes
+            self._ended.append((lower, self.at + 1, size, "random state", op.id))
 
     def end(self, value: ValueId, *, after: int = 0) -> None:
         """A value is let go of."""
         if value in self._alive:
             size = self._graph.values[value].size_bytes
-            self._ended.append((self._alive.pop(value), self.at + after, size))
+            lower = self._alive.pop(value)
+            self._ended.append((lower, self.at + after, size, "value", value))
 
     def hand_over(self, values: tuple[ValueId, ...]) -> None:
         """Gradients that are added to existing ones end here."""
@@ -84,18 +117,23 @@ class _Lifetimes:
         """Values that replace buffers end; what user code holds counts; tangents begin."""
         for value in [v for v in self._alive if self._graph.values[v].fate == "written_back"]:
             self.end(value)
-        self._while_running(self._graph.segments[segment].outside_bytes)
+        self._while_running(self._graph.segments[segment].outside_bytes, "outside", segment)
         for value in self._graph.values:
             if value.role == "tangent" and value.segment == segment:
                 self._alive[value.id] = self.at + 1
 
-    def finished(self) -> tuple[Block, ...]:
+    def finished(self) -> tuple[PlannedBlock, ...]:
         """Return all blocks; what is still alive ends with the step."""
         self.at = 2 * len(self._plan.instructions)
         for value in tuple(self._alive):
             self.end(value)
         kept = [ended for ended in self._ended if ended[2] > 0 and ended[0] < ended[1]]
-        return tuple(Block(number, *ended) for number, ended in enumerate(sorted(kept)))
+        return tuple(
+            PlannedBlock(
+                block=Block(name, lower, upper, size_bytes), content=content, number=number
+            )
+            for name, (lower, upper, size_bytes, content, number) in enumerate(sorted(kept))
+        )
 
-    def _while_running(self, size_bytes: int) -> None:
-        self._ended.append((self.at, self.at + 1, size_bytes))
+    def _while_running(self, size_bytes: int, content: Content, number: int) -> None:
+        self._ended.append((self.at, self.at + 1, size_bytes, content, number))

@@ -14,7 +14,6 @@ from tightfit._core import _engine
 from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.anytime.exhaustive import solve_small
-from tightfit.planners.anytime.order import frees_early, in_traced_order, reorder
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import FirstPlan, Search
 from tightfit.planners.anytime.strategy import first_plan, pursue
@@ -22,13 +21,18 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
 from tightfit.planners.engine.problem import EngineProblem, computes_of
+from tightfit.planners.orders.frees_early import frees_early
+from tightfit.planners.orders.least_peak import LeastPeak
+from tightfit.planners.orders.only import order_for, order_only
+from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
 
 __all__ = ["AnytimeResult", "FirstPlan", "plan_anytime", "run_anytime"]
 
 _TRACED = "traced"
-_MOST_OPS = 3000  # of graphs for which other orders are tried
+_MOST_OPS = 3000  # of graphs for which other orders are searched
+_MOST_ORDERED = 10_000  # of graphs for which it is tried whether another order fits
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
 _SEEDS = 3  # schedules handed on
 _FIRST_SHARE = 0.6  # of the time for the more promising order
@@ -74,11 +78,14 @@ def run_anytime(
         Schedules of the same graph and traced order at another budget.
     """
     started = time.perf_counter()
+    easy = fits_without_recomputation(task, limits, started)
+    least = None
+    if easy is None and len(task.graph.ops) <= _MOST_ORDERED:
+        least = order_for(task, limits)
+        easy = order_only(task, least, limits, started)
+    if easy is not None and (easy.status == "optimal" or not alternatives):
+        return _at_once(easy)
     easy = prove_by_working_set(task, started)
-    if easy is None:
-        easy = fits_without_recomputation(task, limits, started)
-        if easy is not None and alternatives and easy.status != "optimal":
-            easy = None
     if easy is not None:
         return _at_once(easy)
     problem = build_problem(task, alternatives=alternatives)
@@ -88,7 +95,7 @@ def run_anytime(
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan")
     with contextlib.suppress(KeyboardInterrupt):
-        orders.run(problem, seeds)
+        orders.run(problem, seeds, least)
     progress.stop()
     return AnytimeResult(orders.outcome(), orders.first, orders.schedules())
 
@@ -141,7 +148,9 @@ class _Orders:
         self.tried: list[_Order] = []
         self.first: FirstPlan | None = None
 
-    def run(self, problem: EngineProblem, seeds: Sequence[PooledSchedule]) -> None:
+    def run(
+        self, problem: EngineProblem, seeds: Sequence[PooledSchedule], least: LeastPeak | None
+    ) -> None:
         """A first plan in the traced order, then the search, of a better order first.
 
         Parameters
@@ -150,6 +159,8 @@ class _Orders:
             The task in the traced order.
         seeds : sequence of PooledSchedule
             Schedules in that order to start from.
+        least : LeastPeak or None
+            The order that needs the least memory with nothing recomputed, if it was looked for.
         """
         traced = self._start(_TRACED, tuple(range(len(self.task.graph.ops))), self.task, problem)
         first_plan(traced)
@@ -158,12 +169,12 @@ class _Orders:
         traced.repair_seeds()
         self._note_first(traced)
         waiting = [traced]
-        other = self._better_order(traced)
+        other = self._better_order(traced, least)
         if other is not None:
             waiting.insert(0 if other.pool.overhead < math.inf else 1, other)
         for number, search in enumerate(waiting):
             if number > 0 and waiting[0].pool.done and search.pool.best is None:
-                self.tried = [order for order in self.tried if order.search is not search]
+                self._forget(search)
                 continue  # one order is solved and this one has not even a plan: not tried
             search.pool.learn(min(known.pool.overhead for known in waiting[: number + 1]))
             seconds = self.limits.seconds - (time.perf_counter() - self.started)
@@ -188,26 +199,35 @@ class _Orders:
             offset = search.clock.started - self.started
             self.first = FirstPlan(offset + search.first.seconds, search.first.overhead)
 
-    def _better_order(self, traced: Search) -> Search | None:
-        """The search in the order that frees early, if its greedy plan is the better one.
+    def _better_order(self, traced: Search, least: LeastPeak | None) -> Search | None:
+        """The search in another order, if its greedy plan is the better one.
 
-        Also if neither has a greedy plan: then it may be the only one that fits.
+        Also if none has a greedy plan: then it may be the only one that fits.
         """
         graph = self.task.graph
         if len(graph.ops) > _MOST_OPS:
             return None
-        ops = frees_early(graph)
-        if ops == tuple(range(len(ops))):
-            return None
-        task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
-        problem = build_problem(task, alternatives=self.alternatives)
-        search = self._start("frees early", ops, task, problem)
-        first_plan(search)
-        here, there = traced.pool.overhead, search.pool.overhead
-        if there < here - _BETTER or here == there == math.inf:
-            return search
-        self.tried.pop()
-        return None
+        others = {} if least is None else {least.ops: "least memory"}
+        others[frees_early(graph)] = "frees early"
+        others.pop(tuple(range(len(graph.ops))), None)
+        better: Search | None = None
+        overhead = traced.pool.overhead
+        for ops, name in others.items():
+            task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
+            problem = build_problem(task, alternatives=self.alternatives)
+            search = self._start(name, ops, task, problem)
+            first_plan(search)
+            found = search.pool.overhead
+            if found < overhead - _BETTER or found == overhead == math.inf:
+                self._forget(better)
+                better, overhead = search, found
+            else:
+                self._forget(search)
+        return better
+
+    def _forget(self, search: Search | None) -> None:
+        """Take an order for not tried."""
+        self.tried = [order for order in self.tried if order.search is not search]
 
     def outcome(self) -> Outcome:
         """Verify and price the best plan; the bound is the least over the orders."""

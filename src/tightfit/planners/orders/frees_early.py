@@ -1,19 +1,12 @@
-"""Other orders of first computations: the same step with its backward ops arranged anew.
-
-See docs/search.md, "Orders".
-"""
+"""The order in which backward ops that free memory run as soon as they can."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
-
-from tightfit.graph.ir import Choice, Graph, Op, OpId
+from tightfit.graph.ir import Graph, Op, OpId
 from tightfit.graph.liveness import producers, readers
-from tightfit.plan.plan import Compute
+from tightfit.planners.orders.fixed import keeps_its_place
 
-__all__ = ["frees_early", "in_traced_order", "reorder"]
+__all__ = ["frees_early"]
 
 
 def frees_early(graph: Graph) -> tuple[OpId, ...]:
@@ -61,6 +54,8 @@ class _Arrangement:
                 following = near.pop(0)
                 if following.id in self.done or not self._ready(following):
                     continue
+                if keeps_its_place(self.graph, following):
+                    continue
                 if self._growth(following) <= 0:
                     self._place(following)
                     near.extend(self._affected(following, members))
@@ -101,30 +96,3 @@ class _Arrangement:
     def _overwrites(op: Op) -> bool:
         """Whether the order of readers matters because the default works in place."""
         return op.alternatives[0].overwrites is not None
-
-
-def reorder(graph: Graph, order: Sequence[OpId]) -> Graph:
-    """Return the graph with its ops in another valid order; ids are positions again."""
-    place = {op: position for position, op in enumerate(order)}
-    ops = tuple(
-        msgspec.structs.replace(
-            graph.ops[op],
-            id=position,
-            partner=None,  # only names it to people, and must be an earlier op
-        )
-        for position, op in enumerate(order)
-    )
-    choices = tuple(
-        Choice(
-            branches=tuple(
-                tuple((place[op], way) for op, way in branch) for branch in choice.branches
-            )
-        )
-        for choice in graph.choices
-    )
-    return msgspec.structs.replace(graph, ops=ops, choices=choices)
-
-
-def in_traced_order(computes: Sequence[Compute], order: Sequence[OpId]) -> list[Compute]:
-    """Return the computes of a reordered graph with the ids of the graph itself."""
-    return [msgspec.structs.replace(step, op=order[step.op]) for step in computes]

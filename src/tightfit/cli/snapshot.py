@@ -1,0 +1,157 @@
+"""``tightfit snapshot``: a plan as a file that viewers of memory and time open."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tightfit.cli.options import Json
+from tightfit.cli.output import print_result
+from tightfit.cli.target import load_target
+from tightfit.errors import BadInput
+from tightfit.files import write_atomically
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import producers
+from tightfit.graph.names import holder_module, name_op
+from tightfit.layout.blocks import Packed
+from tightfit.layout.of_plan import PlannedBlock, planned_blocks
+from tightfit.layout.pack import pack
+from tightfit.plan.io import load_plan
+from tightfit.plan.plan import Plan
+from tightfit.plan.simulate import simulate
+from tightfit.plan.verify import verify
+from tightfit.reporting.snapshot import PlacedBlock
+from tightfit.reporting.snapshot import snapshot as snapshot_file
+from tightfit.reporting.timeline import seconds_of_instructions, timeline
+from tightfit.units import format_bytes
+
+__all__ = ["snapshot"]
+
+_SNAPSHOT, _TIMELINE = ".pickle", ".json"
+_CONSTANTS = {
+    "parameters": "parameter",
+    "gradients": "gradient",
+    "optimizer_state": "optimizer_state",
+}
+
+
+def snapshot(
+    plan: Path,
+    graph: str,
+    /,
+    *,
+    output: Annotated[Path, Parameter(alias="-o")],
+    costs: str | None = None,
+    json: Json = False,
+) -> int:
+    """Write a plan, laid out, as a memory snapshot or a timeline.
+
+    Parameters
+    ----------
+    plan
+        A plan file (.json or .json.gz).
+    graph
+        The graph file the plan was made for.
+    output
+        FILE.pickle: a memory snapshot for https://docs.pytorch.org/memory_viz; FILE.json: a
+        timeline for https://ui.perfetto.dev.
+    costs
+        Modelled costs instead of those in the file, such as unit, flops, v100, a100.
+    """
+    started = time.perf_counter()
+    if output.suffix not in (_SNAPSHOT, _TIMELINE):
+        raise BadInput(
+            f"--output {str(output)!r} must end in {_SNAPSHOT} (a memory snapshot) or {_TIMELINE} "
+            "(a timeline)"
+        )
+    step = load_target(graph, costs)
+    loaded = load_plan(plan)
+    verify(loaded, step)
+    blocks = planned_blocks(step, loaded)
+    packed = pack((planned.block for planned in blocks), alignment_bytes=_alignment(step))
+    height_bytes = step.constant_bytes + packed.height_bytes
+    if output.suffix == _SNAPSHOT:
+        content = _snapshot(step, loaded, blocks, packed)
+    else:
+        content = timeline(step, loaded, height_bytes=height_bytes)
+    write_atomically(output, content)
+    peak_bytes = simulate(step, loaded).peak_bytes
+    return print_result(
+        f"{output}: {len(blocks)} blocks, peak {format_bytes(peak_bytes)}, height "
+        f"{format_bytes(height_bytes)} with constants",
+        as_json=json,
+        status="feasible",
+        budget_bytes=loaded.budget_bytes,
+        constant_bytes=step.constant_bytes,
+        planned_peak_bytes=peak_bytes,
+        height_bytes=height_bytes,
+        blocks=len(blocks),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _alignment(graph: Graph) -> int:
+    return max(1, graph.device.granularity_bytes)
+
+
+def _snapshot(graph: Graph, plan: Plan, blocks: tuple[PlannedBlock, ...], packed: Packed) -> bytes:
+    """Name every block for people, and put it where the layout has it."""
+    made_by = producers(graph)
+    placed = [
+        PlacedBlock(
+            lower=planned.block.lower,
+            upper=planned.block.upper,
+            offset=offset,
+            size_bytes=planned.block.size_bytes,
+            category=_category(graph, planned),
+            names=_names(graph, made_by, planned),
+        )
+        for planned, offset in zip(blocks, packed.layout.offsets, strict=True)
+    ]
+    starts = seconds_of_instructions(graph, plan)
+    return snapshot_file(
+        placed,
+        _constants(graph),
+        height_bytes=packed.height_bytes,
+        seconds_at=[seconds for start in starts for seconds in (start, start)],
+    )
+
+
+def _constants(graph: Graph) -> list[PlacedBlock]:
+    placed: list[PlacedBlock] = []
+    offset = 0
+    for kind, size_bytes in graph.constants_bytes.items():
+        if size_bytes:
+            category = _CONSTANTS.get(kind, "input")
+            names = ((kind.replace("_", " "), "constants", 0),)
+            placed.append(PlacedBlock(0, 0, offset, size_bytes, category, names))
+            offset += size_bytes
+    return placed
+
+
+def _category(graph: Graph, planned: PlannedBlock) -> str:
+    """Return what PyTorch's memory profiler would call it."""
+    if planned.content != "value":
+        return "temporary"
+    value = graph.values[planned.number]
+    return "gradient" if value.role in ("gradient", "tangent") else "activation"
+
+
+def _names(
+    graph: Graph, made_by: dict[int, int], planned: PlannedBlock
+) -> tuple[tuple[str, str, int], ...]:
+    """Return the value, the op that makes it and its module, as a call stack."""
+    number = planned.number
+    if planned.content == "outside":
+        return (("held by user code", f"entering segment {number}", number),)
+    if planned.content in ("workspace", "random state"):
+        op = graph.ops[number]
+        return ((planned.content, op.module, number), (name_op(op), op.module, number))
+    name = graph.values[number].name
+    module = holder_module(graph, made_by, number)
+    if number not in made_by:
+        return ((name, module, number),)
+    return ((name, module, number), (name_op(graph.ops[made_by[number]]), module, number))

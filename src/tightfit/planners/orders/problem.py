@@ -1,0 +1,145 @@
+"""What an order of a step's ops decides: the bytes alive when every op runs once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tightfit._core import _engine
+from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Op, OpId, SegmentId, ValueId
+from tightfit.graph.liveness import computed_ops, producers, readers
+from tightfit.planners.base import Task
+from tightfit.planners.orders.fixed import keeps_its_place
+
+__all__ = ["StepOrders", "step_orders"]
+
+_CROSSING = -1
+
+
+@dataclass(frozen=True)
+class StepOrders:
+    """The orders that a step may run in, for the core.
+
+    Parameters
+    ----------
+    core : tightfit._core._engine.OrderProblem
+        One group per segment's entry and one for its ops, constants left out.
+    ops : tuple of int
+        For each op of the core the op of the graph; -1 for the entry of a segment.
+    numbers : mapping of int to int
+        The core's op for each op of the graph.
+    """
+
+    core: _engine.OrderProblem
+    ops: tuple[OpId, ...]
+    numbers: Mapping[OpId, int]
+
+    def traced(self) -> list[int]:
+        """Return the traced order, in the core's numbers as everything here."""
+        return list(range(len(self.ops)))
+
+    def from_graph(self, order: tuple[OpId, ...]) -> list[int]:
+        """Return an order of the graph's ops that keeps the order of the segments."""
+        inner = iter(self.numbers[op] for op in order)
+        return [at if op == _CROSSING else next(inner) for at, op in enumerate(self.ops)]
+
+    def to_graph(self, order: list[int]) -> tuple[OpId, ...]:
+        """Return an order as ops of the graph."""
+        return tuple(self.ops[op] for op in order if self.ops[op] != _CROSSING)
+
+
+def step_orders(task: Task) -> StepOrders:
+    """Return the orders that a task's step may run in with the same results.
+
+    Every op runs once with its default alternative. It stays in its segment, and follows whatever
+    any of its alternatives reads and, if it overwrites a value, the other readers of that. Ops
+    that `keeps_its_place` names keep their order.
+    """
+    return _Builder(task).build()
+
+
+class _Builder:
+    def __init__(self, task: Task) -> None:
+        self.graph = task.graph
+        self.fresh = task.gradients == "fresh"
+        self.core = _engine.OrderProblem()
+        self.computed = {op.id for op in computed_ops(task.graph)}
+        self.made_by = producers(task.graph)
+        self.readers = readers(task.graph)
+        self.entry: dict[SegmentId, int] = {}
+        self.values: dict[ValueId, int] = {}
+        self.numbers: dict[OpId, int] = {}
+        self.ops: list[OpId] = []
+        self.fixed: dict[SegmentId, int] = {}  # the last op of each segment that keeps its order
+
+    def build(self) -> StepOrders:
+        by_segment: dict[SegmentId, list[Op]] = {s.id: [] for s in self.graph.segments}
+        for op in self.graph.ops:
+            by_segment[op.segment].append(op)
+        for segment, ops in by_segment.items():
+            self._enter(segment)
+            for op in ops:
+                self._add(op)
+        return StepOrders(self.core, tuple(self.ops), self.numbers)
+
+    def _enter(self, segment: SegmentId) -> None:
+        """The tangents appear, and user code holds what it holds."""
+        tangents = [
+            value.id
+            for value in self.graph.values
+            if value.role == "tangent" and value.segment == segment
+        ]
+        for value in tangents:
+            self._add_value(value, 2 * segment)
+        held = self.graph.segments[segment].outside_bytes
+        tangent_bytes = sum(self.graph.values[value].size_bytes for value in tangents)
+        writes = [self.values[value] for value in tangents]
+        self.core.add_op(2 * segment, [], writes, max(0, held - tangent_bytes), [])
+        self.ops.append(_CROSSING)
+
+    def _add(self, op: Op) -> None:
+        way = op.alternatives[0]
+        runs = op.id in self.computed
+        reads = [v for v in dict.fromkeys(way.reads) if not self._is_constant(v)] if runs else []
+        for value in way.writes if runs else ():
+            self._add_value(value, 2 * op.segment + 1)
+        self.numbers[op.id] = self.core.add_op(
+            2 * op.segment + 1,
+            [self.values[value] for value in reads],
+            [self.values[value] for value in way.writes] if runs else [],
+            self._extra_bytes(way) if runs else 0,
+            self._followed(op),
+        )
+        self.ops.append(op.id)
+        if keeps_its_place(self.graph, op):
+            self.fixed[op.segment] = self.numbers[op.id]
+
+    def _add_value(self, value: ValueId, group: int) -> None:
+        info = self.graph.values[value]
+        kept = -1
+        if info.fate == "returned" or (info.fate == "handed_over" and self.fresh):
+            kept = 2 * len(self.graph.segments) - 1
+        elif info.fate == "written_back":
+            kept = group
+        self.values[value] = self.core.add_value(info.size_bytes, kept)
+
+    def _followed(self, op: Op) -> list[int]:
+        """Earlier ops that an op has to follow."""
+        read = {v for way in op.alternatives if way.use != "again" for v in way.reads}
+        followed = {self.made_by[value] for value in read if value in self.made_by}
+        overwritten = op.alternatives[0].overwrites
+        if overwritten is not None:
+            followed.update(self.readers[overwritten])
+        numbers = [self.numbers[other] for other in sorted(followed) if other < op.id]
+        if keeps_its_place(self.graph, op) and op.segment in self.fixed:
+            numbers.append(self.fixed[op.segment])
+        return numbers
+
+    def _extra_bytes(self, way: Alternative) -> int:
+        """Workspace of the cheapest variant, less the storage that is taken over."""
+        workspace = min(way.variants, key=lambda v: v.cost_s).workspace_bytes
+        target = way.overwrites
+        return workspace - (0 if target is None else self.graph.values[target].size_bytes)
+
+    def _is_constant(self, value: ValueId) -> bool:
+        return self.graph.values[value].role in CONSTANT_ROLES

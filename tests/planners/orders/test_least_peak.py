@@ -1,0 +1,100 @@
+"""Orders of a step that recomputes nothing, against every order of small graphs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.graphs import training_graphs
+from support.optimum import small_graphs
+from support.orders import least_peak_of_any_order
+from tightfit.graph import Alternative, Graph, Op, Value, Variant, validate_graph
+from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.plan import Compute
+from tightfit.plan.simulate import simulate
+from tightfit.plan.verify import verify
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.orders.least_peak import least_peak
+from tightfit.planners.registry import plan_with
+
+
+def in_order(graph: Graph, order: tuple[int, ...]) -> list[Compute]:
+    """What runs if nothing is recomputed, in another order."""
+    return sorted(keep_everything(graph), key=lambda step: order.index(step.op))
+
+
+@given(small_graphs(max_ops=8))
+@settings(max_examples=100, deadline=None)
+def test_the_least_peak_of_small_graphs_is_found(graph: Graph) -> None:
+    task = Task(graph=graph, budget_bytes=0)
+    least = least_peak_of_any_order(graph)
+    found = least_peak(task, enough_bytes=least)
+    assert found.floor_bytes <= least == found.peak_bytes
+    assert found.traced_peak_bytes == eager_peak_bytes(graph)
+    assert sorted(found.ops) == list(range(len(graph.ops)))
+
+
+@given(training_graphs(max_layers=8), st.sampled_from(["fresh", "accumulated"]))
+@settings(max_examples=100, deadline=None)
+def test_an_order_is_a_plan_with_the_peak_it_says(
+    graph: Graph, gradients: Literal["fresh", "accumulated"]
+) -> None:
+    found = least_peak(Task(graph=graph, budget_bytes=0, gradients=gradients))
+    computes = in_order(graph, found.ops)
+    plan = assemble(graph, computes, budget_bytes=found.peak_bytes, gradients=gradients)
+    verify(plan, graph)
+    assert found.floor_bytes <= simulate(graph, plan).peak_bytes <= found.peak_bytes
+    assert found.peak_bytes <= found.traced_peak_bytes
+    draws = [op for op in found.ops if graph.ops[op].random_state_bytes]
+    assert draws == sorted(draws)
+
+
+def branches(device: str = "cpu") -> Graph:
+    """Two branches of a large value that becomes a small one; traced side by side."""
+    sizes, reads = (1, 9, 9, 1, 1, 1), ((), (0,), (0,), (1,), (2,), (3, 4))
+    graph = Graph(
+        values=tuple(Value(id=i, name=f"v{i}", size_bytes=size) for i, size in enumerate(sizes)),
+        ops=tuple(
+            Op(
+                id=i,
+                target="test",
+                alternatives=(
+                    Alternative(reads=reads[i], writes=(i,), variants=(Variant(cost_s=1.0),)),
+                ),
+            )
+            for i in range(6)
+        ),
+    )
+    return validate_graph(
+        msgspec.structs.replace(graph, device=msgspec.structs.replace(graph.device, kind=device))
+    )
+
+
+def test_branches_run_one_after_the_other() -> None:
+    found = least_peak(Task(graph=branches(), budget_bytes=0))
+    assert (found.traced_peak_bytes, found.peak_bytes, found.floor_bytes) == (19, 11, 10)
+    assert found.ops.index(3) < found.ops.index(2) or found.ops.index(4) < found.ops.index(1)
+
+
+def test_a_forward_pass_on_cuda_keeps_its_order() -> None:
+    found = least_peak(Task(graph=branches("cuda"), budget_bytes=0))
+    assert found.ops == (0, 1, 2, 3, 4, 5)
+
+
+def test_the_default_planner_reorders_before_it_recomputes() -> None:
+    task = Task(graph=branches(), budget_bytes=11)
+    outcome = plan_with("anytime", task, Limits(seconds=1))
+    assert (outcome.overhead, outcome.bound, outcome.status) == (0.0, 0.0, "optimal")
+    assert outcome.peak_bytes == 11
+    assert "order only" in outcome.note
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_a_time_limit_the_order_depends_on_the_seed_only(seed: int) -> None:
+    task = Task(graph=branches(), budget_bytes=0)
+    assert least_peak(task, seed=seed) == least_peak(task, seed=seed)
