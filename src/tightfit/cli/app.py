@@ -21,6 +21,7 @@ from tightfit.cli.prove import prove
 from tightfit.cli.recorded.pack import pack
 from tightfit.cli.recorded.record import record
 from tightfit.cli.recorded.simulate import simulate
+from tightfit.cli.report import report
 from tightfit.cli.show import show
 from tightfit.cli.verify import verify
 from tightfit.errors import InfeasibleBudget, TightfitError
@@ -40,7 +41,7 @@ app = App(
     version=__version__,
 )
 _COMMANDS = (
-    *(demo, check, plan, show, verify, minimum, max_batch, curve, prove),
+    *(demo, check, plan, show, report, verify, minimum, max_batch, curve, prove),
     *(pack, simulate, record),
 )
 for command in _COMMANDS:
