@@ -61,6 +61,7 @@ def test_the_command_line_is_frozen() -> None:
     of_models = {"--batch", "--size", "--sequence", "--dropout", "--setting"}
     assert options == {
         "demo": {"--json"},
+        "init": {"FILE", "--json"},
         "check": {
             "MODEL",
             *of_models,
@@ -309,11 +310,24 @@ def test_a_page_is_written_for_a_plan_and_for_a_graph(
     assert answer(capsys, "report", graph, "--budget", "4KB", *words)[0] == 3
 
 
+def test_a_file_for_ones_own_model_is_written_once_and_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0
+    assert "tightfit check my_model.py:make" in capsys.readouterr().out
+    assert main(["minimum", "my_model.py:make", "--batch", "2", "--time-limit", "2"]) == 0
+    assert "a plan fits" in capsys.readouterr().out
+    assert main(["init"]) == 2
+    assert "my_model.py exists already" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("report", "GRAPH", "--budget", "1GiB", "-o", "page.pdf"), "ends in .html, not page.pdf"),
         (("report", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
+        (("init", "model"), "model must end in .py"),
         (("plan", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
         (("plan", "GRAPH", "--budget", "1GiB", "--budget-ratio", "1"), "give either --budget"),
         (("plan", "GRAPH", "--budget", "80%"), "is a percentage, not a size"),

@@ -12,6 +12,7 @@ from tightfit.cli.check import check
 from tightfit.cli.compare import compare_planners
 from tightfit.cli.curve import curve
 from tightfit.cli.demo import demo
+from tightfit.cli.init import init
 from tightfit.cli.max_batch import max_batch
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
@@ -41,13 +42,16 @@ app = App(
     version=__version__,
 )
 _COMMANDS = (
-    *(demo, check, plan, show, report, verify, minimum, max_batch, curve, prove),
+    *(demo, init, check, plan, show, report, verify, minimum, max_batch, curve, prove),
     *(pack, simulate, record),
 )
 for command in _COMMANDS:
     app.command(command)
 app.command(compare_planners, name="compare")
 app.command(profile_op, name="profile-op")
+app.register_install_completion_command(
+    help="Let Tab complete commands and options in this shell, from the next one on."
+)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
