@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction", "online"}
 MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
-MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies"}
+MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies", "reporting"}
 MAY_IMPORT["cli"] = {"api", "studies", "reporting", "layout", "planners", "eviction", "plan"}
 MAY_IMPORT["cli"] |= {"graph", "costs", "capture", "online"}
 MAY_IMPORT["__main__"] = {"cli"}

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tightfit.progress import Interrupts, Spoken, said_while_waiting
+from tightfit.progress import Interrupts, Pace, Spoken, said_while_waiting
 
 
 def lines_in(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
@@ -48,6 +48,21 @@ def test_where_nothing_can_be_drawn_tasks_are_told(capsys: pytest.CaptureFixture
     spoken.close()
     while any(thread.name == "tightfit progress" for thread in threading.enumerate()):
         time.sleep(0.01)
+
+
+def test_how_long_a_task_may_last_is_told_from_its_steps_and_its_limit() -> None:
+    clock = iter([0.0, 10.0, 10.0, 300.0])
+    pace = Pace(4, 25.0, lambda: next(clock))
+    assert pace.remaining() == "at most 15 s left"
+    pace.reached(1)
+    assert pace.remaining() == "about 15 s left"  # by its steps 30 s: the limit comes first
+    pace.reached(2)
+    assert pace.remaining() == "about 0 s left"
+    clock = iter([0.0, 10.0, 300.0])
+    pace = Pace(4, None, lambda: next(clock))
+    assert pace.remaining() == ""
+    pace.reached(1)
+    assert pace.remaining() == "about 15 min left"
 
 
 def test_an_interrupt_is_noted_though_somebody_catches_it() -> None:

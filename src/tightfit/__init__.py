@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tightfit.api.fit import fit, prepare, report, step, unfit
     from tightfit.api.max_batch import MaxBatch, max_batch_size
     from tightfit.api.prove import prove
+    from tightfit.api.report import Report
     from tightfit.arenas.arena import Arena, ArenaReport
     from tightfit.capture.opaque.mark import opaque
     from tightfit.errors import (
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     )
     from tightfit.session.handles import PlannedStep
     from tightfit.session.memory.budget import Budget
-    from tightfit.session.report import Report
     from tightfit.studies.comparison import Proof
 
 _HOMES = {
@@ -48,7 +48,7 @@ _HOMES = {
     "opaque": "tightfit.capture.opaque.mark",
     "Proof": "tightfit.studies.comparison",
     "prove": "tightfit.api.prove",
-    "Report": "tightfit.session.report",
+    "Report": "tightfit.api.report",
     "BadInput": "tightfit.errors",
     "BudgetExceeded": "tightfit.errors",
     "CaptureError": "tightfit.errors",

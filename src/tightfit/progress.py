@@ -14,6 +14,7 @@ from typing import Any, Protocol
 __all__ = [
     "SILENT",
     "Interrupts",
+    "Pace",
     "Progress",
     "Silent",
     "Spoken",
@@ -22,6 +23,7 @@ __all__ = [
     "said_while_waiting",
 ]
 
+_SAID_FIRST_S = 2.0
 _SAID_EVERY_S = 5.0
 
 
@@ -33,8 +35,10 @@ class Progress(Protocol):
     ``KeyboardInterrupt``.
     """
 
-    def start(self, title: str, total: int | None = None) -> None:
-        """Begin a task of `total` steps (None: unknown)."""
+    def start(
+        self, title: str, total: int | None = None, *, at_most_s: float | None = None
+    ) -> None:
+        """Begin a task of `total` steps that ends after `at_most_s` seconds (None: unknown)."""
         ...
 
     def update(self, done: int, note: str = "") -> None:
@@ -53,7 +57,9 @@ class _Event(Protocol):
 class Silent:
     """A progress that shows nothing."""
 
-    def start(self, title: str, total: int | None = None) -> None:
+    def start(
+        self, title: str, total: int | None = None, *, at_most_s: float | None = None
+    ) -> None:
         """Do nothing."""
 
     def update(self, done: int, note: str = "") -> None:
@@ -91,29 +97,79 @@ def announce(message: str) -> None:
 
 @contextlib.contextmanager
 def said_while_waiting(
-    what: Callable[[], str], every_s: float = _SAID_EVERY_S
+    what: Callable[[], str],
+    every_s: float = _SAID_EVERY_S,
+    remaining: Callable[[], str] = lambda: "",
 ) -> Generator[None, None, None]:
-    """Tell the user every few seconds what is waited for, while a block runs.
+    """Tell the user after two seconds, then every few, what is waited for, while a block runs.
 
     Parameters
     ----------
-    what : callable
-        Returns what is done now; called from a thread of its own.
+    what, remaining : callable
+        Return what is done now, and how long that may last; called from a thread of their own.
     every_s : float
-        Seconds between two lines; a block that ends sooner says nothing.
+        Seconds between two lines.
     """
     ended = threading.Event()
     began_s = time.monotonic()
 
     def tell() -> None:
-        while not ended.wait(every_s):
-            announce(f"{what()} ({time.monotonic() - began_s:.0f} s so far)")
+        wait_s = min(every_s, _SAID_FIRST_S)
+        while not ended.wait(wait_s):
+            left = remaining()
+            so_far = f"{time.monotonic() - began_s:.0f} s so far"
+            announce(f"{what()} ({so_far}, {left})" if left else f"{what()} ({so_far})")
+            wait_s = every_s
 
     threading.Thread(target=tell, daemon=True, name="tightfit progress").start()
     try:
         yield
     finally:
         ended.set()
+
+
+class Pace:
+    """How far a task is and how long it may still last.
+
+    Parameters
+    ----------
+    total : int or None
+        Its steps, if they are known.
+    at_most_s : float or None
+        Seconds after which it ends, if it has a limit.
+    now : callable
+        Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        at_most_s: float | None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total
+        self._at_most_s = at_most_s
+        self._now = now
+        self._began_s = now()
+        self._done = 0
+
+    def reached(self, done: int) -> None:
+        """Note how many steps are finished."""
+        self._done = done
+
+    def remaining(self) -> str:
+        """Return such as ``"about 20 s left"``; empty where nobody can know."""
+        so_far_s = self._now() - self._began_s
+        left_s = None if self._at_most_s is None else max(0.0, self._at_most_s - so_far_s)
+        if self._total and self._done:
+            share_s = so_far_s * max(0, self._total - self._done) / self._done
+            return f"about {_duration(share_s if left_s is None else min(share_s, left_s))} left"
+        return "" if left_s is None else f"at most {_duration(left_s)} left"
+
+
+def _duration(seconds: float) -> str:
+    """Return such as ``"40 s"`` or ``"3 min"``."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 class Spoken:
@@ -128,31 +184,45 @@ class Spoken:
     def __init__(self, every_s: float = _SAID_EVERY_S) -> None:
         self._every_s = every_s
         self._titles: list[str] = []
+        self._paces: list[Pace] = []
         self._note = ""
         self._waiting = contextlib.ExitStack()
 
-    def start(self, title: str, total: int | None = None) -> None:
+    def start(
+        self, title: str, total: int | None = None, *, at_most_s: float | None = None
+    ) -> None:
         """Begin a task below those that run."""
         if not self._titles:
-            self._waiting.enter_context(said_while_waiting(self._state, self._every_s))
+            self._waiting.enter_context(
+                said_while_waiting(self._state, self._every_s, self._remaining)
+            )
         self._titles.append(title)
+        self._paces.append(Pace(total, at_most_s))
         self._note = ""
 
     def update(self, done: int, note: str = "") -> None:
         """Take the state of the task that was started last."""
         self._note = note
+        if self._paces:
+            self._paces[-1].reached(done)
 
     def stop(self) -> None:
         """End the task that was started last."""
         if self._titles:
             self._titles.pop()
+            self._paces.pop()
         if not self._titles:
             self._waiting.close()
 
     def close(self) -> None:
         """End all tasks, also after an error."""
         self._titles.clear()
+        self._paces.clear()
         self._waiting.close()
+
+    def _remaining(self) -> str:
+        """Return how long the outermost task may still last."""
+        return self._paces[0].remaining() if self._paces else ""
 
     def _state(self) -> str:
         return ": ".join(filter(None, (*self._titles, self._note)))

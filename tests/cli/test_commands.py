@@ -61,6 +61,7 @@ def test_the_command_line_is_frozen() -> None:
     of_models = {"--batch", "--size", "--sequence", "--dropout", "--setting"}
     assert options == {
         "demo": {"--json"},
+        "init": {"FILE", "--json"},
         "check": {
             "MODEL",
             *of_models,
@@ -107,6 +108,24 @@ def test_the_command_line_is_frozen() -> None:
             "--json",
         },
         "show": {"FILE", "GRAPH", "--costs", "--json"},
+        "report": {
+            "TARGET",
+            "GRAPH",
+            *of_models,
+            "--optimizer",
+            "--budget",
+            "--budget-ratio",
+            "--planner",
+            "--budgets",
+            "--time-limit",
+            "--iterations",
+            "--seed",
+            "--gradients",
+            "--costs",
+            "--output",
+            "-o",
+            "--json",
+        },
         "pack": {
             "TRACE",
             "--method",
@@ -276,9 +295,40 @@ def test_a_graph_is_shown(graph: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "4.49 KiB with nothing recomputed, of which activations 2.44 KiB" in text
 
 
+def test_a_page_is_written_for_a_plan_and_for_a_graph(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, page = str(tmp_path / "plan.json"), tmp_path / "page.html"
+    assert answer(capsys, "plan", graph, "--budget", "1MiB", "-o", plan)[0] == 0
+    words = ("--budgets", f"1.5,{NEEDED}B,0.5", "-o", str(page))
+    for target in ((plan, graph), (graph, "--budget", f"{NEEDED}B")):
+        code, found = answer(capsys, "report", *target, *words)
+        assert (code, found["planned_peak_bytes"]) == (0, NEEDED)
+        assert found["page_bytes"] == page.stat().st_size
+        text = page.read_text("utf-8")
+        assert "within 1.00 MiB" in text if target[0] == plan else "within 4.49 KiB" in text
+        assert "infeasible" in text  # a point of the curve
+    assert answer(capsys, "report", graph, "--budget", "4KB", *words)[0] == 3
+
+
+def test_a_file_for_ones_own_model_is_written_once_and_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0
+    assert "tightfit check my_model.py:make" in capsys.readouterr().out
+    assert main(["minimum", "my_model.py:make", "--batch", "2", "--time-limit", "2"]) == 0
+    assert "a plan fits" in capsys.readouterr().out
+    assert main(["init"]) == 2
+    assert "my_model.py exists already" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("report", "GRAPH", "--budget", "1GiB", "-o", "page.pdf"), "ends in .html, not page.pdf"),
+        (("report", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
+        (("init", "model"), "model must end in .py"),
         (("plan", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
         (("plan", "GRAPH", "--budget", "1GiB", "--budget-ratio", "1"), "give either --budget"),
         (("plan", "GRAPH", "--budget", "80%"), "is a percentage, not a size"),
@@ -329,6 +379,7 @@ def test_commands_on_files_never_import_torch(tmp_path: Path) -> None:
         ["show", "graph.json"],
         ["show", "plan.json"],
         ["show", "plan.json", "graph.json"],
+        ["report", "plan.json", "graph.json", "--budgets", "none", "-o", "page.html"],
         ["verify", "plan.json", "graph.json"],
         ["minimum", "graph.json"],
         ["curve", "graph.json", "--budgets", "1,0.9", "--time-limit", "1"],

@@ -81,7 +81,7 @@ def test_a_planner_for_chains_gives_a_row_that_says_why_it_refuses() -> None:
 
 def test_an_interruption_keeps_the_rows_that_are_there() -> None:
     class Interrupting:
-        def start(self, title: str, total: int | None = None) -> None: ...
+        def start(self, title: str, total: int | None = None, **limits: float | None) -> None: ...
 
         def update(self, done: int, note: str = "") -> None:
             if done:

@@ -113,7 +113,7 @@ def test_the_same_limits_give_the_same_plan(planner: str) -> None:
 
 def test_an_interruption_ends_with_the_best_so_far(planner: str) -> None:
     class Interrupting:
-        def start(self, title: str, total: int | None = None) -> None:
+        def start(self, title: str, total: int | None = None, **limits: float | None) -> None:
             pass
 
         def update(self, done: int, note: str = "") -> None:

@@ -6,7 +6,8 @@ from support.graphs import two_layers
 from tightfit.graph import Alternative, Graph, Op, Segment, Value
 from tightfit.plan import assemble, keep_everything
 from tightfit.plan.explain import explain
-from tightfit.reporting.text import group_names, render_explanation, render_graph, render_table
+from tightfit.reporting.groups import group_names
+from tightfit.reporting.text import render_explanation, render_graph, render_table
 
 
 def test_repeated_layers_share_a_group_and_single_ones_keep_their_name() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tightfit.api.report import Report, reported
 from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import BadInput
 from tightfit.execution.attach import (
@@ -28,7 +29,6 @@ from tightfit.session.handles import PlannedStep, attach_by_parts, callee_of, fi
 from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options, make_options
 from tightfit.session.parts.sharded import group_of, late_bytes, sharded_parts
-from tightfit.session.report import Report
 
 __all__ = [
     "Report",
@@ -267,7 +267,8 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
     """
     fitted = fitted_of(target)
     fitted.join_replicas(target if isinstance(target, DistributedDataParallel) else None)
-    return fitted.prepare(Arguments.of(args, kwargs))
+    fitted.prepare(Arguments.of(args, kwargs))
+    return reported(fitted)
 
 
 def report(target: nn.Module | PlannedStep) -> Report:
@@ -280,7 +281,7 @@ def report(target: nn.Module | PlannedStep) -> Report:
     """
     fitted = fitted_of(target)
     fitted.settle()
-    return fitted.report()
+    return reported(fitted)
 
 
 def unfit(model: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from tightfit.cli.check import check
 from tightfit.cli.compare import compare_planners
 from tightfit.cli.curve import curve
 from tightfit.cli.demo import demo
+from tightfit.cli.init import init
 from tightfit.cli.max_batch import max_batch
 from tightfit.cli.minimum import minimum
 from tightfit.cli.output import BAD_INPUT, FITS, INFEASIBLE, print_error
@@ -21,9 +22,10 @@ from tightfit.cli.prove import prove
 from tightfit.cli.recorded.pack import pack
 from tightfit.cli.recorded.record import record
 from tightfit.cli.recorded.simulate import simulate
-from tightfit.cli.show import show
-from tightfit.cli.snapshot import snapshot
 from tightfit.cli.verify import verify
+from tightfit.cli.views.report import report
+from tightfit.cli.views.show import show
+from tightfit.cli.views.snapshot import snapshot
 from tightfit.errors import InfeasibleBudget, TightfitError
 from tightfit.version import __version__
 
@@ -41,13 +43,16 @@ app = App(
     version=__version__,
 )
 _COMMANDS = (
-    *(demo, check, plan, show, verify, minimum, max_batch, curve, prove),
+    *(demo, init, check, plan, show, report, verify, minimum, max_batch, curve, prove),
     *(pack, simulate, record, snapshot),
 )
 for command in _COMMANDS:
     app.command(command)
 app.command(compare_planners, name="compare")
 app.command(profile_op, name="profile-op")
+app.register_install_completion_command(
+    help="Let Tab complete commands and options in this shell, from the next one on."
+)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tightfit.progress import Progress, Spoken
+from tightfit.progress import Pace, Progress, Spoken
 
 __all__ = ["TerminalProgress", "terminal_progress"]
 
@@ -38,29 +38,34 @@ class TerminalProgress:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[note]}"),
             console=console,
             transient=True,
         )
-        self._tasks: list[TaskID] = []
+        self._tasks: list[tuple[TaskID, Pace]] = []
 
-    def start(self, title: str, total: int | None = None) -> None:
+    def start(
+        self, title: str, total: int | None = None, *, at_most_s: float | None = None
+    ) -> None:
         """Begin a task below those that run."""
         if not self._tasks:
             self._bars.start()
-        self._tasks.append(
-            self._bars.add_task("  " * len(self._tasks) + title, total=total, note="")
-        )
+        indented = "  " * len(self._tasks) + title
+        task = self._bars.add_task(indented, total=total, note="", left="")
+        self._tasks.append((task, Pace(total, at_most_s)))
 
     def update(self, done: int, note: str = "") -> None:
         """Draw the state of the task that was started last."""
         if self._tasks:
-            self._bars.update(self._tasks[-1], completed=done, note=note)
+            task, pace = self._tasks[-1]
+            pace.reached(done)
+            self._bars.update(task, completed=done, note=note, left=pace.remaining())
 
     def stop(self) -> None:
         """Remove the task that was started last."""
         if self._tasks:
-            self._bars.remove_task(self._tasks.pop())
+            self._bars.remove_task(self._tasks.pop()[0])
         if not self._tasks:
             self._bars.stop()
 

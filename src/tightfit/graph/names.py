@@ -31,6 +31,7 @@ def name_value(graph: Graph, producers: Mapping[ValueId, OpId], value: ValueId) 
 def holder_module(graph: Graph, producers: Mapping[ValueId, OpId], value: ValueId) -> str:
     """Return the module that makes a value; its operator if no module is known, else its role."""
     if value not in producers:
-        return graph.values[value].role
+        role = graph.values[value].role
+        return "gradients of the outputs" if role == "tangent" else role
     op = graph.ops[producers[value]]
     return op.module or op.target

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from tightfit.graph.ir import Graph
 from tightfit.plan.explain import Explanation, ModuleShare
 from tightfit.plan.plan import Compute, Free, HandOver, Outcome, Plan
+from tightfit.reporting.groups import holder_rows, share_rows
 from tightfit.units import format_bytes, format_percent, format_seconds
 
 __all__ = [
-    "group_names",
     "render_explanation",
     "render_graph",
     "render_outcome",
@@ -36,22 +35,6 @@ def render_table(
         ).rstrip()
         for line in lines
     )
-
-
-def group_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the group of each module name: repeated layers share one.
-
-    Numbers between dots stand for a position in a list of layers: ``layer1.0.conv`` and
-    ``layer1.1.conv`` are both in ``layer1.*.conv``. A name whose group has no other member
-    keeps its name.
-    """
-    names = list(dict.fromkeys(names))
-    pattern = {
-        name: ".".join("*" if part.isdigit() else part for part in name.split("."))
-        for name in names
-    }
-    sizes = Counter(pattern.values())
-    return {name: pattern[name] if sizes[pattern[name]] > 1 else name for name in names}
 
 
 def render_outcome(outcome: Outcome, graph: Graph) -> str:
@@ -143,21 +126,10 @@ def render_explanation(explanation: Explanation) -> str:
 
 
 def _holders(explanation: Explanation) -> list[str]:
-    groups = group_names(holder.module for holder in explanation.holders)
-    size: Counter[tuple[str, str]] = Counter()
-    count: Counter[tuple[str, str]] = Counter()
-    for holder in explanation.holders:
-        key = (groups[holder.module], _without_number(holder.name))
-        size[key] += holder.size_bytes
-        count[key] += 1
-    rows = [
-        (module, name, str(count[module, name]), format_bytes(total))
-        for (module, name), total in sorted(size.items(), key=lambda item: (-item[1], item[0]))
-        if total
-    ]
-    rest = sum(size.values()) - sum(sorted(size.values(), reverse=True)[:_ROWS])
-    shown = rows[:_ROWS]
+    rows = holder_rows(explanation.holders)
+    shown = [(r.module, r.name, str(r.count), format_bytes(r.size_bytes)) for r in rows[:_ROWS]]
     if len(rows) > _ROWS:
+        rest = sum(row.size_bytes for row in rows[_ROWS:])
         shown.append(("others", "", str(len(rows) - _ROWS), format_bytes(rest)))
     if explanation.working_bytes:
         shown.append(("workspace, user code", "", "", format_bytes(explanation.working_bytes)))
@@ -168,32 +140,21 @@ def _holders(explanation: Explanation) -> list[str]:
 
 
 def _module_table(modules: Sequence[ModuleShare]) -> list[str]:
-    groups = group_names(share.module for share in modules)
-    merged: Mapping[str, list[ModuleShare]] = defaultdict(list)
-    for share in modules:
-        merged[groups[share.module]].append(share)
-    rows = [
-        (
-            name,
-            str(len(shares)),
-            format_bytes(sum(s.saved_bytes for s in shares)),
-            str(sum(s.recomputed_ops for s in shares)),
-            format_seconds(sum(s.recompute_s for s in shares)),
-        )
-        for name, shares in sorted(
-            merged.items(), key=lambda item: (-sum(s.saved_bytes for s in item[1]), item[0])
-        )
-        if any(s.saved_bytes or s.recomputed_ops for s in shares)
-    ]
+    rows = share_rows(modules)
     if not rows:
         return ["nothing is saved or recomputed"]
     title = "saved at the peak against keeping everything, and what is computed again for it"
-    table = render_table(["module", "count", "saved", "again", "seconds"], rows[:_ROWS])
+    shown = [
+        (
+            row.module,
+            str(row.count),
+            format_bytes(row.saved_bytes),
+            str(row.recomputed_ops),
+            format_seconds(row.recompute_s),
+        )
+        for row in rows[:_ROWS]
+    ]
+    table = render_table(["module", "count", "saved", "again", "seconds"], shown)
     if len(rows) > _ROWS:
         table += f"\nand {len(rows) - _ROWS} more"
     return [title, table]
-
-
-def _without_number(name: str) -> str:
-    """Drop the number of a traced name (not of its output), so that repeated layers share a row."""
-    return re.sub(r"_\d+(\.\d+)?$", r"\1", name)

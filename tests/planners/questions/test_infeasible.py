@@ -25,12 +25,10 @@ def test_it_says_what_was_asked_the_least_where_and_what_to_try() -> None:
     message = message_for(4400)
     assert "no plan of two layers fits the budget of 4.30 KiB (proven: there is none" in message
     assert "a plan fits 4600 bytes" in message
-    assert "tightest  op 6 aten.mm in first, where are alive: second 1.07 KiB, first 1000 B" in (
-        message
-    )
+    assert "op 6 aten.mm in first, which needs at once: second 1.07 KiB, first 1000 B" in message
     assert "a budget of 4600B" in message
-    assert "a batch of at most 60 % of this one" in message  # 300 of 500 bytes scale with it
-    assert "splitting or shrinking second" in message
+    assert "a batch 60 % as large" in message  # 300 of 500 bytes scale with it
+    assert "fewer features or a smaller input in second" in message
 
 
 @pytest.mark.parametrize("budget_bytes", [4100, 100])
@@ -38,6 +36,10 @@ def test_no_batch_is_promised_where_constants_and_gradients_are_too_large(
     budget_bytes: int,
 ) -> None:
     assert "no batch fits" in message_for(budget_bytes)
+
+
+def test_nearly_this_batch_is_no_advice() -> None:
+    assert "% as large" not in message_for(4590)
 
 
 def test_a_large_minimum_is_rounded_up_to_a_size_that_can_be_typed() -> None:

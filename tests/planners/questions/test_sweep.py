@@ -34,7 +34,7 @@ def untimed(rows: tuple[ComparisonRow, ...]) -> list[ComparisonRow]:
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     class Impatient:
-        def start(self, title: str, total: int | None = None) -> None: ...
+        def start(self, title: str, total: int | None = None, **limits: float | None) -> None: ...
 
         def update(self, done: int, note: str = "") -> None:
             if done == 2:

@@ -83,7 +83,7 @@ class Counting:
         self.deadline = time.monotonic() + patience
         self.titles: list[str] = []
 
-    def start(self, title: str, total: int | None = None) -> None:
+    def start(self, title: str, total: int | None = None, **limits: float | None) -> None:
         self.titles.append(title)
 
     def update(self, done: int, note: str = "") -> None:

@@ -93,7 +93,7 @@ def run_anytime(
     if small is not None:
         return _at_once(small)
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
-    progress.start("plan")
+    progress.start("plan", at_most_s=limits.seconds)
     with contextlib.suppress(KeyboardInterrupt):
         orders.run(problem, seeds, least)
     progress.stop()

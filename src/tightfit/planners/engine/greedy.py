@@ -36,7 +36,7 @@ def plan_greedy(task: Task, limits: Limits, progress: Progress) -> Outcome:
         return easy
     problem = build_problem(task, alternatives=False)
     schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
-    progress.start("greedy plan")
+    progress.start("greedy plan", at_most_s=limits.seconds)
     try:
         found = descend(schedule, limits, progress, started)
     except KeyboardInterrupt:

@@ -82,7 +82,7 @@ def plan_intervals(task: Task, limits: Limits, progress: Progress) -> Outcome:
         seed=limits.seed,
         workers=limits.workers,
     )
-    progress.start(f"retention intervals: {len(problem.nodes)} ops")
+    progress.start(f"retention intervals: {len(problem.nodes)} ops", at_most_s=left)
     try:
         run_in_child(
             "tightfit.planners.intervals.model:serve",

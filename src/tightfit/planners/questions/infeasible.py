@@ -18,6 +18,7 @@ from tightfit.units import format_bytes
 __all__ = ["infeasible", "infeasible_message"]
 
 _MODULES_SHOWN = 4
+_NEARLY_ALL = 0.95
 
 
 def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> str:
@@ -40,7 +41,7 @@ def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> st
         f"  least     a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)}); "
         f"proven: none fits less than {least.lower_bytes} ({format_bytes(least.lower_bytes)}); "
         f"constants take {format_bytes(graph.constant_bytes)}",
-        f"  tightest  {_where(graph, least, tightest)}, where are alive: "
+        f"  tightest  {_where(graph, least, tightest)}, which needs at once: "
         f"{_modules(graph, tightest)}",
     ]
     ways = [
@@ -55,7 +56,9 @@ def _where(graph: Graph, least: MinimumBudget, tightest: Simulation) -> str:
     if tightest.peak_index < 0:
         return "the start of the step"
     step = least.plan.instructions[tightest.peak_index]
-    return name_op(graph.ops[step.op]) if isinstance(step, Compute) else "a crossing to user code"
+    return (
+        name_op(graph.ops[step.op]) if isinstance(step, Compute) else "between forward and backward"
+    )
 
 
 def _held(graph: Graph, tightest: Simulation) -> Counter[str]:
@@ -83,27 +86,34 @@ def _rounded_up(size_bytes: int) -> str:
 
 
 def _batch(task: Task, tightest: Simulation) -> str:
-    """Estimate the batch that fits: activations scale with it, gradients of parameters do not."""
+    """Estimate the batch that fits: what is kept for backward scales with it, gradients do not.
+
+    Where nearly this batch fits, that is no advice.
+    """
     values = task.graph.values
     gradients = sum(size for value, size in tightest.holders if values[value].role == "gradient")
     fixed = task.graph.constant_bytes + gradients
     scaling = tightest.peak_bytes - fixed
     if scaling <= 0 or task.budget_bytes <= fixed:
         return (
-            f"less to keep: constants and gradients alone take {format_bytes(fixed)}, so no batch "
-            "fits"
+            "a smaller model or an optimizer with less state: parameters, gradients and the like "
+            f"take {format_bytes(fixed)} by themselves, so no batch fits"
         )
-    share = 100 * (task.budget_bytes - fixed) / scaling
-    return f"a batch of at most {share:.0f} % of this one (activations scale with it)"
+    share = (task.budget_bytes - fixed) / scaling
+    return f"a batch {100 * share:.0f} % as large" if share < _NEARLY_ALL else ""
 
 
 def _largest(graph: Graph, tightest: Simulation) -> str:
-    """Name the module that could be split or shrunk with the greatest effect."""
-    largest = _held(graph, tightest).most_common(1)
+    """Name the module whose outputs could be made smaller with the greatest effect."""
+    modules = {op.module for op in graph.ops if op.module}
+    largest = [held for held in _held(graph, tightest).most_common() if held[0] in modules]
     if not largest:
         return ""
     module, size = largest[0]
-    return f"splitting or shrinking {module}, which holds {format_bytes(size)} there"
+    return (
+        f"fewer features or a smaller input in {module}, whose outputs take {format_bytes(size)} "
+        "of that"
+    )
 
 
 def infeasible(

@@ -79,7 +79,7 @@ def minimum_budget(
     """
     limits = limits or Limits(seconds=10.0)
     search = _Search(graph, gradients, limits)
-    progress.start("smallest budget")
+    progress.start("smallest budget", at_most_s=limits.seconds)
     try:
         search.find_limit(progress)
         search.descend_by_bisection(progress)

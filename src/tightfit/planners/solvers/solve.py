@@ -143,7 +143,10 @@ def _solve_in_child(
         start=None if start is None else start.tobytes(),
     )
     best = _Best(progress, describe)
-    progress.start(f"{solver}: {program.columns} variables, {program.rows} constraints")
+    progress.start(
+        f"{solver}: {program.columns} variables, {program.rows} constraints",
+        at_most_s=options.seconds,
+    )
     try:
         run_in_child(
             "tightfit.planners.solvers.solve:serve",

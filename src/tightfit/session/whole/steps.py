@@ -196,12 +196,7 @@ class WholeSteps:
         one = self.captures.find(key, given)
         if one is None:
             if len(self.captures):
-                change = self.captures.change(key)
-                announce(
-                    f"{self.callee.name}: {change}: planned anew"
-                    if change is not None
-                    else f"{self.callee.name} is called with new inputs or flags: making a new plan"
-                )
+                announce(_why_anew(self.callee.name, self.captures.change(key)))
             call = self.captures.traced_call(key, given, compiled=self.options.compile)
             one = self._capture(key, call, waits=waits)
         one.use(self._calls)
@@ -254,10 +249,7 @@ class WholeSteps:
                 one = self._captured(one.key, given)
             else:
                 one = self._answering(one, given)
-        raise CaptureError(
-            f"what {self.callee.name} runs is decided otherwise each time it is run with the same "
-            "inputs: that cannot be planned. Way out: move what decides out of the fitted module"
-        )
+        raise _undecided(self.callee.name)
 
     def _answering(self, unfit: Specialisation, given: Arguments) -> Specialisation:
         """Return what was captured for what data decide now; capture it the first time."""
@@ -366,6 +358,19 @@ class WholeSteps:
                 self.captures.learn_outputs(one, run)
 
         return started
+
+
+def _why_anew(name: str, change: str | None) -> str:
+    if change is not None:
+        return f"{name}: {change}: planned anew"
+    return f"{name} is called with new inputs or flags: making a new plan"
+
+
+def _undecided(name: str) -> CaptureError:
+    return CaptureError(
+        f"what {name} runs is decided otherwise each time it is run with the same inputs: that "
+        "cannot be planned. Way out: move what decides out of the fitted module"
+    )
 
 
 def _asks_otherwise(options: Options, before: Options) -> bool:

@@ -17,9 +17,10 @@ from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
 from tightfit.layout.blocks import Packed
-from tightfit.layout.of_plan import PlannedBlock, planned_blocks
+from tightfit.layout.of_plan import blocks_of_plan
 from tightfit.layout.pack import pack
 from tightfit.plan.io import load_plan
+from tightfit.plan.lives import Life, lives_of
 from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
@@ -70,17 +71,16 @@ def snapshot(
     step = load_target(graph, costs)
     loaded = load_plan(plan)
     verify(loaded, step)
-    blocks = planned_blocks(step, loaded)
-    packed = pack((planned.block for planned in blocks), alignment_bytes=_alignment(step))
+    packed = pack(blocks_of_plan(step, loaded), alignment_bytes=_alignment(step))
     height_bytes = step.constant_bytes + packed.height_bytes
     if output.suffix == _SNAPSHOT:
-        content = _snapshot(step, loaded, blocks, packed)
+        content = _snapshot(step, loaded, packed)
     else:
         content = timeline(step, loaded, height_bytes=height_bytes)
     write_atomically(output, content)
     peak_bytes = simulate(step, loaded).peak_bytes
     return print_result(
-        f"{output}: {len(blocks)} blocks, peak {format_bytes(peak_bytes)}, height "
+        f"{output}: {len(packed.layout.offsets)} blocks, peak {format_bytes(peak_bytes)}, height "
         f"{format_bytes(height_bytes)} with constants",
         as_json=json,
         status="feasible",
@@ -88,7 +88,7 @@ def snapshot(
         constant_bytes=step.constant_bytes,
         planned_peak_bytes=peak_bytes,
         height_bytes=height_bytes,
-        blocks=len(blocks),
+        blocks=len(packed.layout.offsets),
         seconds=time.perf_counter() - started,
     )
 
@@ -97,19 +97,19 @@ def _alignment(graph: Graph) -> int:
     return max(1, graph.device.granularity_bytes)
 
 
-def _snapshot(graph: Graph, plan: Plan, blocks: tuple[PlannedBlock, ...], packed: Packed) -> bytes:
+def _snapshot(graph: Graph, plan: Plan, packed: Packed) -> bytes:
     """Name every block for people, and put it where the layout has it."""
     made_by = producers(graph)
     placed = [
         PlacedBlock(
-            lower=planned.block.lower,
-            upper=planned.block.upper,
+            lower=life.lower,
+            upper=life.upper,
             offset=offset,
-            size_bytes=planned.block.size_bytes,
-            category=_category(graph, planned),
-            names=_names(graph, made_by, planned),
+            size_bytes=life.size_bytes,
+            category=_category(graph, life),
+            names=_names(graph, made_by, life),
         )
-        for planned, offset in zip(blocks, packed.layout.offsets, strict=True)
+        for life, offset in zip(lives_of(graph, plan), packed.layout.offsets, strict=True)
     ]
     starts = seconds_of_instructions(graph, plan)
     return snapshot_file(
@@ -132,26 +132,26 @@ def _constants(graph: Graph) -> list[PlacedBlock]:
     return placed
 
 
-def _category(graph: Graph, planned: PlannedBlock) -> str:
+def _category(graph: Graph, life: Life) -> str:
     """Return what PyTorch's memory profiler would call it."""
-    if planned.content != "value":
+    if life.content != "value" or life.value is None:
         return "temporary"
-    value = graph.values[planned.number]
+    value = graph.values[life.value]
     return "gradient" if value.role in ("gradient", "tangent") else "activation"
 
 
-def _names(
-    graph: Graph, made_by: dict[int, int], planned: PlannedBlock
-) -> tuple[tuple[str, str, int], ...]:
+def _names(graph: Graph, made_by: dict[int, int], life: Life) -> tuple[tuple[str, str, int], ...]:
     """Return the value, the op that makes it and its module, as a call stack."""
-    number = planned.number
-    if planned.content == "outside":
-        return (("held by user code", f"entering segment {number}", number),)
-    if planned.content in ("workspace", "random state"):
-        op = graph.ops[number]
-        return ((planned.content, op.module, number), (name_op(op), op.module, number))
-    name = graph.values[number].name
-    module = holder_module(graph, made_by, number)
-    if number not in made_by:
-        return ((name, module, number),)
-    return ((name, module, number), (name_op(graph.ops[made_by[number]]), module, number))
+    maker = life.op if life.value is None else made_by.get(life.value)
+    made = () if maker is None else (_op_name(graph, maker),)
+    if life.value is not None:
+        module = holder_module(graph, made_by, life.value)
+        return ((graph.values[life.value].name, module, life.value), *made)
+    if maker is None:
+        return (("held by user code", "between the parts of the plan", 0),)
+    return ((life.content, graph.ops[maker].module, maker), *made)
+
+
+def _op_name(graph: Graph, number: int) -> tuple[str, str, int]:
+    op = graph.ops[number]
+    return (name_op(op), op.module, number)

@@ -1,0 +1,73 @@
+"""Write the HTML page about a plan: lay its memory out, draw everything, one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tightfit.errors import BadInput
+from tightfit.files import write_atomically
+from tightfit.graph.ir import Graph
+from tightfit.layout.of_plan import blocks_of_plan
+from tightfit.layout.pack import pack
+from tightfit.layout.packers.base import PackingLimits
+from tightfit.plan.plan import Plan
+from tightfit.reporting.html.facts import Measured, PlannedFor
+from tightfit.reporting.html.page import plan_page
+from tightfit.reporting.html.sentences import Proven
+
+__all__ = ["check_page", "write_page"]
+
+_PACKING_S = 2.0
+
+
+def check_page(path: Path | str) -> Path:
+    """Refuse a name for a page before any work is done for it.
+
+    Raises
+    ------
+    BadInput
+        If it does not end in .html, or its folder does not exist.
+    """
+    path = Path(path)
+    if path.suffix != ".html":
+        raise BadInput(f"a report is an HTML page: give a name that ends in .html, not {path.name}")
+    if not path.parent.is_dir():
+        raise BadInput(f"the folder {path.parent} for the report does not exist: create it first")
+    return path
+
+
+def write_page(
+    path: Path | str,
+    graph: Graph,
+    plan: Plan,
+    *,
+    proven: Proven | None = None,
+    measured: Measured | None = None,
+    curve: Sequence[PlannedFor] = (),
+) -> Path:
+    """Write one HTML file about a valid plan; return its path.
+
+    Parameters
+    ----------
+    path : Path or str
+        Where; must end in ``.html``.
+    proven : Proven or None
+        What is known of the least cost.
+    measured : Measured or None
+        What a real step held.
+    curve : sequence of PlannedFor
+        What is known for other budgets.
+
+    Raises
+    ------
+    BadInput
+        If the file cannot be written there.
+    """
+    path = check_page(path)
+    packed = pack(blocks_of_plan(graph, plan), limits=PackingLimits(seconds=_PACKING_S))
+    page = plan_page(
+        graph, plan, proven=proven, measured=measured, offsets=packed.layout.offsets, curve=curve
+    )
+    write_atomically(path, page)
+    return path

@@ -1,0 +1,80 @@
+"""What is known about a fitted model, as numbers, as two lines and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from tightfit.api.pages import write_page
+from tightfit.errors import BadInput
+from tightfit.execution.guard import StepPeaks
+from tightfit.graph.ir import Graph
+from tightfit.reporting.html.facts import Measured
+from tightfit.reporting.html.sentences import Proven
+from tightfit.session import report as of_session
+from tightfit.session.fitted import Fitted
+
+__all__ = ["Report", "reported"]
+
+
+class Report(of_session.Report, frozen=True, kw_only=True):
+    """What the current plan promises and what the last step held, with the step itself.
+
+    Parameters
+    ----------
+    graph : Graph or None
+        The step that was planned; None where parts are planned one by one.
+    bound_source : str
+        What proves the bound.
+    """
+
+    graph: Graph | None = None
+    bound_source: str = ""
+
+    def html(self, path: Path | str) -> Path:
+        """Write one offline HTML page about the plan and the last step; return its path.
+
+        Raises
+        ------
+        BadInput
+            If the model is planned part by part, or the file cannot be written.
+        """
+        if self.graph is None or self.plan is None:
+            raise BadInput(
+                f"a page shows the plan of a whole step, and this model is planned in "
+                f"{len(self.plans)} kinds of parts: print the report instead, or plan the whole "
+                "step on fake tensors with tightfit report MODEL -o page.html"
+            )
+        return write_page(
+            path,
+            self.graph,
+            self.plan,
+            proven=Proven(self.bound, self.bound_source),
+            measured=None if self.measured is None else _measured(self.measured),
+        )
+
+
+def reported(fitted: Fitted) -> Report:
+    """Return what is known about what was fitted.
+
+    Raises
+    ------
+    BadInput
+        If nothing has been planned yet.
+    """
+    known = msgspec.structs.asdict(fitted.report())
+    last = None if fitted.is_in_parts else fitted.last
+    if last is None:
+        return Report(**known)
+    return Report(**known, graph=last.graph, bound_source=last.outcome.bound_source)
+
+
+def _measured(step: StepPeaks) -> Measured:
+    constants = step.constant_bytes
+    return Measured(
+        forward_bytes=constants + step.forward_bytes,
+        between_bytes=constants + step.between_bytes,
+        backward_bytes=constants + step.backward_bytes,
+        after_bytes=constants + step.after_bytes,
+    )

@@ -1,0 +1,172 @@
+"""``tightfit report``: one offline HTML page about a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.options import (
+    DEFAULT_MODEL_OPTIONS,
+    DEFAULT_SEARCH_OPTIONS,
+    DEFAULT_STEP_OPTIONS,
+    ActivationShare,
+    Json,
+    ModelOptions,
+    PlannerName,
+    SearchOptions,
+    StepOptions,
+    is_model,
+)
+from tightfit.cli.output import print_result
+from tightfit.cli.target import budget_named, chosen_budget, load_step, load_target
+from tightfit.errors import BadInput
+from tightfit.files import kind_of_record, read_limited
+from tightfit.graph.ir import Graph
+from tightfit.plan.io import plan_from_json
+from tightfit.plan.plan import Gradients, Plan
+from tightfit.plan.simulate import simulate
+from tightfit.plan.verify import verify
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.questions.curve import pareto_curve
+from tightfit.planners.questions.infeasible import infeasible
+from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.progress import Progress
+from tightfit.reporting.html.facts import PlannedFor
+from tightfit.reporting.html.sentences import Proven
+from tightfit.units import format_bytes
+
+__all__ = ["report"]
+
+_BUDGETS = "0.9,0.7,0.55,0.4,0.3"
+_CURVE_S = 2.0
+"""For each plan of the curve."""
+
+
+def report(
+    target: str,
+    graph: str | None = None,
+    /,
+    *,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
+    budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    budget_ratio: ActivationShare = None,
+    planner: PlannerName = DEFAULT,
+    budgets: str = _BUDGETS,
+    output: Annotated[Path, Parameter(alias="-o")] = Path("report.html"),
+    json: Json = False,
+) -> int:
+    """Write one offline HTML page about a plan: memory over the step, who holds it, its cost.
+
+    Parameters
+    ----------
+    target
+        A plan file, followed by the graph it was made for; or a graph file or a model (zoo:NAME,
+        package.module:factory or path/to/file.py:factory), with a budget to plan for.
+    graph
+        The graph file of a plan.
+    budget
+        The budget with a unit, such as 8GiB; constants count.
+    budgets
+        Of the curve on the page, separated by commas: shares of the activation peak, such as
+        0.3,0.5, or sizes with a unit; none for no curve.
+    output
+        Write the page to this file (.html).
+    """
+    from tightfit.api.pages import check_page, write_page
+
+    started = time.perf_counter()
+    check_page(output)
+    limits = search_options.limits()
+    given = None if is_model(target) else _plan_in(target)
+    with terminal_progress() as progress:
+        if given is not None:
+            step, plan, proven = _with_graph(given, target, graph, step_options), given, None
+        else:
+            step = load_step(_one(target, graph), options, step_options, progress=progress)
+            size = chosen_budget(step, budget, budget_ratio, step_options.gradients)
+            task = Task(graph=step, budget_bytes=size, gradients=step_options.gradients)
+            plan, proven = _planned(task, planner, limits, progress)
+        curve = _curve(step, budgets, plan.gradients, limits, progress)
+        write_page(output, step, plan, proven=proven, curve=curve)
+    result = simulate(step, plan)
+    size = output.stat().st_size
+    return print_result(
+        f"{output} ({format_bytes(size)}): open it in any browser, it needs no network",
+        as_json=json,
+        status="feasible",
+        budget_bytes=plan.budget_bytes,
+        constant_bytes=step.constant_bytes,
+        planned_peak_bytes=result.peak_bytes,
+        overhead=result.overhead,
+        bound=None if proven is None else proven.bound,
+        seconds=time.perf_counter() - started,
+        page=str(output),
+        page_bytes=size,
+    )
+
+
+def _plan_in(file: str) -> Plan | None:
+    """Return the plan in a file; None if it is a graph's."""
+    content = read_limited(file)
+    return plan_from_json(content, source=file) if kind_of_record(content) == "plan" else None
+
+
+def _with_graph(plan: Plan, file: str, graph: str | None, step_options: StepOptions) -> Graph:
+    if graph is None:
+        raise BadInput(
+            f"{file} is a plan, which does not hold the step it was made for: name the graph file "
+            "after it (tightfit plan MODEL -o plan.json --graph-output graph.json writes both), "
+            "or name the model instead, with a budget"
+        )
+    step = load_target(graph, step_options.costs)
+    verify(plan, step)
+    return step
+
+
+def _one(target: str, graph: str | None) -> str:
+    if graph is not None:
+        raise BadInput(f"{target} is no plan; a second file is the graph of a plan")
+    return target
+
+
+def _planned(
+    task: Task, planner: str, limits: Limits, progress: Progress
+) -> tuple[Plan, Proven | None]:
+    """Return a plan for the budget.
+
+    Raises
+    ------
+    InfeasibleBudget
+        If none is found; says the least.
+    """
+    outcome = plan_with(planner, task, limits, progress)
+    if outcome.plan is None:
+        raise infeasible(task, outcome, Limits(seconds=10.0), progress)
+    return outcome.plan, Proven(outcome.bound, outcome.bound_source)
+
+
+def _curve(
+    step: Graph, budgets: str, gradients: Gradients, limits: Limits, progress: Progress
+) -> Sequence[PlannedFor]:
+    """Return what is known for other budgets, each searched for a short while."""
+    if budgets == "none":
+        return ()
+    asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
+    short = msgspec.structs.replace(limits, seconds=min(limits.seconds, _CURVE_S))
+    return tuple(
+        PlannedFor(
+            budget_bytes=point.budget_bytes,
+            overhead=point.outcome.overhead if point.outcome.plan is not None else None,
+            bound=point.outcome.bound if point.outcome.plan is not None else None,
+            status=point.outcome.status,
+        )
+        for point in pareto_curve(step, asked, gradients, short, progress)
+    )

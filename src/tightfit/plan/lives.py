@@ -1,0 +1,139 @@
+"""What is alive when, as a plan runs: every lifetime of every value, and what ops need besides."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
+from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
+
+__all__ = ["Content", "Life", "lives_of"]
+
+Content: TypeAlias = Literal["value", "second instance", "workspace", "random state", "outside"]
+
+
+class Life(msgspec.Struct, frozen=True):
+    """One stretch of time during which some bytes are held.
+
+    Parameters
+    ----------
+    lower, upper : int
+        Held at the ticks [lower, upper).
+    size_bytes : int
+        How much.
+    content : str
+        ``"value"``; ``"second instance"``: a value written again while it is alive;
+        ``"workspace"`` or ``"random state"`` of an op; ``"outside"``: what user code holds while
+        a segment is entered.
+    value : int or None
+        What it is at its end; None for what is no value.
+    op : int or None
+        The op that made it or needs it; None for what user code makes.
+    """
+
+    lower: int
+    upper: int
+    size_bytes: int
+    content: Content
+    value: ValueId | None
+    op: OpId | None
+
+
+def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:
+    """Return what is alive when in a valid plan, in the order of birth.
+
+    Instruction i happens at the ticks [2i, 2i + 1): what only lives while it runs lives then,
+    what it leaves lives from 2i on. Constants have no life: they are always there. The most bytes
+    alive at one tick and the bytes of the constants are together the simulated peak of the plan.
+    """
+    lives = _Lives(graph, plan)
+    for index, instruction in enumerate(plan.instructions):
+        lives.at = 2 * index
+        match instruction:
+            case Compute():
+                lives.compute(index, instruction)
+            case Free(value):
+                lives.end(value)
+            case HandOver(values):
+                lives.hand_over(values)
+            case Enter(segment):
+                lives.enter(segment)
+    return lives.finished()
+
+
+class _Lives:
+    """Lives that ended, and when what is alive began and who made it."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.at = 0
+        self._graph = graph
+        self._plan = plan
+        self._last_compute = {
+            step.op: index
+            for index, step in enumerate(plan.instructions)
+            if isinstance(step, Compute)
+        }
+        self._computed: set[OpId] = set()
+        self._alive: dict[ValueId, tuple[int, OpId | None]] = {}
+        self._states: dict[OpId, int] = {}
+        self._ended: list[Life] = []
+
+    def compute(self, index: int, instruction: Compute) -> None:
+        """An op writes values; those alive keep their place, and the new one is temporary."""
+        op = self._graph.ops[instruction.op]
+        way = op.alternatives[instruction.alternative]
+        is_first = op.id not in self._computed
+        self._computed.add(op.id)
+        is_last = self._last_compute[op.id] == index
+        if is_first and op.random_state_bytes and not is_last:
+            self._states[op.id] = self.at
+        if way.overwrites is not None:
+            self._alive[way.writes[0]] = self._alive.pop(way.overwrites)
+        for value in way.writes[way.overwrites is not None :]:
+            if value in self._alive:
+                size = self._graph.values[value].size_bytes
+                self._while_running(size, "second instance", op.id, value)
+            else:
+                self._alive[value] = (self.at, op.id)
+        workspace_bytes = way.variants[instruction.variant].workspace_bytes
+        self._while_running(workspace_bytes, "workspace", op.id)
+        if is_last and op.id in self._states:
+            lower, size = self._states.pop(op.id), op.random_state_bytes
+            self._ended.append(Life(lower, self.at + 1, size, "random state", None, op.id))
+
+    def end(self, value: ValueId, *, after: int = 0) -> None:
+        """A value is let go of."""
+        if value in self._alive:
+            lower, op = self._alive.pop(value)
+            size = self._graph.values[value].size_bytes
+            self._ended.append(Life(lower, self.at + after, size, "value", value, op))
+
+    def hand_over(self, values: tuple[ValueId, ...]) -> None:
+        """Gradients that are added to existing ones end here."""
+        if self._plan.gradients == "accumulated":
+            for value in values:
+                self.end(value, after=1)
+
+    def enter(self, segment: SegmentId) -> None:
+        """Values that replace buffers end; what user code holds counts; tangents begin."""
+        for value in [v for v in self._alive if self._graph.values[v].fate == "written_back"]:
+            self.end(value)
+        self._while_running(self._graph.segments[segment].outside_bytes, "outside", None)
+        for value in self._graph.values:
+            if value.role == "tangent" and value.segment == segment:
+                self._alive[value.id] = (self.at + 1, None)
+
+    def finished(self) -> tuple[Life, ...]:
+        """Return all lives; what is still alive ends with the step."""
+        self.at = 2 * len(self._plan.instructions)
+        for value in tuple(self._alive):
+            self.end(value)
+        kept = [life for life in self._ended if life.size_bytes > 0 and life.lower < life.upper]
+        return tuple(sorted(kept, key=lambda life: (life.lower, life.upper, life.size_bytes)))
+
+    def _while_running(
+        self, size_bytes: int, content: Content, op: OpId | None, value: ValueId | None = None
+    ) -> None:
+        self._ended.append(Life(self.at, self.at + 1, size_bytes, content, value, op))

@@ -1,0 +1,292 @@
+"""What a page shows, as numbers: columns by run of an op, by op and by stretch of memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+
+from tightfit.graph.ir import Graph, OpId, SegmentId
+from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.lives import Life, lives_of
+from tightfit.plan.plan import Compute, Enter, Plan
+from tightfit.plan.simulate import Simulation, simulate
+
+__all__ = ["Facts", "Held", "Lives", "Measured", "Ops", "Phase", "PlannedFor", "Runs", "facts_of"]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The peaks of a measured step in bytes, constants included; the optimizer's step is after."""
+
+    forward_bytes: int
+    between_bytes: int
+    backward_bytes: int
+    after_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most the step held."""
+        return max(self.forward_bytes, self.between_bytes, self.backward_bytes, self.after_bytes)
+
+
+class PlannedFor(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known for one budget, in bytes: the overhead of a plan, and what is proven.
+
+    Overheads are fractions of the step's cost; None: no plan, or nothing proven.
+    """
+
+    budget_bytes: int
+    overhead: float | None
+    bound: float | None
+    status: str
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """The runs from `first` to `last` that belong to one phase, and the peak measured there."""
+
+    name: str
+    first: int
+    last: int
+    measured_bytes: int | None
+
+
+class Ops(msgspec.Struct, frozen=True):
+    """Columns by op; what an op is and which module called it are numbers of `Facts.strings`."""
+
+    target: tuple[int, ...]
+    module: tuple[int, ...]
+
+
+class Runs(msgspec.Struct, frozen=True):
+    """Columns by run: an op that is computed, the first time or again, or a border.
+
+    Parameters
+    ----------
+    op : tuple of int
+        The op; -1 - segment where a segment is entered.
+    again : tuple of int
+        1 where the op is computed again.
+    way : tuple of int
+        The name of the alternative, a number of `Facts.strings`; -1 for the default.
+    cost_s : tuple of float
+        Seconds of it.
+    held_bytes, plain_bytes : tuple of int
+        Held at its worst instant, and by a step that keeps everything, while it ran the ops up
+        to here for the first time.
+    """
+
+    op: tuple[int, ...]
+    again: tuple[int, ...]
+    way: tuple[int, ...]
+    cost_s: tuple[float, ...]
+    held_bytes: tuple[int, ...]
+    plain_bytes: tuple[int, ...]
+
+
+class Lives(msgspec.Struct, frozen=True):
+    """Columns by stretch of memory.
+
+    Parameters
+    ----------
+    name : tuple of int
+        What it is, a number of `Facts.strings`.
+    op : tuple of int
+        The op that made it; -1 for what user code holds.
+    first, last : tuple of int
+        The runs during which it is held.
+    size_bytes : tuple of int
+        Bytes of it.
+    offset_bytes : tuple of int
+        Its first byte in an arena; empty where nothing is laid out.
+    """
+
+    name: tuple[int, ...]
+    op: tuple[int, ...]
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    size_bytes: tuple[int, ...]
+    offset_bytes: tuple[int, ...]
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The bytes that matter for the whole page, constants included."""
+
+    budget_bytes: int
+    peak_bytes: int
+    constant_bytes: int
+    plain_peak_bytes: int
+    peak_run: int
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is drawn.
+
+    Parameters
+    ----------
+    strings : tuple of str
+        Names; other columns hold their numbers.
+    curve : tuple of PlannedFor
+        What is known for other budgets, this one among them.
+    """
+
+    strings: tuple[str, ...]
+    held: Held
+    phases: tuple[Phase, ...]
+    ops: Ops
+    runs: Runs
+    lives: Lives
+    curve: tuple[PlannedFor, ...]
+
+
+class _Names:
+    """Numbers for names, each name kept once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a name."""
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def all(self) -> tuple[str, ...]:
+        """Return the names in the order of their numbers."""
+        return tuple(self._numbers)
+
+
+def facts_of(
+    graph: Graph,
+    plan: Plan,
+    *,
+    measured: Measured | None = None,
+    offsets: Sequence[int] = (),
+    curve: Sequence[PlannedFor] = (),
+) -> Facts:
+    """Return what a page about a valid plan draws.
+
+    Parameters
+    ----------
+    measured : Measured or None
+        What a real step held.
+    offsets : sequence of int
+        In an arena, in bytes: one for each of `tightfit.plan.lives.lives_of`; or none.
+    curve : sequence of PlannedFor
+        What is known for other budgets.
+    """
+    names = _Names()
+    result = simulate(graph, plan)
+    everything = assemble(graph, keep_everything(graph), budget_bytes=0, gradients=plan.gradients)
+    plain = simulate(graph, everything)
+    numbered = [
+        index for index, step in enumerate(plan.instructions) if isinstance(step, (Compute, Enter))
+    ]
+    lives = _lives(graph, lives_of(graph, plan), numbered, offsets, names)
+    return Facts(
+        held=Held(
+            budget_bytes=plan.budget_bytes,
+            peak_bytes=result.peak_bytes,
+            constant_bytes=graph.constant_bytes,
+            plain_peak_bytes=plain.peak_bytes,
+            peak_run=max(bisect_left(numbered, result.peak_index), 0),
+        ),
+        phases=_phases(graph, plan, numbered, measured),
+        ops=Ops(
+            tuple(names.number(op.target) for op in graph.ops),
+            tuple(names.number(op.module) for op in graph.ops),
+        ),
+        runs=_runs(graph, plan, numbered, result, _held_first(everything, plain), names),
+        lives=lives,
+        curve=tuple(sorted(curve, key=lambda point: point.budget_bytes)),
+        strings=names.all(),
+    )
+
+
+def _held_first(plan: Plan, result: Simulation) -> dict[OpId, int]:
+    """Return what is held at the worst instant of each op's first run."""
+    held: dict[OpId, int] = {}
+    for step, during in zip(plan.instructions, result.during_bytes, strict=True):
+        if isinstance(step, Compute):
+            held.setdefault(step.op, during)
+    return held
+
+
+def _runs(
+    graph: Graph,
+    plan: Plan,
+    numbered: Sequence[int],
+    result: Simulation,
+    held_plain: dict[OpId, int],
+    names: _Names,
+) -> Runs:
+    rows: list[tuple[int, int, int, float, int, int]] = []
+    seen: set[OpId] = set()
+    plain = graph.constant_bytes
+    for index in numbered:
+        step = plan.instructions[index]
+        if isinstance(step, Enter):
+            rows.append((-1 - step.segment, 0, -1, 0.0, result.during_bytes[index], plain))
+        elif isinstance(step, Compute):
+            way = graph.ops[step.op].alternatives[step.alternative]
+            again = step.op in seen
+            plain = plain if again else held_plain.get(step.op, plain)
+            seen.add(step.op)
+            name = -1 if step.alternative == 0 else names.number(way.name)
+            cost_s = float(f"{way.variants[step.variant].cost_s:.3g}")
+            rows.append((step.op, int(again), name, cost_s, result.during_bytes[index], plain))
+    return Runs(*zip(*rows, strict=True)) if rows else Runs((), (), (), (), (), ())
+
+
+def _lives(
+    graph: Graph,
+    lives: Sequence[Life],
+    numbered: Sequence[int],
+    offsets: Sequence[int],
+    names: _Names,
+) -> Lives:
+    """Return the stretches of memory by run; what lives between two runs only is left out."""
+    ticks = [2 * index for index in numbered]
+    rows: list[tuple[int, int, int, int, int]] = []
+    kept: list[int] = []
+    for number, life in enumerate(lives):
+        first, last = bisect_left(ticks, life.lower), bisect_left(ticks, life.upper) - 1
+        if first > last:
+            continue
+        kept.append(number)
+        name = names.number(_name_of(graph, life))
+        rows.append((name, -1 if life.op is None else life.op, first, last, life.size_bytes))
+    columns = tuple(zip(*rows, strict=True)) if rows else ((), (), (), (), ())
+    return Lives(*columns, tuple(offsets[number] for number in kept) if offsets else ())
+
+
+_OTHER_CONTENTS = {
+    "second instance": "the same value once more, while it runs",
+    "workspace": "workspace, needed while it runs",
+    "random state": "random state",
+    "outside": "held by code outside the plan",
+}
+
+
+def _name_of(graph: Graph, life: Life) -> str:
+    if life.content == "value" and life.value is not None:
+        return graph.values[life.value].name
+    return _OTHER_CONTENTS[life.content]
+
+
+def _phases(
+    graph: Graph, plan: Plan, numbered: Sequence[int], measured: Measured | None
+) -> tuple[Phase, ...]:
+    """Return the stretches of runs that belong to forward and to backward."""
+    entered: list[tuple[int, SegmentId]] = []
+    for run, index in enumerate(numbered):
+        step = plan.instructions[index]
+        if isinstance(step, Enter):
+            entered.append((run, step.segment))
+    ends = [*(run for run, _ in entered[1:]), len(numbered)]
+    phases: list[Phase] = []
+    for (first, segment), end in zip(entered, ends, strict=True):
+        name = graph.segments[segment].phase
+        peak = None
+        if measured is not None:
+            peak = measured.forward_bytes if name == "forward" else measured.backward_bytes
+        phases.append(Phase(name, first, end - 1, peak))
+    return tuple(phases)

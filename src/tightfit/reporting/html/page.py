@@ -1,0 +1,117 @@
+"""The page itself: words and tables for everybody, and what the script draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+from jinja2 import Environment, StrictUndefined
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.explain import Explanation, explain
+from tightfit.plan.plan import Plan
+from tightfit.reporting.groups import share_rows
+from tightfit.reporting.html.facts import Measured, PlannedFor, facts_of
+from tightfit.reporting.html.sentences import Proven, summary
+from tightfit.units import format_bytes, format_percent, format_seconds
+from tightfit.version import __version__
+
+__all__ = ["plan_page"]
+
+_ROWS = 12
+
+
+def plan_page(
+    graph: Graph,
+    plan: Plan,
+    *,
+    proven: Proven | None = None,
+    measured: Measured | None = None,
+    offsets: Sequence[int] = (),
+    curve: Sequence[PlannedFor] = (),
+) -> bytes:
+    """Return one HTML file about a plan, with all that it needs inside.
+
+    Parameters
+    ----------
+    graph, plan : Graph, Plan
+        The step, and a plan that passes `tightfit.plan.verify` on it.
+    proven : Proven or None
+        What is known of the least cost.
+    measured : Measured or None
+        What a real step held.
+    offsets : sequence of int
+        Where an arena puts each of `tightfit.plan.lives.lives_of`, in bytes; or none.
+    curve : sequence of PlannedFor
+        What is known for other budgets.
+    """
+    explained = explain(plan, graph)
+    here = PlannedFor(
+        budget_bytes=plan.budget_bytes,
+        overhead=explained.overhead,
+        bound=None if proven is None else proven.bound,
+        status="this plan",
+    )
+    others = [point for point in curve if point.budget_bytes != plan.budget_bytes]
+    facts = facts_of(graph, plan, measured=measured, offsets=offsets, curve=[*others, here])
+    text = _template().render(
+        title=f"{graph.name or 'A step'} within {format_bytes(plan.budget_bytes)}",
+        sentences=summary(graph, explained, proven=proven, measured=measured),
+        figures=_figures(explained, proven, measured),
+        device=graph.device.name or graph.device.kind,
+        version=__version__,
+        explained=explained,
+        shares=share_rows(explained.modules)[:_ROWS],
+        has_layout=bool(offsets),
+        facts=facts,
+        data=_embedded(msgspec.json.encode(facts)),
+        **{name: _beside(file) for name, file in _PARTS.items()},
+    )
+    return text.encode()
+
+
+_PARTS = {
+    "style": "style.css",
+    "script": "script.js",
+    "library": "echarts.min.js",
+    "licence": "echarts.LICENSE",
+}
+"""Files that become part of the page."""
+
+
+def _figures(
+    e: Explanation, proven: Proven | None, measured: Measured | None
+) -> tuple[tuple[str, str], ...]:
+    """Return the numbers at the top, by their names."""
+    rows = [
+        ("budget", format_bytes(e.budget_bytes)),
+        ("planned peak", format_bytes(e.peak_bytes)),
+        ("measured peak", "" if measured is None else format_bytes(measured.peak_bytes)),
+        ("plain PyTorch", format_bytes(e.eager_peak_bytes)),
+        ("extra compute", format_percent(e.overhead)),
+        ("proven least", "" if proven is None else format_percent(proven.bound)),
+        ("computed again", f"{e.recomputed_ops} ops"),
+    ]
+    return tuple((name, text) for name, text in rows if text)
+
+
+def _embedded(json: bytes) -> str:
+    """Return JSON that ends no element it stands in."""
+    return json.decode().replace("<", "\\u003c")
+
+
+@cache
+def _beside(file: str) -> str:
+    return files("tightfit.reporting.html").joinpath(file).read_text("utf-8")
+
+
+def _template():
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= {
+        "bytes": format_bytes,
+        "percent": format_percent,
+        "seconds": format_seconds,
+    }
+    return environment.from_string(_beside("page.html"))
