@@ -159,6 +159,14 @@ class OpView:
         """Return the node that picks output `index`, if somebody reads it."""
         return _picked(self.node, index)
 
+    def output_of(self, maker: fx.Node, index: int) -> fx.Node | None:
+        """Return the node that picks an output of another op, if somebody reads it."""
+        return _picked(maker, index)
+
+    def is_forward(self, node: fx.Node) -> bool:
+        """Whether a node was traced in the forward."""
+        return node.meta.get("partitioner_tag") != "is_backward"
+
     def maker_of(self, node: Any, operators: Iterable[Any]) -> fx.Node | None:
         """Return the op that makes a tensor, if it is one of some operators and gives it whole."""
         if not isinstance(node, fx.Node):
