@@ -351,8 +351,7 @@ class Residual(nn.Module):
         h = self.activation(self.norms[0](self.convolutions[0](x)))
         first = self.norms[1](self.convolutions[0](h))
         h = self.activation(first + self.norms[2](self.convolutions[1](h)))
-        gated = self.activation(h * self.gate + x)
-        return (gated * gated).mean()
+        return self.activation(h * self.gate + x)
 
 
 TOGETHER: dict[str, Callable[[Any], Any]] = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -116,7 +117,8 @@ def _asked(captured: Captured, as_there: set[OpId]) -> dict[str, _Asked]:
             key = key_of(call)
             if key in asked:
                 continue
-            own = plain if call is calls[0] or way.overwrites is not None else None
+            in_place = way.overwrites is not None and not isinstance(call.function, FunctionType)
+            own = plain if call is calls[0] or in_place else None
             made = sum(graph.values[v].size_bytes for v in way.writes)
             asked[key] = _Asked(
                 call=call,
