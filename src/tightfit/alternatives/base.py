@@ -47,6 +47,9 @@ class Way:
         Whether it is of use to a compiler, which would unroll a loop over rows.
     flops : int or None
         Floating-point operations, for modelled costs; None: those of the default.
+    stretches : str
+        Of a way that runs on stretches of bounded size, element by element: a text that is equal
+        for ways that compare and cost alike at any size.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Way:
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True
     flops: int | None = None
+    stretches: str = ""
 
 
 @dataclass(frozen=True)

@@ -279,37 +279,38 @@ def together(view: OpView) -> Extension | None:
     value = view.node.meta["val"]
     if not view.runs_on_cpu or not value.is_floating_point() or not is_dense(value):
         return None
-    ways = [way for norms in (False, True) for way in _ways(view, norms)]
-    found = {len(way.args[0]): way for way in ways}
-    return Extension(tuple(_named(view, found.values()))) if found else None
+    way = _way(view)
+    if way is None:
+        return None
+    gradient = way.args[3]
+    if way.use == "again" or not view.fits_over(gradient, way):
+        return Extension((way,))
+    over = dataclasses.replace(
+        way,
+        name=f"{way.name}.over_argument_0",
+        function=run_together_over,
+        overwrites=gradient,
+    )
+    return Extension((way, over))
 
 
-def _named(view: OpView, ways: Any) -> Iterator[Way]:
-    for way in ways:
-        name = f"{view.op.target}.together_{len(way.args[0])}"
-        yield dataclasses.replace(way, name=name)
-        gradient = way.args[3]
-        if way.use == "any" and view.fits_over(gradient, way):
-            yield dataclasses.replace(
-                way, name=f"{name}.over_argument_0", function=run_together_over, overwrites=gradient
-            )
-
-
-def _ways(view: OpView, norms: bool) -> Iterator[Way]:
-    chain = _Chain(view, norms)
+def _way(view: OpView) -> Way | None:
+    chain = _Chain(view)
     chain.add(view.node)
-    if len(chain.links) < 2 or not chain.is_regular():
-        return
+    links = tuple(chain.links)
+    if len(links) < 2 or not chain.is_regular():
+        return None
     value = view.node.meta["val"]
     shape, strides = tuple(value.shape), tuple(value.stride())
-    yield Way(
-        "",
+    return Way(
+        f"{view.op.target}.together_{len(links)}",
         run_together,
-        (tuple(chain.links), shape, strides, *chain.reads),
-        exactness="bitwise" if _keeps_bits(chain.links, shape, strides) else "rounding",
+        (links, shape, strides, *chain.reads),
+        exactness="bitwise" if _keeps_bits(links, shape, strides) else "rounding",
         use="any" if view.node.target in _BACKWARD else "again",
         rests_on=tuple(chain.rests_on),
         compiles=False,
+        stretches=repr(links),
     )
 
 
@@ -335,13 +336,10 @@ class _Chain:
     ----------
     view : OpView
         The last operator.
-    norms : bool
-        Whether a BatchNorm may be the first link.
     """
 
-    def __init__(self, view: OpView, norms: bool) -> None:
+    def __init__(self, view: OpView) -> None:
         self._view = view
-        self._norms = norms
         self.links: list[Link | Norm] = []
         self.reads: list[fx.Node] = []
         self.rests_on: list[fx.Node] = []
@@ -381,7 +379,7 @@ class _Chain:
     def _maker(self, reader: fx.Node, node: fx.Node) -> fx.Node | None:
         """Return what made an argument if it may be a link: nobody else reads it in the forward."""
         view = self._view
-        maker = view.maker_of(node, (*_FORWARD, _NORM) if self._norms else _FORWARD)
+        maker = view.maker_of(node, (*_FORWARD, _NORM))
         mine, other = view.node.meta["val"], node.meta["val"]
         if maker is None or not view.is_forward(maker):
             return None
