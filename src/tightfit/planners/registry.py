@@ -71,6 +71,14 @@ PLANNERS: dict[str, Registration] = {
             capabilities=Capabilities(exact=True, reference="Shah et al. (2021), MONeT, section 4"),
         ),
         Registration(
+            name="monet_all",
+            function="tightfit.planners.monet.planner:plan_monet_all",
+            summary="MONeT's integer program, which chooses implementations too",
+            capabilities=Capabilities(
+                alternatives=True, exact=True, reference="Shah et al. (2021), MONeT, section 4"
+            ),
+        ),
+        Registration(
             name="monet_loose",
             function="tightfit.planners.monet.planner:plan_monet_loose",
             summary="MONeT's program with the looser of its two bounds on local memory",

@@ -175,7 +175,7 @@ FAMILIES = (
     Family(
         "MONeT and retention intervals",
         GREEN,
-        (("monet", "D"), ("monet_loose", "d"), ("intervals", "p")),
+        (("monet", "D"), ("monet_all", "X"), ("monet_loose", "d"), ("intervals", "p")),
     ),
     Family(
         "Checkpointing heuristics",
