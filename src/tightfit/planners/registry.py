@@ -59,6 +59,14 @@ PLANNERS: dict[str, Registration] = {
             ),
         ),
         Registration(
+            name="checkmate_o",
+            function="tightfit.planners.checkmate.post_optimised:plan_checkmate_o",
+            summary="Checkmate's plan, then greedily the implementations that make it cheaper",
+            capabilities=Capabilities(
+                alternatives=True, reference="Shah et al. (2021), MONeT, section 6"
+            ),
+        ),
+        Registration(
             name="checkmate_rounding",
             function="tightfit.planners.checkmate.planner:plan_checkmate_rounding",
             summary="two-phase rounding of Checkmate's linear relaxation",

@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.monet.implementations import every_one, one_each, reading_any
@@ -43,8 +44,10 @@ def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
     started = time.perf_counter()
     problem = staged(task)
     easy = easy_answer(task, problem, limits, started)
-    if easy is not None and easy.status == "infeasible":
+    if easy is not None and easy.plan is None:
         return easy
+    if problem.capacity_bytes <= 0:  # what there is takes no room
+        return finish(task, keep_everything(task.graph), started=started, gap=limits.gap)
     ways = every_one(task.graph, problem)
     model = build_program(reading_any(problem, ways), ways)
     solution = _solve(model, limits, progress, started)
@@ -52,6 +55,8 @@ def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
     computes = None
     if solution.values is not None:
         computes = model.computes(model.settled(solution.values))
+    if computes is None and easy is not None:
+        return finish(task, keep_everything(task.graph), started=started, gap=limits.gap)
     if computes is None or simulated(task, computes).peak_bytes > task.budget_bytes:
         infeasible = solution.status == "infeasible"
         return no_plan(

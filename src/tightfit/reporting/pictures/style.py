@@ -170,6 +170,7 @@ FAMILIES = (
             ("checkmate+", "v"),
             ("checkmate_split", "<"),
             ("checkmate_rounding", ">"),
+            ("checkmate_o", "P"),
         ),
     ),
     Family(
