@@ -19,11 +19,20 @@ from torch import fx, nn
 from support.models import UpdatingNet
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.base import Contributor, OpView
+from tightfit.alternatives.batch_norm import normalise_with_statistics
 from tightfit.alternatives.in_place import IN_PLACE, add_over_second
 from tightfit.alternatives.linear_cross_entropy import loss_and_gradients
 from tightfit.alternatives.max_pool import Windows
 from tightfit.alternatives.registry import ENTRIES, GROUPS, with_alternatives
 from tightfit.alternatives.tied_embedding import add_embedding_gradient_
+from tightfit.alternatives.together import (
+    Link,
+    Made,
+    Norm,
+    Read,
+    run_together,
+    run_together_over,
+)
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Call, Captured, placeholder_tensors
 from tightfit.capture.nodes import base_of, is_getitem, storage_bytes
@@ -326,6 +335,78 @@ def test_gradients_of_activations_from_less_than_their_input(name, dtype, layout
     model = Between(ACTIVATIONS[name], x)
     captured = step_of(model, x, exactness="rounding")
     assert battery_of(model, captured, x, tangent=numbers).compared[name] == 1
+
+
+class Residual(nn.Module):
+    """What runs together: a BatchNorm and an activation, two of them and their sum, a gate."""
+
+    def __init__(self, activation: Callable[[Any], Any], channels: int = 8) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels, channels, 1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels, affine=i < 2) for i in range(3))
+        self.gate = nn.Parameter(torch.rand(channels, 1, 1)[None])
+        self.activation = activation
+
+    def forward(self, x):
+        h = self.activation(self.norms[0](self.convolutions[0](x)))
+        first = self.norms[1](self.convolutions[0](h))
+        h = self.activation(first + self.norms[2](self.convolutions[1](h)))
+        return self.activation(h * self.gate + x)
+
+
+TOGETHER: dict[str, Callable[[Any], Any]] = {
+    "relu": F.relu,
+    "hardtanh": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "mish": F.mish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_elementwise_operators_together_with_those_before_them(name, layout) -> None:
+    x = torch.randn(2, 8, 11, 13).contiguous(memory_format=layout)
+    model = Residual(TOGETHER[name]).to(memory_format=layout)
+    compared = run_battery(model, x)
+    assert compared[f"aten.{name}.together_2"] >= 1  # behind the first BatchNorm
+    assert compared[f"aten.{name}.together_4"] == 1  # behind the sum of two
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 300, 310), (70, 40, 11, 11), (300_001, 3)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
+def test_stretches_of_large_tensors_are_put_together_again(shape, layout) -> None:
+    x, skip, gradient = (shaped(shape, torch.float32, layout).normal_() for _ in range(3))
+    channels = [torch.rand(shape[1]) for _ in range(4)]
+    normed = normalise_with_statistics(x, *channels)
+    norm = Norm(*map(Read, range(5)))
+    both = Link(torch.ops.aten.add.Tensor, (Made(0), Read(5)))
+    last = Link(torch.ops.aten.relu.default, (Made(1),))
+    where = tuple(x.shape), tuple(x.stride())
+    made = run_together((norm, both, last), *where, x, *channels, skip)
+    assert torch.equal(made, F.relu(normed + skip)) and made.stride() == x.stride()
+    back = Link(torch.ops.aten.silu_backward.default, (Read(0), Made(0)))
+    norm = Norm(*map(Read, range(1, 6)))
+    expected = torch.ops.aten.silu_backward.default(gradient, normed)
+    assert run_together_over((norm, back), *where, gradient, x, *channels) is gradient
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_an_exponential_keeps_its_bits_where_stretches_are_whole_vectors() -> None:
+    step_of_shape = {}
+    for shape in ((2, 64, 56, 56), (2, 3, 301, 301)):
+        norm = nn.BatchNorm2d(shape[1])
+        x = torch.randn(shape)
+        captured = step_of(nn.Sequential(norm, nn.SiLU()), x, exactness="rounding")
+        ways = [way for op in captured.graph.ops for way in op.alternatives]
+        step_of_shape[shape] = {w.exactness for w in ways if "silu" in w.name}
+    assert [*step_of_shape.values()] == [{"bitwise"}, {"rounding"}]
 
 
 POOLS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (

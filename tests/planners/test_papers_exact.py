@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from support.papers import least_checkmate_overhead, least_monet_overhead, tasks
+from support.papers import SECOND, least_checkmate_overhead, least_monet_overhead, tasks
+from tightfit.graph.ir import Variant
 from tightfit.plan.plan import Outcome
-from tightfit.plan.simulate import simulate
+from tightfit.plan.simulate import baseline_cost_s, simulate
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.checkmate.planner import (
     plan_checkmate,
@@ -17,7 +21,7 @@ from tightfit.planners.checkmate.planner import (
     plan_checkmate_split,
 )
 from tightfit.planners.intervals.planner import plan_intervals
-from tightfit.planners.monet.planner import plan_monet, plan_monet_loose
+from tightfit.planners.monet.planner import plan_monet, plan_monet_all, plan_monet_loose
 from tightfit.planners.outcomes import NO_PLAN_HERE
 from tightfit.planners.registry import PLANNERS, plan_with
 from tightfit.progress import SILENT
@@ -51,6 +55,47 @@ def test_checkmate_is_the_optimum_of_its_search_space(task: Task) -> None:
 @given(tasks(most_nodes=7))
 def test_monet_is_the_optimum_of_its_search_space(task: Task) -> None:
     check_optimum(plan_monet(task, EXACT, SILENT), least_monet_overhead(task))
+
+
+@st.composite
+def tasks_with_alternatives(draw: st.DrawFn) -> Task:
+    """A random step whose backward ops may read something else of the forward instead."""
+    task = draw(tasks(most_nodes=6))
+    graph = task.graph
+    forward = [op for op in graph.ops if not op.segment]
+    made = [v for op in forward for v in op.alternatives[0].writes]
+    readable = [v for v in made if graph.values[v].fate in ("none", "returned")]
+    ops = list(graph.ops)
+    for op in graph.ops[len(forward) :]:
+        if not readable or not draw(st.integers(0, 2)):
+            continue
+        kept = [v for v in op.alternatives[0].reads if v not in made]
+        reads = (*kept, draw(st.sampled_from(readable)))
+        cost = draw(st.sampled_from([1, 2, 3])) * SECOND
+        way = msgspec.structs.replace(
+            op.alternatives[0], name="other", reads=reads, variants=(Variant(cost_s=cost),)
+        )
+        ops[op.id] = msgspec.structs.replace(op, alternatives=(*op.alternatives, way))
+    return msgspec.structs.replace(task, graph=msgspec.structs.replace(graph, ops=tuple(ops)))
+
+
+def least_monet_overhead_of_any_choice(task: Task) -> float:
+    """The least over all choices of one alternative for each op."""
+    costs: list[float] = []
+    for ways in itertools.product(*(op.alternatives for op in task.graph.ops)):
+        pairs = zip(task.graph.ops, ways, strict=True)
+        ops = tuple(msgspec.structs.replace(op, alternatives=(way,)) for op, way in pairs)
+        graph = msgspec.structs.replace(task.graph, ops=ops)
+        chosen = msgspec.structs.replace(task, graph=graph)
+        costs.append((1 + least_monet_overhead(chosen)) * baseline_cost_s(graph))
+    return min(costs) / baseline_cost_s(task.graph) - 1
+
+
+@settings(SETTINGS, max_examples=60)
+@given(tasks_with_alternatives())
+def test_monet_chooses_implementations_together_with_what_it_recomputes(task: Task) -> None:
+    least = least_monet_overhead_of_any_choice(task)
+    check_optimum(plan_monet_all(task, EXACT, SILENT), least)
 
 
 @SETTINGS

@@ -184,7 +184,8 @@ def test_costs_of_another_shape_are_scaled_and_elementwise_calls_do_not_run(monk
     larger = step_of(model, torch.randn(4, 3, 12, 12))
     with running(monkeypatch) as ran:
         graph = quick(larger, neighbour=small)
-    assert not any("gelu" in key or "sigmoid" in key for key in ran)
+    operators = [key.splitlines()[0] for key in ran]
+    assert not any("gelu" in name or "sigmoid" in name for name in operators)
     assert "scaled from another shape" in graph.cost_source
     for op, like in zip(graph.ops, small.ops, strict=True):
         if "convolution" in op.target:

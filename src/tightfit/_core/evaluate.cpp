@@ -8,6 +8,7 @@ namespace tightfit {
 
 namespace {
 constexpr Bytes kFar = std::numeric_limits<Bytes>::max() / 4;
+constexpr double kUnreachable = 1e30;  // of a value that may not be computed again
 }
 
 void Schedule::evaluate(int stage, Entry& entry, std::vector<Repair>& repairs) const {
@@ -74,8 +75,37 @@ bool Schedule::own_reads_resident(const Alternative& alternative, int stage) con
     return true;
 }
 
-// The alternative of a recomputation: the forced one if it applies, else the cheapest that writes
-// all that is needed and whose own values (saved statistics, a generator's state) are resident.
+// About what it costs to have a value in a stage: nothing where it is there or wanted anyway.
+// What several values need is counted for each of them, the same way for all that are compared.
+double Schedule::price_of(int value, int stage) const {
+    if (resident_.get(value, stage) || needed_[value] == epoch_) return 0;
+    if (priced_[value] == epoch_) return price_[value];
+    const int maker = problem_->values[value].producer;
+    double least = kUnreachable;
+    if (problem_->may_recompute(maker, stage) || maker == stage) {
+        const auto& alternatives = problem_->ops[maker].alternatives;
+        for (int a = 0; a < static_cast<int>(alternatives.size()); ++a)
+            if (alternatives[a].again && problem_->values[value].writers >> a & 1)
+                least = std::min(least, price_of_running(maker, a, 0, stage));
+    }
+    priced_[value] = epoch_;
+    return price_[value] = least;
+}
+
+// What an alternative costs together with what it reads; `shared`: as do all that are compared.
+double Schedule::price_of_running(int op, int number, Mask shared, int stage) const {
+    const Alternative& alternative = problem_->ops[op].alternatives[number];
+    auto total = static_cast<double>(alternative.least_cost());
+    for (int value : alternative.reads) {
+        if (shared != 0 && (problem_->readers_of(value, op) & shared) == shared) continue;
+        total += price_of(value, stage);
+    }
+    return std::min(total, kUnreachable);
+}
+
+// The alternative of a recomputation: the forced one if it applies, else the cheapest, with what it
+// reads, that writes all that is needed and whose own values (saved statistics, a generator's
+// state) are resident.
 int Schedule::choose_again(int op, int stage, std::vector<Repair>& repairs) const {
     const auto& alternatives = problem_->ops[op].alternatives;
     const int count = static_cast<int>(alternatives.size());
@@ -86,16 +116,17 @@ int Schedule::choose_again(int op, int stage, std::vector<Repair>& repairs) cons
     for (const Alternative& alternative : alternatives)
         for (int value : alternative.writes)
             if (needed_[value] == epoch_) eligible &= problem_->values[value].writers;
-    int best = -1, possible = -1;
+    int possible = -1;
+    Mask able = 0;
     const auto rank = [&](int a) { return 2 * alternatives[a].least_cost() - (a == first_choice_[op]); };
     for (int a = 0; a < count; ++a) {
         if (!(eligible >> a & 1)) continue;
         if (possible < 0 || rank(a) < rank(possible)) possible = a;
         if (!own_reads_resident(alternatives[a], stage)) continue;
         if (a == again_choice_[op]) return a;
-        if (best < 0 || rank(a) < rank(best)) best = a;
+        able |= Mask{1} << a;
     }
-    if (best >= 0) return best;
+    if (able != 0) return cheapest(op, able, stage);
     if (possible >= 0) {
         for (int value : alternatives[possible].own_reads)
             if (!resident_.get(value, stage)) repairs.push_back({value, stage, true});
@@ -105,6 +136,23 @@ int Schedule::choose_again(int op, int stage, std::vector<Repair>& repairs) cons
         for (int value : alternative.writes)
             if (needed_[value] == epoch_) repairs.push_back({value, stage, true});
     return -1;
+}
+
+// Of some alternatives the one that costs least with what it reads; if equal, the one of the first
+// computation.
+int Schedule::cheapest(int op, Mask able, int stage) const {
+    const bool only_one = (able & (able - 1)) == 0;
+    int best = -1;
+    double least = 0;
+    for (int a = 0; able >> a != 0; ++a) {
+        if (!(able >> a & 1)) continue;
+        if (only_one) return a;
+        const double price = price_of_running(op, a, able, stage);
+        if (best >= 0 && (price > least || (price == least && a != first_choice_[op]))) continue;
+        best = a;
+        least = price;
+    }
+    return best;
 }
 
 // Run the collected ops in order and follow the bytes alive. A value not resident at the start of

@@ -145,4 +145,12 @@ bool Problem::may_recompute(int op, int stage) const {
                             : ops[op].segment == ops[stage].segment;
 }
 
+Mask Problem::readers_of(int value, int op) const {
+    const auto& readers = values[value].readers;
+    const auto found = std::lower_bound(
+        readers.begin(), readers.end(), op,
+        [](const Reader& reader, int wanted) { return reader.op < wanted; });
+    return found != readers.end() && found->op == op ? found->alternatives : 0;
+}
+
 }  // namespace tightfit

@@ -79,6 +79,7 @@ public:
     int op_count() const { return static_cast<int>(ops.size()); }
     int value_count() const { return static_cast<int>(values.size()); }
     bool may_recompute(int op, int stage) const;
+    Mask readers_of(int value, int op) const;  // the op's alternatives that read the value
 
     std::vector<Op> ops;
     std::vector<Value> values;

@@ -33,6 +33,8 @@ Schedule::Schedule(std::shared_ptr<const Problem> problem, Bytes budget)
     needed_.assign(values, 0);
     read_.assign(values, 0);
     last_reader_.assign(values, -1);
+    priced_.assign(values, 0);
+    price_.assign(values, 0);
     keep_everything();
 }
 

@@ -123,6 +123,9 @@ private:
     void close(int stage, Entry& entry, std::vector<Repair>& repairs) const;
     int choose(int op, int stage, std::vector<Repair>& repairs) const;
     int choose_again(int op, int stage, std::vector<Repair>& repairs) const;
+    int cheapest(int op, Mask able, int stage) const;
+    double price_of(int value, int stage) const;
+    double price_of_running(int op, int number, Mask shared, int stage) const;
     bool own_reads_resident(const Alternative& alternative, int stage) const;
     void request(int op) const;
     void walk(int stage, Entry& entry) const;
@@ -173,7 +176,8 @@ private:
     // scratch of evaluate(), stamped with an epoch instead of being cleared
     mutable int epoch_ = 0;
     mutable std::vector<int> heap_;
-    mutable std::vector<int> requested_, needed_, read_, last_reader_;
+    mutable std::vector<int> requested_, needed_, read_, last_reader_, priced_;
+    mutable std::vector<double> price_;
 };
 
 }  // namespace tightfit

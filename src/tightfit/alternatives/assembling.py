@@ -207,6 +207,7 @@ class Assembly:
             is_tuple,
             way.rests_on,
             way.compiles,
+            way.stretches,
         )
 
     def _alternative(self, way: Way, call: Call) -> Alternative:

@@ -47,6 +47,9 @@ class Way:
         Whether it is of use to a compiler, which would unroll a loop over rows.
     flops : int or None
         Floating-point operations, for modelled costs; None: those of the default.
+    stretches : str
+        Of a way that runs on stretches of bounded size, element by element: a text that is equal
+        for ways that compare and cost alike at any size.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Way:
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True
     flops: int | None = None
+    stretches: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,14 @@ class OpView:
     def output_node(self, index: int) -> fx.Node | None:
         """Return the node that picks output `index`, if somebody reads it."""
         return _picked(self.node, index)
+
+    def output_of(self, maker: fx.Node, index: int) -> fx.Node | None:
+        """Return the node that picks an output of another op, if somebody reads it."""
+        return _picked(maker, index)
+
+    def is_forward(self, node: fx.Node) -> bool:
+        """Whether a node was traced in the forward."""
+        return node.meta.get("partitioner_tag") != "is_backward"
 
     def maker_of(self, node: Any, operators: Iterable[Any]) -> fx.Node | None:
         """Return the op that makes a tensor, if it is one of some operators and gives it whole."""

@@ -7,12 +7,14 @@ bitwise the same output (whole_chain.md, section 3).
 from __future__ import annotations
 
 import torch
+from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView, Way
 
 __all__ = [
     "batch_norm_again",
     "normalise_with_statistics",
+    "statistics_of",
     "train_with_own_statistics",
     "update_again",
     "update_own_statistics",
@@ -27,6 +29,7 @@ def normalise_with_statistics(
     bias: torch.Tensor | None,
     mean: torch.Tensor,
     inverse_deviation: torch.Tensor,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return ``(x - mean) * inverse_deviation * weight + bias`` per channel (dimension 1).
 
@@ -35,6 +38,11 @@ def normalise_with_statistics(
     """
     scale = inverse_deviation if weight is None else weight * inverse_deviation
     one = torch.ones_like(mean)
+    if out is not None:
+        none = x.new_empty(0)
+        return aten.native_batch_norm.out(
+            x, scale, bias, mean, one, False, 0.0, 0.0, out=out, save_mean=none, save_invstd=none
+        )[0]
     return aten._native_batch_norm_legit_no_training.default(x, scale, bias, mean, one, 0.0, 0.0)[0]
 
 
@@ -56,13 +64,24 @@ def train_with_own_statistics(
     )[:3]
 
 
+def statistics_of(view: OpView, norm: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Return mean and inverse deviation of a training BatchNorm that its output is made of.
+
+    None where they were rounded to half precision, for the first run used them unrounded, and on a
+    GPU, whose kernels multiply in another order in training than in evaluation.
+    """
+    mean, deviation = view.output_of(norm, 1), view.output_of(norm, 2)
+    if mean is None or deviation is None or not norm.args[5] or not view.runs_on_cpu:
+        return None
+    precise = mean.meta["val"].dtype in (torch.float32, torch.float64)
+    return (mean, deviation) if precise else None
+
+
 def batch_norm_again(view: OpView) -> Extension | None:
     """Offer the two recomputations of a training BatchNorm.
 
     One reads only its inputs and makes output and batch statistics again; the other reads the
-    statistics of the first run, which are tiny, and is several times cheaper; not offered where
-    the statistics were rounded to half precision, for the first run used them unrounded, nor on a
-    GPU, whose kernels multiply in another order in training than in evaluation.
+    statistics of the first run, which are tiny, and is several times cheaper.
     """
     x, weight, bias, running_mean, _, training, momentum, epsilon = view.call.args
     if not training:
@@ -76,10 +95,9 @@ def batch_norm_again(view: OpView) -> Extension | None:
     else:
         run = (aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, epsilon))
     ways = [Way("batch_norm.again", *run, outputs=(0, 1, 2), use="again")]
-    mean, deviation = view.output_node(1), view.output_node(2)
-    precise = view.runs_on_cpu and precision in (torch.float32, torch.float64)
-    if precise and mean is not None and deviation is not None:
-        args = (x, weight, bias, mean, deviation)
+    statistics = statistics_of(view, view.node)
+    if statistics is not None:
+        args = (x, weight, bias, *statistics)
         name = "batch_norm.from_statistics"
         rests_on = (view.node,)
         ways.append(

@@ -24,6 +24,7 @@ from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
 from tightfit.alternatives.relu import relu_gradient
 from tightfit.alternatives.softplus import softplus_gradient
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
+from tightfit.alternatives.together import TOGETHER, together
 from tightfit.capture.captured import Captured
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness
@@ -70,10 +71,11 @@ ENTRIES = (
     Entry(linear_cross_entropy, "intermediate", (aten.nll_loss_forward.default,)),
     Entry(folded_embedding_gradient, "intermediate", (aten.add_.Tensor,)),
     Entry(split_gradient, "conv", (aten.convolution_backward.default,)),
+    Entry(together, "together", TOGETHER),
     Entry(in_place, "inplace", tuple(IN_PLACE)),  # last: what others offer may run in place too
 )
 
-GROUPS = ("none", "conv", "output", "intermediate", "inplace", "all")
+GROUPS = ("none", "conv", "output", "intermediate", "together", "inplace", "all")
 """What a comparison may name."""
 
 

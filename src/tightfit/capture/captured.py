@@ -43,6 +43,9 @@ class Call:
         Where the two are compared these run, and only their inputs are drawn.
     compiles : bool
         Whether it is of use to a compiler.
+    stretches : str
+        Of an alternative that runs element by element, on stretches of bounded size: equal for
+        those that compare and cost alike at any size.
     """
 
     function: Callable[..., Any]
@@ -52,6 +55,7 @@ class Call:
     is_tuple: bool
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True
+    stretches: str = ""
 
     def nodes(self) -> Iterator[fx.Node]:
         """Yield every node among the arguments."""

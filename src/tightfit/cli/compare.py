@@ -74,7 +74,8 @@ def compare_planners(
         pytorch.activation_memory_budget and pytorch.checkpoint.
     alternatives
         Which alternatives of operators plans may use, for a model: several of none, conv, output,
-        intermediate, inplace and all, separated by commas, side by side (MONeT, figures 4 and 6).
+        intermediate, together, inplace and all, separated by commas, side by side (MONeT, figures 4
+        and 6).
     workers
         How many planners run at a time.
     solver

@@ -59,6 +59,14 @@ PLANNERS: dict[str, Registration] = {
             ),
         ),
         Registration(
+            name="checkmate_o",
+            function="tightfit.planners.checkmate.post_optimised:plan_checkmate_o",
+            summary="Checkmate's plan, then greedily the implementations that make it cheaper",
+            capabilities=Capabilities(
+                alternatives=True, reference="Shah et al. (2021), MONeT, section 6"
+            ),
+        ),
+        Registration(
             name="checkmate_rounding",
             function="tightfit.planners.checkmate.planner:plan_checkmate_rounding",
             summary="two-phase rounding of Checkmate's linear relaxation",
@@ -69,6 +77,14 @@ PLANNERS: dict[str, Registration] = {
             function="tightfit.planners.monet.planner:plan_monet",
             summary="MONeT's integer program with one implementation per op",
             capabilities=Capabilities(exact=True, reference="Shah et al. (2021), MONeT, section 4"),
+        ),
+        Registration(
+            name="monet_all",
+            function="tightfit.planners.monet.planner:plan_monet_all",
+            summary="MONeT's integer program, which chooses implementations too",
+            capabilities=Capabilities(
+                alternatives=True, exact=True, reference="Shah et al. (2021), MONeT, section 4"
+            ),
         ),
         Registration(
             name="monet_loose",

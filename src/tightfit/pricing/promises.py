@@ -136,15 +136,21 @@ def _code(function: Callable[..., Any]) -> str:
 
 
 def _kind(default: Call, call: Call, key: str, name: str) -> str:
-    """Return a text that is equal for comparisons of PyTorch's elementwise ops at any size."""
+    """Return a text that is equal for comparisons of elementwise ops at any size."""
+    if call.stretches:
+        return " ".join((name, call.stretches, *_layouts(default, call)))
     if not isinstance(call.function, private.OpOverload):
         return key
     tags = getattr(default.function, "tags", ())
     if torch.Tag.pointwise not in tags and default.function not in _ELEMENTWISE:
         return key
-    leaves = [x for n in (*default.nodes(), *call.nodes()) for x in flat_outputs(n)]
-    kinds = [_layout(x) if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves]
-    return " ".join((name, name_of(default.function), name_of(call.function), *kinds))
+    functions = name_of(default.function), name_of(call.function)
+    return " ".join((name, *functions, *_layouts(default, call)))
+
+
+def _layouts(*calls: Call) -> list[str]:
+    leaves = [x for call in calls for n in call.nodes() for x in flat_outputs(n)]
+    return [_layout(x) if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves]
 
 
 def _layout(tensor: torch.Tensor) -> str:

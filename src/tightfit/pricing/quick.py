@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ __all__ = ["quick_costs"]
 
 _LAUNCH_S = 3e-6  # the least a scaled call costs
 _TYPICAL_BYTES = 4 << 20  # moved by the call of an operator that others are scaled from
+_STRETCH_BYTES = 16 << 20  # moved at least by a call of which a stretch is a part
 _BYTES_PER_S = 5e9  # of an operator of which nothing is known
 
 
@@ -51,6 +53,8 @@ class _Asked:
         What it reads and makes.
     plain : Footprint or None
         What is known of its bytes without running it.
+    by_stretches : bool
+        Whether it runs on stretches of bounded size, which bounds its workspace.
     """
 
     call: Call
@@ -58,6 +62,7 @@ class _Asked:
     work: int
     running_bytes: int
     plain: Footprint | None
+    by_stretches: bool
 
 
 def quick_costs(
@@ -85,7 +90,7 @@ def quick_costs(
     captured = keeping_promises(captured, progress, room_bytes=room_bytes)
     likes = matched(captured.graph, neighbour) if neighbour is not None else {}
     as_there = {place for place, like in likes.items() if not may_need_workspace(like)}
-    asked = _asked(captured, as_there)
+    asked = _asked(captured, as_there, alone=neighbour is None)
     fitting = [
         one for one in asked.values() if room_bytes is None or one.running_bytes <= room_bytes
     ]
@@ -106,8 +111,8 @@ def _brief(*arguments: Any, **keywords: Any) -> Brief:
     return Brief(**msgspec.structs.asdict(measure_once(*arguments, **keywords)))
 
 
-def _asked(captured: Captured, as_there: set[OpId]) -> dict[str, _Asked]:
-    """Return the distinct calls of a step by their keys."""
+def _asked(captured: Captured, as_there: set[OpId], *, alone: bool) -> dict[str, _Asked]:
+    """Return the distinct calls of a step by their keys; `alone`: no neighbour prices them."""
     graph = captured.graph
     asked: dict[str, _Asked] = {}
     for op, calls, node in zip(graph.ops, captured.calls, captured.nodes, strict=True):
@@ -116,11 +121,14 @@ def _asked(captured: Captured, as_there: set[OpId]) -> dict[str, _Asked]:
             key = key_of(call)
             if key in asked:
                 continue
-            own = plain if call is calls[0] or way.overwrites is not None else None
+            in_place = way.overwrites is not None and not isinstance(call.function, FunctionType)
+            by_stretches = alone and bool(call.stretches)
+            own = plain if call is calls[0] or in_place or by_stretches else None
             made = sum(graph.values[v].size_bytes for v in way.writes)
             asked[key] = _Asked(
                 call=call,
-                kind=_kind(calls[0] if own is not None else call),
+                kind=_kind(call if own is None or by_stretches else calls[0]),
+                by_stretches=by_stretches,
                 work=max(1, work(graph, op, way)),
                 running_bytes=_read_bytes(call) + made,
                 plain=None if is_opaque(call) else own,
@@ -133,7 +141,7 @@ def _kind(call: Call) -> str:
     args, kwargs = fx.map_arg((call.args, call.kwargs), lambda n: n.meta.get("val"))
     leaves = private.pytree.tree_leaves((args, kwargs))
     types = (str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves)
-    return f"{name_of(call.function)} {' '.join(types)}"
+    return f"{name_of(call.function)} {call.stretches} {' '.join(types)}"
 
 
 def _read_bytes(call: Call) -> int:
@@ -206,7 +214,11 @@ def _estimate(one: _Asked, like_asked: _Asked, like: Brief | None) -> Measuremen
         cost_s, workspace_bytes = one.work / _BYTES_PER_S, footprint.workspace_bytes
     else:
         cost_s = like.cost_s * one.work / like_asked.work
-        growth = one.running_bytes / max(1, like_asked.running_bytes) if one.plain is None else 1.0
+        growth = 1.0
+        if one.plain is None:
+            growth = one.running_bytes / max(1, like_asked.running_bytes)
+        if one.by_stretches:
+            growth = max(1.0, min(growth, _STRETCH_BYTES / like_asked.work))
         workspace_bytes = int(like.workspace_bytes * growth)
     fields = msgspec.structs.asdict(footprint) | {"workspace_bytes": workspace_bytes}
     return Measurement(cost_s=max(_LAUNCH_S, cost_s), **fields)

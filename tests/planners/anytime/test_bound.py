@@ -87,6 +87,44 @@ def test_an_alternative_that_spares_an_optional_op_is_taken_though_everything_fi
     assert outcome.status == "optimal"
 
 
+def with_ways(first: Op, *ways: Alternative) -> Op:
+    return msgspec.structs.replace(first, alternatives=(*first.alternatives, *ways))
+
+
+def test_what_runs_again_by_any_of_its_ways_finds_what_that_reads() -> None:
+    at_once = Alternative(
+        name="at once", reads=(0,), writes=(2,), variants=(Variant(cost_s=1.0),), use="again"
+    )
+    ops = (op(0), op(1, 0), with_ways(op(2, 1), at_once), op(3, 2), op(4, 3), op(5, 4), op(6, 5, 2))
+    optimum, bound = optimum_and_bound(graph_of(*ops, sizes=(3, 3, 3, 1, 6, 1, 0)), 8, 4)
+    assert bound == pytest.approx(optimum, abs=TOLERANCE) == pytest.approx(2 / 7)
+
+
+def test_what_an_optional_op_made_before_the_first_cut_has_cost_something() -> None:
+    from_mask = Alternative(name="mask", reads=(3, 1), writes=(4,), variants=(Variant(cost_s=1.0),))
+    ops = (
+        op(0, pinned="by the test"),
+        op(1, 0, required=False),
+        op(2, 0),
+        op(3, 2),
+        with_ways(op(4, 3, 0), from_mask),
+    )
+    optimum, bound = optimum_and_bound(graph_of(*ops, sizes=(4, 1, 1, 4, 0)), 6, 3)
+    assert bound == pytest.approx(optimum, abs=TOLERANCE) == pytest.approx(1 / 4)
+
+
+def test_a_cut_counts_the_workspace_of_the_way_its_op_takes() -> None:
+    fast, slow = Variant(cost_s=1.0, workspace_bytes=3), Variant(cost_s=2.0)
+    one = msgspec.structs.replace(op(2, 1).alternatives[0], variants=(fast, slow))
+    chosen = msgspec.structs.replace(op(2, 1), alternatives=(one,))
+    graph = graph_of(op(0, pinned="by the test"), op(1, 0), chosen, op(3, 2, 0), sizes=(2, 1, 1, 0))
+    for budget, expected in ((7, 0.0), (5, 1 / 4), (4, 1 / 4)):  # 4: too little in any plan
+        optimum, bound = optimum_and_bound(graph, budget, 2)
+        assert bound == pytest.approx(optimum, abs=TOLERANCE) == pytest.approx(expected)
+    alone = outline(build_problem(Task(graph=graph, budget_bytes=4))).trivial_bound
+    assert alone == pytest.approx(1 / 4, abs=TOLERANCE)
+
+
 def test_a_target_survives_a_proof_of_infeasibility_by_another_thread() -> None:
     problem = build_problem(Task(graph=graph_of(op(0), sizes=(1,)), budget_bytes=9))
 

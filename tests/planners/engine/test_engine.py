@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.graphs import training_graphs
 from tightfit._core import _engine
-from tightfit.graph import Graph
+from tightfit.graph import Alternative, Graph, Op, Value, Variant, validate_graph
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.plan import Plan, assemble, keep_everything, simulate, verify
 from tightfit.planners.base import Task
@@ -138,3 +138,20 @@ def test_any_residency_settles_where_an_op_overwrites_what_nothing_makes_again(
     schedule = _engine.Schedule(problem, LARGE)
     schedule.load_ranges(ranges)
     assert schedule.check() == ""
+
+
+def test_what_runs_again_takes_the_way_whose_reads_are_there() -> None:
+    """Both ways cost the same, but one reads what is gone."""
+
+    def op(number: int, *reads: int, again: tuple[int, ...] = ()) -> Op:
+        ways = [Alternative(reads=reads, writes=(number,), variants=(Variant(cost_s=1.0),))]
+        if again:
+            ways.append(msgspec.structs.replace(ways[0], name="at once", reads=again, use="again"))
+        return Op(id=number, target="test", alternatives=tuple(ways))
+
+    values = tuple(Value(id=i, name=f"v{i}", size_bytes=1) for i in range(6))
+    ops = (op(0), op(1, 0), op(2, 1, again=(0,)), op(3, 2), op(4, 3), op(5, 4, 2, 0))
+    problem = problem_of(validate_graph(Graph(values=values, ops=ops)))
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+    schedule.drop(2, 4)
+    assert [(c.op, c.alternative) for c in computes_of(problem, schedule)[-2:]] == [(2, 1), (5, 0)]

@@ -122,7 +122,7 @@ class CutLoop:
             self.pool.add(found)
         if found.cost < _DEAREST * self.problem.baseline_cost:
             self.pool.add_seed(found)
-        peaks = self.schedule.peaks()
+        peaks = self._peaks()
         budget = self.problem.budget_bytes
         over = sorted((t for t, peak in enumerate(peaks) if peak > budget), key=lambda t: -peaks[t])
         new = next((t for t in over if t not in self.cuts), None)
@@ -134,6 +134,13 @@ class CutLoop:
             return False
         self.cuts = tuple(sorted((*self.cuts, new)))
         return True
+
+    def _peaks(self) -> list[int]:
+        """The bytes of each stage, were every op to run as fast as it can."""
+        self.schedule.set_fastest(True)
+        peaks = self.schedule.peaks()
+        self.schedule.set_fastest(False)
+        return peaks
 
 
 class BoundWorker:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +27,6 @@ class Outline:
         Per op: the values that every way of its first (a later) computation reads.
     first_cost, again_cost : tuple of int
         Per op: the least cost of its first (a later) computation.
-    running_bytes : tuple of int
-        Per op: the least bytes of what its first computation makes and works with.
     recomputable : tuple of bool
         Per op.
     rewritable : tuple of bool
@@ -41,7 +41,6 @@ class Outline:
     again_reads: tuple[tuple[int, ...], ...]
     first_cost: tuple[int, ...]
     again_cost: tuple[int, ...]
-    running_bytes: tuple[int, ...]
     recomputable: tuple[bool, ...]
     rewritable: tuple[bool, ...]
     last_reader: tuple[int, ...]
@@ -63,6 +62,38 @@ class Outline:
     def has_choice(self, op: int) -> bool:
         """Whether the ways of the first computation differ in what they read."""
         return len({frozenset(way.reads) for _, way in self.first_alternatives(op)}) > 1
+
+    def running(self, op: int) -> list[tuple[int, int, int]]:
+        """The ways to run a first computation: alternative, cost, bytes it makes and works with.
+
+        Without those that another one of the same alternative or of one that reads alike beats.
+        """
+        reads: dict[frozenset[int], list[tuple[int, int, int]]] = defaultdict(list)
+        for number, way in self.first_alternatives(op):
+            made = sum(self.problem.sizes[v] for v in way.writes)
+            own = [(cost, made + size, number) for cost, size in way.options]
+            reads[frozenset(way.reads)] += own
+        kept: list[tuple[int, int, int]] = []
+        for options in reads.values():
+            least = math.inf
+            for cost, size, number in sorted(options):
+                if size < least:
+                    kept.append((number, cost, size))
+                    least = size
+        return kept
+
+    def again_alternatives(self, op: int) -> list[tuple[int, EngineAlternative]]:
+        """The ways of a later computation, with their numbers in the engine."""
+        return [(k, way) for k, way in enumerate(self.problem.alternatives[op]) if way.again]
+
+    def reads_again(self, op: int, way: EngineAlternative) -> tuple[int, ...]:
+        """What a way of a later computation reads; values of its own are there if it is taken."""
+        return tuple(v for v in way.reads if self.problem.producers[v] != op)
+
+    def has_choice_again(self, op: int) -> bool:
+        """Whether the ways of a later computation differ in what they read."""
+        ways = self.again_alternatives(op)
+        return len({frozenset(self.reads_again(op, way)) for _, way in ways}) > 1
 
     @cached_property
     def has_choices(self) -> bool:
@@ -101,10 +132,6 @@ def outline(problem: EngineProblem) -> Outline:
         ),
         first_cost=tuple(min(way.cost for way in ways) for ways in first),
         again_cost=tuple(min((way.cost for way in ways), default=0) for ways in again),
-        running_bytes=tuple(
-            min(way.workspace_bytes + sum(problem.sizes[v] for v in way.writes) for way in ways)
-            for ways in first
-        ),
         recomputable=tuple(bool(ways) for ways in again),
         rewritable=tuple(value in rewritten for value in range(len(problem.sizes))),
         last_reader=tuple(last),

@@ -8,12 +8,12 @@ value written by the first computation and read by later ones, constants leave t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from tightfit._core import _engine
-from tightfit.graph.ir import CONSTANT_ROLES, Graph, Op, OpId, SegmentId, ValueId
+from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Graph, Op, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import computed_ops
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.base import Task
@@ -183,8 +183,7 @@ class _Builder:
         way = EngineAlternative(
             reads=(),
             writes=tuple(self.engine_values[v] for v in tangents),
-            cost=0,
-            workspace_bytes=workspace,
+            options=((0, workspace),),
             first=True,
             again=False,
         )
@@ -266,39 +265,60 @@ class _Builder:
         number = self.record.add_alternative(position, way, state_read=read, state_written=written)
         if first:
             self.first_numbers.update({(op.id, member): number for member in family.members})
-        for member in family.members:
-            alternative = op.alternatives[member]
-            target = alternative.overwrites
-            overwrites = -1 if target is None else self.engine_values[target]
-            for index, variant in enumerate(alternative.variants):
-                self.record.engine.add_option(
-                    position,
-                    number,
-                    self._cost(variant.cost_s),
-                    variant.workspace_bytes,
-                    overwrites,
-                    member,
-                    index,
-                )
+        for member, index in self._fitting(op, family):
+            target = op.alternatives[member].overwrites
+            variant = op.alternatives[member].variants[index]
+            self.record.engine.add_option(
+                position,
+                number,
+                self._cost(variant.cost_s),
+                variant.workspace_bytes,
+                -1 if target is None else self.engine_values[target],
+                member,
+                index,
+            )
+
+    def _fitting(self, op: Op, family: _Family) -> list[tuple[int, int]]:
+        """Return (alternative, variant) of what runs within the budget if nothing else is alive.
+
+        What needs the least bytes stays in any case, of what overwrites nothing and of the rest:
+        that it does not fit is for the search to see.
+        """
+        alive = {v for v in (*family.reads, *family.writes) if not self._is_constant(v)}
+        room = self.task.budget_bytes - self.graph.constant_bytes
+        room -= sum(self.graph.values[v].size_bytes for v in alive)
+        needed = {
+            (member, index): variant.workspace_bytes - self._saved_bytes(op.alternatives[member])
+            for member in family.members
+            for index, variant in enumerate(op.alternatives[member].variants)
+        }
+        is_plain = {place: op.alternatives[place[0]].overwrites is None for place in needed}
+        least = {
+            plain: min((size for p, size in needed.items() if is_plain[p] == plain), default=0)
+            for plain in (True, False)
+        }
+        return [p for p, size in needed.items() if size <= max(room, least[is_plain[p]])]
 
     def _alternative(self, op: Op, family: _Family, first: bool, again: bool) -> EngineAlternative:
-        variants = [
-            (variant, 0 if target is None else self.graph.values[target].size_bytes)
-            for target, variant in (
-                (op.alternatives[member].overwrites, variant)
-                for member in family.members
-                for variant in op.alternatives[member].variants
+        fitting = [(op.alternatives[m], index) for m, index in self._fitting(op, family)]
+        options = [
+            (
+                self._cost(way.variants[index].cost_s),
+                way.variants[index].workspace_bytes - self._saved_bytes(way),
             )
+            for way, index in fitting
         ]
         reads = [self.engine_values[v] for v in family.reads if not self._is_constant(v)]
         return EngineAlternative(
             reads=tuple(dict.fromkeys(reads)),
             writes=tuple(self.engine_values[v] for v in family.writes),
-            cost=min(self._cost(variant.cost_s) for variant, _ in variants),
-            workspace_bytes=min(variant.workspace_bytes - saved for variant, saved in variants),
+            options=_undominated(options),
             first=first,
             again=again,
         )
+
+    def _saved_bytes(self, way: Alternative) -> int:
+        return 0 if way.overwrites is None else self.graph.values[way.overwrites].size_bytes
 
     def _choices(self) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
         """The graph's linked alternatives in the engine's numbers."""
@@ -313,6 +333,15 @@ class _Builder:
 
     def _is_constant(self, value: ValueId) -> bool:
         return self.graph.values[value].role in CONSTANT_ROLES
+
+
+def _undominated(options: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return pairs of cost and bytes by cost, without those that need no fewer bytes."""
+    kept: list[tuple[int, int]] = []
+    for option in sorted(options):
+        if not kept or option[1] < kept[-1][1]:
+            kept.append(option)
+    return tuple(kept)
 
 
 def _tangents(graph: Graph) -> dict[SegmentId, list[ValueId]]:

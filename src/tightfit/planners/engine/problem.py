@@ -23,20 +23,28 @@ class EngineAlternative:
     ----------
     reads, writes : tuple of int
         Values of the engine, without the states of random generators.
-    cost : int
-        The least cost of its variants.
-    workspace_bytes : int
-        The least workspace of its variants; negative by the bytes it may write in place.
+    options : tuple of (int, int)
+        Cost and workspace in bytes of its variants, the cheapest first, without those that are
+        dearer and need no fewer bytes; workspace is negative by the bytes it may write in place.
     first, again : bool
         Whether it may serve the first computation, and later ones.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    cost: int
-    workspace_bytes: int
+    options: tuple[tuple[int, int], ...]
     first: bool
     again: bool
+
+    @property
+    def cost(self) -> int:
+        """The least cost of its variants."""
+        return self.options[0][0]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The least workspace of its variants."""
+        return self.options[-1][1]
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import msgspec
 
+from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.monet.implementations import one_each
+from tightfit.planners.monet.implementations import every_one, one_each, reading_any
 from tightfit.planners.monet.objective import overhead_of
 from tightfit.planners.monet.program import MonetProgram, build_program
 from tightfit.planners.monet.variables import LocalBound
@@ -20,7 +22,7 @@ from tightfit.planners.stages.schedule import without_waste
 from tightfit.planners.stages.staged import Staged, staged
 from tightfit.progress import Progress
 
-__all__ = ["MOST_MONET_OPS", "plan_monet", "plan_monet_loose"]
+__all__ = ["MOST_MONET_OPS", "plan_monet", "plan_monet_all", "plan_monet_loose"]
 
 MOST_MONET_OPS = 250  # of graphs whose program is worth solving as a help to other searches
 
@@ -35,6 +37,38 @@ def plan_monet(task: Task, limits: Limits, progress: Progress) -> Outcome:
 def plan_monet_loose(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Solve MONeT's program with the looser bound on local memory (appendix B, first)."""
     return _plan(task, limits, progress, "loose")
+
+
+def plan_monet_all(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Solve MONeT's program: what to recompute and how to compute it (section 4)."""
+    started = time.perf_counter()
+    problem = staged(task)
+    easy = easy_answer(task, problem, limits, started)
+    if easy is not None and easy.plan is None:
+        return easy
+    if problem.capacity_bytes <= 0:  # what there is takes no room
+        return finish(task, keep_everything(task.graph), started=started, gap=limits.gap)
+    ways = every_one(task.graph, problem)
+    model = build_program(reading_any(problem, ways), ways)
+    solution = _solve(model, limits, progress, started)
+    bound = math.inf if solution.status == "infeasible" else solution.bound / COST_UNITS - 1.0
+    computes = None
+    if solution.values is not None:
+        computes = model.computes(model.settled(solution.values))
+    if computes is None and easy is not None:
+        return finish(task, keep_everything(task.graph), started=started, gap=limits.gap)
+    if computes is None or simulated(task, computes).peak_bytes > task.budget_bytes:
+        infeasible = solution.status == "infeasible"
+        return no_plan(
+            started=started,
+            proven=False,
+            bound=-1.0 if infeasible else bound,
+            bound_source=_SOURCE,
+            note=NO_PLAN_HERE if infeasible else "",
+        )
+    return finish(
+        task, computes, bound=bound, bound_source=_SOURCE, started=started, gap=limits.gap
+    )
 
 
 def _plan(task: Task, limits: Limits, progress: Progress, local_bound: LocalBound) -> Outcome:

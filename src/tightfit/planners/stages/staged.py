@@ -42,7 +42,10 @@ __all__ = [
     "Stage",
     "Staged",
     "bits",
+    "implementation",
+    "serves_again",
     "staged",
+    "usable_again",
     "without_choice",
 ]
 
@@ -206,7 +209,7 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
             compute.op,
         ),
     )
-    usable = _usable_again(graph, firsts)
+    usable = usable_again(graph, firsts)
     nodes = tuple(_node(graph, compute, usable) for compute in firsts)
     crossings = _crossings(graph, firsts)
     ends = _segment_ends(graph, firsts)
@@ -239,7 +242,7 @@ def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
     )
 
 
-def _usable_again(graph: Graph, order: Sequence[Compute]) -> set[ValueId]:
+def usable_again(graph: Graph, order: Sequence[Compute]) -> set[ValueId]:
     """The values a later computation may read: made by nodes, or constant and never replaced."""
     made = {v for c in order for v in graph.ops[c.op].alternatives[c.alternative].writes}
     given = {v.id for v in graph.values if v.is_constant or v.role == "tangent"}
@@ -259,14 +262,15 @@ def _node(graph: Graph, compute: Compute, usable: set[ValueId]) -> Node:
     segment = graph.segments[op.segment]
     return Node(
         name=f"{op.module or 'op ' + str(op.id)}: {op.target}",
-        first=_implementation(graph, op, compute.alternative, compute.variant),
+        first=implementation(graph, op, compute.alternative, compute.variant),
         again=_again(graph, op, usable),
         is_forward=segment.phase == "forward",
         program=segment.program,
     )
 
 
-def _implementation(graph: Graph, op: Op, alternative: int, variant: int) -> Implementation:
+def implementation(graph: Graph, op: Op, alternative: int, variant: int) -> Implementation:
+    """Return one variant of an alternative in the papers' terms."""
     chosen = op.alternatives[alternative]
     return Implementation(
         compute=Compute(op.id, alternative, variant),
@@ -282,16 +286,16 @@ def _again(graph: Graph, op: Op, usable: set[ValueId]) -> Implementation | None:
     if op.pinned is not None:
         return None
     ways = [
-        _implementation(graph, op, number, variant)
+        implementation(graph, op, number, variant)
         for number, alternative in enumerate(op.alternatives)
-        if _serves_again(graph, op, alternative, usable)
+        if serves_again(graph, op, alternative, usable)
         for variant in range(len(alternative.variants))
     ]
     return min(ways, key=lambda way: way.cost_s, default=None)
 
 
-def _serves_again(graph: Graph, op: Op, alternative: Alternative, usable: set[ValueId]) -> bool:
-    """Whether the alternative may compute the op again, anywhere in its program."""
+def serves_again(graph: Graph, op: Op, alternative: Alternative, usable: set[ValueId]) -> bool:
+    """Whether an alternative may compute its op again, anywhere in the program."""
     written = {graph.values[value].fate for value in alternative.writes}
     default = op.alternatives[0]
     return (

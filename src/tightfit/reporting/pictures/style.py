@@ -170,12 +170,13 @@ FAMILIES = (
             ("checkmate+", "v"),
             ("checkmate_split", "<"),
             ("checkmate_rounding", ">"),
+            ("checkmate_o", "P"),
         ),
     ),
     Family(
         "MONeT and retention intervals",
         GREEN,
-        (("monet", "D"), ("monet_loose", "d"), ("intervals", "p")),
+        (("monet", "D"), ("monet_all", "X"), ("monet_loose", "d"), ("intervals", "p")),
     ),
     Family(
         "Checkpointing heuristics",

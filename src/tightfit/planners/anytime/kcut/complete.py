@@ -38,6 +38,7 @@ class _Completion:
         self.solution = solution
         self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
         self.closed: list[Range] = []
+        self.again: dict[int, int] = {}  # alternatives of what runs again in the window
 
     def ranges(self) -> list[Range]:
         """Residency of every value as ranges of stages."""
@@ -45,6 +46,7 @@ class _Completion:
         for window in range(len(bounds) - 1):
             first, end = bounds[window], bounds[window + 1]
             at_end: set[int] = set()
+            self.again = self.model.chosen_again(self.solution, window - 1) if window else {}
             if window < len(self.variables.cuts):
                 at_end = self.model.residents(self.solution, window)
             for stage in range(first, end):
@@ -83,6 +85,9 @@ class _Completion:
         )
 
     def _reads(self, op: int, stage: int) -> tuple[int, ...]:
+        if op < stage and op in self.again:
+            way = self.outline.problem.alternatives[op][self.again[op]]
+            return self.outline.reads_again(op, way)
         if op < stage:
             return self.outline.again_reads[op]
         if op in self.chosen:

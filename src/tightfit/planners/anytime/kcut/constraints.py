@@ -1,12 +1,12 @@
 """The constraint families of the K-cut program, one function each: the rows of one cut.
 
-X, R, Y and D are `resident`, `computed`, `later` and `chosen`; numbers are those of docs/search.md,
-"The K-cut program".
+X, R, Y, D, E and P are `resident`, `computed`, `later`, `chosen`, `chosen_again` and `made_before`;
+numbers are those of docs/search.md, "The K-cut program".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tightfit.planners.anytime.kcut.variables import Variables
 
@@ -16,6 +16,9 @@ __all__ = [
     "later_inputs_are_there",
     "memory",
     "one_alternative",
+    "one_alternative_again",
+    "one_way_to_run",
+    "optional_values_cost",
     "residency_has_a_source",
 ]
 
@@ -30,8 +33,39 @@ def memory(variables: Variables, k: int) -> None:
         for (at, value), column in variables.resident.items()
         if at == k
     ]
-    running = outline.running_bytes[cut] if outline.problem.required[cut] else 0
-    variables.builder.row(terms, upper=variables.units(variables.budget_bytes - running))
+    least = min(size for _, _, size in outline.running(cut))
+    least = least if outline.problem.required[cut] else 0
+    for _, column, size in _running(variables, k):
+        terms.append((column, variables.units(size - least)))
+    variables.builder.row(terms, upper=variables.units(variables.budget_bytes - least))
+
+
+def one_way_to_run(variables: Variables, k: int) -> None:
+    """sum_w W[k,w] = 1 over the ways to run the cut's op; with alternatives D[t_k,a] for each (10).
+
+    Those of the alternatives that read alike stand for each other.
+    """
+    outline, cut = variables.outline, variables.cuts[k]
+    ways = list(_running(variables, k))
+    if not ways:
+        return
+    if not outline.has_choice(cut):
+        variables.builder.row([(column, 1.0) for _, column, _ in ways], lower=1.0, upper=1.0)
+        return
+    reads: dict[frozenset[int], list[tuple[int, float]]] = {}
+    for number, way in outline.first_alternatives(cut):
+        terms = reads.setdefault(frozenset(way.reads), [])
+        terms.append((variables.chosen[cut, number], -1.0))
+        terms.extend((column, 1.0) for at, column, _ in ways if at == number)
+    for terms in reads.values():
+        variables.builder.row(terms, lower=0.0, upper=0.0)
+
+
+def _running(variables: Variables, k: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the ways to run the op of a cut: alternative, column, bytes."""
+    for (at, number), ways in variables.running.items():
+        if at == k:
+            yield from ((number, column, size) for column, size in ways)
 
 
 def one_alternative(variables: Variables, k: int) -> None:
@@ -47,6 +81,34 @@ def one_alternative(variables: Variables, k: int) -> None:
         for value in _choice_reads(variables, cut):
             terms = _reading(variables, cut, value)
             variables.builder.row([*terms, (variables.resident[k, value], -1.0)], upper=0.0)
+
+
+def one_alternative_again(variables: Variables, k: int) -> None:
+    """sum_a E[k,j,a] = R[k,j] for what runs again in the window; it finds what it reads (8)."""
+    outline = variables.outline
+    for op in range(variables.cuts[k]):
+        if (k, op) not in variables.computed or not outline.has_choice_again(op):
+            continue
+        ways = outline.again_alternatives(op)
+        columns = {number: variables.chosen_again[k, op, number] for number, _ in ways}
+        terms = [(column, 1.0) for column in columns.values()]
+        variables.builder.row([*terms, (variables.computed[k, op], -1.0)], lower=0.0, upper=0.0)
+        common = set(outline.again_reads[op])
+        reads = {number: outline.reads_again(op, way) for number, way in ways}
+        for value in sorted({v for own in reads.values() for v in own} - common):
+            readers = [(columns[n], 1.0) for n, own in reads.items() if value in own]
+            _add_input(variables, k, value, readers)
+
+
+def optional_values_cost(variables: Variables, k: int) -> None:
+    """X[1,v] <= P[i] for an optional op i that makes v: to be alive it was computed (9)."""
+    if k > 0:
+        return
+    producers = variables.outline.problem.producers
+    for (at, value), column in variables.resident.items():
+        if at == k and producers[value] in variables.made_before:
+            made = variables.made_before[producers[value]]
+            variables.builder.row([(column, 1.0), (made, -1.0)], upper=0.0)
 
 
 def residency_has_a_source(variables: Variables, k: int) -> None:
@@ -160,7 +222,10 @@ def _choice_reads(variables: Variables, op: int) -> list[int]:
 
 FAMILIES: tuple[Callable[[Variables, int], None], ...] = (
     memory,
+    one_way_to_run,
     one_alternative,
+    one_alternative_again,
+    optional_values_cost,
     residency_has_a_source,
     inputs_are_there,
     later_inputs_are_there,

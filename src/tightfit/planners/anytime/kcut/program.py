@@ -30,6 +30,13 @@ class CutProgram:
         values = solution.values
         return {op: way for (op, way), c in self.variables.chosen.items() if values[c] > 0.5}
 
+    def chosen_again(self, solution: Solution, k: int) -> dict[int, int]:
+        """The alternatives of what runs again in window k of a solution."""
+        assert solution.values is not None
+        values = solution.values
+        again = self.variables.chosen_again
+        return {op: way for (at, op, way), c in again.items() if at == k and values[c] > 0.5}
+
     def residents(self, solution: Solution, k: int) -> set[int]:
         """The values alive at cut k in a solution."""
         assert solution.values is not None

@@ -48,6 +48,14 @@ class Variables:
     chosen : dict of (op, alternative) to column
         The op takes the alternative; only from the first cut on, where alternatives read
         differently.
+    chosen_again : dict of (window, op, alternative) to column
+        An op that runs again in the window does so by the alternative, at least once; only where
+        alternatives read differently.
+    running : dict of (cut, alternative) to list of (column, bytes)
+        How the cut's op runs, and what it makes and works with then; of a required op that has
+        several ways of which the cheaper ones need more bytes.
+    made_before : dict of op to column
+        An optional op before the first cut has run.
     constant : float
         What the required first computations before the first cut cost.
     """
@@ -67,10 +75,16 @@ class Variables:
         self.computed: dict[tuple[int, int], int] = {}
         self.later: dict[tuple[int, int], int] = {}
         self.chosen: dict[tuple[int, int], int] = {}
+        self.chosen_again: dict[tuple[int, int, int], int] = {}
+        self.running: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.made_before: dict[int, int] = {}
         self._add_chosen()
+        self._add_made_before()
         for k in range(len(self.cuts)):
             self._add_resident(k)
+            self._add_running(k)
             self._add_computed(k, None if allowed is None else allowed[k])
+            self._add_chosen_again(k)
         for k in range(len(self.cuts) - 1):
             self._add_later(k)
         self.constant = sum(
@@ -100,6 +114,12 @@ class Variables:
                 extra = way.cost - outline.first_cost[op]
                 self.chosen[op, number] = self.builder.binary(cost=self.cost(extra))
 
+    def _add_made_before(self) -> None:
+        outline = self.outline
+        for op in range(self.cuts[0]):
+            if not outline.problem.required[op]:
+                self.made_before[op] = self.builder.binary(cost=self.cost(outline.first_cost[op]))
+
     def _add_resident(self, k: int) -> None:
         """For values that exist at the cut and may be read after it; 1 if they must be there."""
         outline, cut = self.outline, self.cuts[k]
@@ -112,6 +132,17 @@ class Variables:
                 self.resident[k, value] = self.builder.binary(lower=1.0)
             elif useful:
                 self.resident[k, value] = self.builder.binary()
+
+    def _add_running(self, k: int) -> None:
+        outline, cut = self.outline, self.cuts[k]
+        ways = outline.running(cut)
+        if not outline.problem.required[cut] or len(ways) < 2:
+            return
+        for number, cost, size in ways:
+            least = self.outline.problem.alternatives[cut][number].cost
+            known = least if outline.has_choice(cut) else outline.first_cost[cut]
+            column = self.builder.binary(cost=self.cost(cost - known))
+            self.running.setdefault((k, number), []).append((column, size))
 
     def _add_computed(self, k: int, allowed: Collection[int] | None) -> None:
         """1 for required first computations, free for possible recomputations."""
@@ -127,6 +158,15 @@ class Variables:
                 cost = self.cost(outline.again_cost[op])
                 upper = 1.0 if allowed is None or op in allowed else 0.0
                 self.computed[k, op] = self.builder.binary(upper=upper, cost=cost)
+
+    def _add_chosen_again(self, k: int) -> None:
+        outline = self.outline
+        for op in range(self.cuts[k]):
+            if (k, op) not in self.computed or not outline.has_choice_again(op):
+                continue
+            for number, way in outline.again_alternatives(op):
+                extra = self.cost(way.cost - outline.again_cost[op])
+                self.chosen_again[k, op, number] = self.builder.binary(cost=extra)
 
     def _programs(self, first: int, end: int) -> set[int]:
         """The programs entered from op `first` to `end`, before which others may run again."""
