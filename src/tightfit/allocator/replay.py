@@ -12,9 +12,19 @@ from itertools import accumulate, chain
 from tightfit.allocator.hook import installed_hook
 from tightfit.errors import BadInput
 
-__all__ = ["Replay", "Replayed", "interrupted", "poisoned", "trim_ordinary_memory"]
+__all__ = [
+    "Replay",
+    "Replayed",
+    "interrupted",
+    "poisoned",
+    "return_large_blocks_at_once",
+    "trim_ordinary_memory",
+]
 
 _PAGE_BYTES = 4096
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+_LARGE_BYTES = 256 << 10  # blocks that have a mapping of their own while they are to be returned
+_LARGEST_BYTES = 32 << 20  # as high as glibc itself sets its threshold
 
 
 @dataclass(frozen=True)
@@ -172,3 +182,16 @@ def trim_ordinary_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def return_large_blocks_at_once(on: bool) -> None:
+    """Let the C library give each large block back to the system as soon as it is freed, or not.
+
+    What is resident then follows what is alive, at the price of page faults. Off: blocks of up to
+    32 MiB are kept for reuse, which is where glibc ends by itself in a training loop. Does nothing
+    where the C library has no such switch.
+    """
+    option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if option is not None:
+        option(_MMAP_THRESHOLD, _LARGE_BYTES if on else _LARGEST_BYTES)
+        option(_TRIM_THRESHOLD, _LARGE_BYTES if on else 2 * _LARGEST_BYTES)

@@ -10,7 +10,13 @@ from types import TracebackType
 
 from tightfit.allocator.hook import installed_hook
 from tightfit.allocator.recording import Recorder, Recording, record
-from tightfit.allocator.replay import Replay, Replayed, interrupted, trim_ordinary_memory
+from tightfit.allocator.replay import (
+    Replay,
+    Replayed,
+    interrupted,
+    return_large_blocks_at_once,
+    trim_ordinary_memory,
+)
 from tightfit.arenas.sequence import Sequenced, enlarged, requested_sizes, sequenced
 from tightfit.errors import BadInput
 
@@ -57,6 +63,9 @@ class Arena:
     larger than planned and nothing else differed, they are laid out anew at once (section 4.3).
     Whatever differs from the plan is served by the ordinary allocator, counted, and never wrong.
 
+    While a step is only recorded, the ordinary allocator gives large blocks back at once, so that
+    the process holds little more than what is alive then, too.
+
     Only requests of the thread that entered are planned, and only on the CPU. Tensors that outlive
     a step lie with the ordinary allocator.
     """
@@ -96,6 +105,7 @@ class Arena:
     ) -> None:
         """End the last step; the memory is given back once nothing in it is alive."""
         self._end()
+        return_large_blocks_at_once(False)
         self._steps.clear()
         self._thread = None
         if self._replay is not None:
@@ -144,10 +154,13 @@ class Arena:
         step = self._step_of(shape)
         if not step.is_confirmed:
             self._recorder = self._recording.enter_context(record())
+        return_large_blocks_at_once(not step.is_planned)
         if step.is_planned:
             self._enter(step)
-        elif self._replay is not None:
-            self._replay.drop_pages()  # what the step takes elsewhere would come in addition
+        else:
+            trim_ordinary_memory()
+            if self._replay is not None:
+                self._replay.drop_pages()  # what the step takes elsewhere comes in addition
         self._running = step
 
     def _enter(self, step: _Step) -> None:
