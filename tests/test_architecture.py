@@ -55,6 +55,7 @@ MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
 MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies", "reporting"}
 MAY_IMPORT["cli"] = {"api", "studies", "reporting", "layout", "planners", "eviction", "plan"}
 MAY_IMPORT["cli"] |= {"graph", "costs", "capture", "online"}
+MAY_IMPORT["integrations"] = {"api", "allocator"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 ALSO = {"costs/measured": {"allocator"}}
@@ -108,6 +109,7 @@ TORCH_ROOMS = {
     "arenas",
     "capture",
     "execution",
+    "integrations",
     "online",
     "pricing",
     "session",

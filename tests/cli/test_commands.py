@@ -71,6 +71,7 @@ def test_the_command_line_is_frozen() -> None:
             "--costs",
             "--gradients",
             "--planner",
+            "--compare-flags",
             "--time-limit",
             "--seed",
             "--iterations",

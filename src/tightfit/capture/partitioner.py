@@ -20,7 +20,7 @@ from tightfit.plan.assemble import keep_everything
 from tightfit.plan.plan import Compute
 from tightfit.torch_private import core as private
 
-__all__ = ["Schedule", "checkpoint_schedules", "min_cut_schedule"]
+__all__ = ["Schedule", "checkpoint_schedule", "checkpoint_schedules", "min_cut_schedule"]
 
 
 @dataclass(frozen=True)
@@ -153,15 +153,29 @@ def checkpoint_schedules(captured: Captured) -> Iterator[Schedule]:
     for depth in range(1, max((len(parts) for parts in names), default=0) + 1):
         blocks = [_block(op.module, depth) for op in captured.graph.ops]
         count = len({block for block in blocks if block})
-        computes = _checkpointed(captured, blocks)
-        yield Schedule(f"{count} blocks, module names of depth {depth}", computes)
+        setting = f"{count} blocks, module names of depth {depth}"
+        yield checkpoint_schedule(captured, blocks, setting)
 
 
 def _block(module: str, depth: int) -> str:
     return ".".join(module.split(".")[:depth])
 
 
-def _checkpointed(captured: Captured, blocks: list[str]) -> tuple[Compute, ...]:
+def checkpoint_schedule(captured: Captured, blocks: list[str], setting: str) -> Schedule:
+    """Return the schedule of ``torch.utils.checkpoint`` around blocks.
+
+    Parameters
+    ----------
+    blocks : list of str
+        For each op the block it belongs to; "": none.
+    setting : str
+        What it is called.
+
+    Raises
+    ------
+    BadInput
+        If an op would be computed again that may not be.
+    """
     graph = captured.graph
     computed = _Computes(captured)
     forward = [
@@ -176,7 +190,7 @@ def _checkpointed(captured: Captured, blocks: list[str]) -> tuple[Compute, ...]:
         for again in inside.pop(blocks[op], ()):
             computed.add(again)
         computed.add(op)
-    return tuple(computed.done)
+    return Schedule(setting, tuple(computed.done))
 
 
 def _needed_again(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from tightfit.cli.check import check
+from tightfit.cli.checks.check import check
 from tightfit.cli.compare import compare_planners
 from tightfit.cli.curve import curve
 from tightfit.cli.demo import demo

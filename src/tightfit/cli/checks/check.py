@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from tightfit.cli.checks.flags import compare_flags as compare
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
@@ -20,6 +21,7 @@ from tightfit.cli.options import (
     require_model,
 )
 from tightfit.cli.output import print_result
+from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph
 from tightfit.planners.registry import DEFAULT
 from tightfit.reporting.text import render_explanation, render_outcome
@@ -41,6 +43,7 @@ def check(
     budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     budget_ratio: ActivationShare = None,
     planner: PlannerName = DEFAULT,
+    compare_flags: Annotated[bool, Parameter(negative="")] = False,
     json: Json = False,
 ) -> int:
     """Say what a model needs and what a budget costs: nothing runs, no memory is taken for it.
@@ -54,12 +57,18 @@ def check(
         zoo:NAME, package.module:factory or path/to/file.py:factory.
     budget
         The budget with a unit, such as 8GiB, constants included; or minimum.
+    compare_flags
+        Instead of a budget: what PyTorch's own flags would do to this model, side by side.
     """
     require_model(model, "for a graph file use tightfit plan")
     from tightfit.api.check import ENOUGH
     from tightfit.api.check import check as check_model
 
     limits = search_options.limits(gap=ENOUGH)
+    if compare_flags:
+        if budget is not None or budget_ratio is not None:
+            raise BadInput("--compare-flags chooses its budgets itself: leave the budget out")
+        return compare(model, options, step_options, limits, as_json=json)
 
     with terminal_progress() as progress:
         found = check_model(

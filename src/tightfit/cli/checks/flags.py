@@ -1,0 +1,83 @@
+"""``tightfit check --compare-flags``: what PyTorch's flags would do to a model, side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tightfit.cli.console import terminal_progress
+from tightfit.cli.options import ModelOptions, StepOptions
+from tightfit.cli.output import percent_or_dash, print_result
+from tightfit.cli.target import load_model
+from tightfit.planners.base import Limits
+from tightfit.reporting.text import render_table
+from tightfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from tightfit.studies.flags import FlagRow
+
+__all__ = ["compare_flags"]
+
+_NOTE = (
+    "foretold on fake tensors, each way at its best: values are freed as soon as they were read "
+    "last. bitwise: the bits of plain PyTorch"
+)
+
+
+def compare_flags(
+    model: str,
+    options: ModelOptions,
+    step_options: StepOptions,
+    limits: Limits,
+    *,
+    as_json: bool,
+) -> int:
+    """Print what each flag gives for a model, and tightfit at three budgets."""
+    from tightfit.studies.flags import flag_rows, own_blocks_of
+    from tightfit.studies.model import load_example, on_fake_tensors
+
+    with terminal_progress() as progress:
+        captured = load_model(model, options, step_options, progress=progress)
+        example = on_fake_tensors(lambda: load_example(model, **options.keywords()))
+        rows = flag_rows(
+            captured,
+            own_blocks=own_blocks_of(example.model),
+            gradients=step_options.gradients,
+            limits=limits,
+            progress=progress,
+        )
+    return print_result(
+        _table(rows),
+        as_json=as_json,
+        status="feasible",
+        constant_bytes=captured.graph.constant_bytes,
+        rows=[msgspec.to_builtins(row) for row in rows],
+    )
+
+
+def _table(rows: tuple[FlagRow, ...]) -> str:
+    cells = [
+        (
+            row.way,
+            "-" if row.peak_bytes is None else format_bytes(row.peak_bytes),
+            percent_or_dash(row.overhead),
+            "-" if row.peak_bytes is None else ("yes" if row.bitwise else "no"),
+            _mark(row, rows[0].peak_bytes or 0),
+        )
+        for row in rows
+    ]
+    table = render_table(["way", "peak", "extra compute", "bitwise"], [row[:4] for row in cells])
+    header, *lines = table.splitlines()
+    marked = [line + mark[4] for line, mark in zip(lines, cells, strict=True)]
+    return "\n".join([header, *marked, "", _NOTE])
+
+
+def _mark(row: FlagRow, plain_bytes: int) -> str:
+    """Say beside a row what a person should not miss."""
+    marks = [row.note]
+    if row.raises_peak:
+        marks.append("RAISES THE PEAK")
+    elif row.overhead and row.peak_bytes == plain_bytes:
+        marks.append("does not lower the peak")
+    return "".join(f"  {mark}" for mark in marks if mark)

@@ -1,0 +1,188 @@
+"""What PyTorch's flags against memory would do to one model's step, beside plans in a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+from torch import nn
+
+from tightfit.capture.captured import Captured
+from tightfit.capture.partitioner import Schedule, checkpoint_schedule, min_cut_schedule
+from tightfit.errors import BadInput
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import budget_of_ratio
+from tightfit.plan.assemble import keep_everything
+from tightfit.plan.plan import Compute, Gradients
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.outcomes import simulated
+from tightfit.planners.registry import plan_with
+from tightfit.progress import SILENT, Progress
+
+__all__ = ["FlagRow", "flag_rows", "own_blocks_of"]
+
+_SEGMENTS = 4
+_SHARES = (0.75, 0.5, 0.0)
+_RATIOS = (0.7, 0.5, 0.4)
+_NONE = "nothing"
+
+
+class FlagRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to train the step.
+
+    Parameters
+    ----------
+    way : str
+        What a user writes.
+    peak_bytes : int or None
+        Its peak, constants included; None: it cannot be used here, and `note` says why.
+    overhead : float or None
+        Extra compute, a fraction.
+    bitwise : bool
+        Whether losses, gradients and buffers have the bits of plain PyTorch.
+    raises_peak : bool
+        Whether the peak is above that of doing nothing.
+    note : str
+        What a person should know.
+    """
+
+    way: str
+    peak_bytes: int | None
+    overhead: float | None
+    bitwise: bool = True
+    raises_peak: bool = False
+    note: str = ""
+
+
+def flag_rows(
+    captured: Captured,
+    *,
+    own_blocks: Sequence[str] = (),
+    gradients: Gradients = "fresh",
+    limits: Limits | None = None,
+    progress: Progress = SILENT,
+) -> tuple[FlagRow, ...]:
+    """Return what each flag gives on a captured step, and tightfit at three budgets.
+
+    Parameters
+    ----------
+    own_blocks : sequence of str
+        The modules that the model's own ``gradient_checkpointing_enable`` puts under a
+        checkpoint; empty: it has no such method.
+    limits : Limits
+        Of each plan.
+    """
+    graph = captured.graph
+    task = Task(graph=graph, budget_bytes=1 << 60, gradients=gradients)
+    plain = simulated(task, keep_everything(graph))
+    rows = [FlagRow(way=_NONE, peak_bytes=plain.peak_bytes, overhead=0.0)]
+    for way, schedule in _schedules(captured, own_blocks):
+        if isinstance(schedule, str):
+            rows.append(FlagRow(way=way, peak_bytes=None, overhead=None, note=schedule))
+            continue
+        result = simulated(task, schedule.computes)
+        twice = _counted_twice(graph, schedule.computes)
+        rows.append(
+            FlagRow(
+                way=way,
+                peak_bytes=result.peak_bytes,
+                overhead=result.overhead,
+                bitwise="checkpoint" not in way or not twice,
+                raises_peak=result.peak_bytes > plain.peak_bytes,
+                note=f"{twice} counts each batch twice" if twice and "checkpoint" in way else "",
+            )
+        )
+    return (*rows, *_planned(graph, gradients, limits or Limits(seconds=5.0, gap=0.005), progress))
+
+
+def own_blocks_of(model: nn.Module) -> tuple[str, ...]:
+    """Return the modules that a model of transformers puts under a checkpoint by itself."""
+    if not callable(getattr(model, "gradient_checkpointing_enable", None)):
+        return ()
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
+    )
+
+
+def _schedules(
+    captured: Captured, own_blocks: Sequence[str]
+) -> Iterator[tuple[str, Schedule | str]]:
+    """Yield each flag with its schedule, or why it cannot be used."""
+    ops = captured.graph.ops
+    of_list = [_in_list(op.module) for op in ops]
+    blocks = [block for block in dict.fromkeys(of_list) if block]
+    if len(blocks) < 2:
+        none = "the model has no list of blocks (ModuleList, Sequential)"
+        yield "checkpoint per block", none
+        yield f"checkpoint_sequential, {_SEGMENTS}", none
+    else:
+        yield "checkpoint per block", _checkpoints(captured, of_list)
+        size = -(-len(blocks) // _SEGMENTS)
+        part = {block: f"segment {n // size}" for n, block in enumerate(blocks)}
+        last = f"segment {(len(blocks) - 1) // size}"  # runs without a checkpoint
+        segments = ["" if part.get(b, last) == last else part[b] for b in of_list]
+        yield f"checkpoint_sequential, {_SEGMENTS}", _checkpoints(captured, segments)
+    if own_blocks:
+        own = [_within(op.module, own_blocks) for op in ops]
+        yield "gradient_checkpointing_enable()", _checkpoints(captured, own)
+    for share in _SHARES:
+        yield (
+            f"activation_memory_budget={share:g}",
+            _or_why(partial(min_cut_schedule, captured, share)),
+        )
+
+
+def _checkpoints(captured: Captured, blocks: list[str]) -> Schedule | str:
+    return _or_why(partial(checkpoint_schedule, captured, blocks, "checkpoint"))
+
+
+def _or_why(schedule: Callable[[], Schedule]) -> Schedule | str:
+    try:
+        return schedule()
+    except BadInput as error:
+        return str(error)
+
+
+def _in_list(module: str) -> str:
+    """Return the module of a list that a module lies in: ``layer1.0`` of ``layer1.0.conv``."""
+    parts = module.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: place + 1])
+    return ""
+
+
+def _within(module: str, blocks: Sequence[str]) -> str:
+    return next((b for b in blocks if module == b or module.startswith(f"{b}.")), "")
+
+
+def _counted_twice(graph: Graph, computes: Sequence[Compute]) -> str:
+    """Return a module whose statistics `torch.utils.checkpoint` updates a second time."""
+    seen: set[int] = set()
+    for compute in computes:
+        op = graph.ops[compute.op]
+        if compute.op in seen and any(
+            graph.values[value].fate == "written_back" for value in op.alternatives[0].writes
+        ):
+            return op.module or op.target
+        seen.add(compute.op)
+    return ""
+
+
+def _planned(
+    graph: Graph, gradients: Gradients, limits: Limits, progress: Progress
+) -> Iterator[FlagRow]:
+    for ratio in _RATIOS:
+        budget = budget_of_ratio(graph, ratio, gradients=gradients)
+        task = Task(graph=graph, budget_bytes=budget, gradients=gradients)
+        outcome = plan_with("anytime", task, limits, progress)
+        found = outcome.plan is not None
+        yield FlagRow(
+            way=f"tightfit, {ratio:.0%} of the activations",
+            peak_bytes=outcome.peak_bytes if found else None,
+            overhead=outcome.overhead if found else None,
+            note="" if found else "does not fit",
+        )

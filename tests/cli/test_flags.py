@@ -1,0 +1,72 @@
+"""What PyTorch's flags would do to a model, side by side with tightfit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightfit.cli import main
+
+MODEL = """
+import torch
+from torch import nn
+
+class GradientCheckpointingLayer(nn.Sequential):  # what transformers calls its blocks
+    pass
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            GradientCheckpointingLayer(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh())
+            for _ in range(8)
+        )
+
+    def gradient_checkpointing_enable(self):
+        pass
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def make(batch=None):
+    return Net(), nn.functional.mse_loss, (torch.randn(256, 64),), torch.randn(256, 64)
+"""
+
+
+def rows_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> dict[str, dict[str, Any]]:
+    (tmp_path / "net.py").write_text(MODEL)
+    limits = ("--time-limit", "1")
+    assert main(["check", f"{tmp_path}/net.py:make", "--compare-flags", *limits, *words]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    return {row["way"]: row for row in rows}
+
+
+def test_flags_stand_beside_plans_with_their_peaks_costs_and_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of(tmp_path, capsys, "--json")
+    plain, block = rows["nothing"], rows["checkpoint per block"]
+    assert block["peak_bytes"] < plain["peak_bytes"]
+    assert block["overhead"] > 0.1
+    assert not block["bitwise"]
+    assert block["note"].endswith("counts each batch twice")
+    own = rows["gradient_checkpointing_enable()"]
+    assert own["peak_bytes"] == block["peak_bytes"]
+    assert rows["activation_memory_budget=0.5"]["bitwise"]
+    for row in rows.values():
+        assert row["raises_peak"] == ((row["peak_bytes"] or 0) > plain["peak_bytes"])
+    planned = [row for way, row in rows.items() if way.startswith("tightfit")]
+    assert len(planned) == 3 and all(row["bitwise"] for row in planned)
+
+
+def test_a_budget_beside_them_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", "zoo:vit", "--compare-flags", "--budget", "1GiB"]
+    assert main(words) == 2
+    assert "leave the budget out" in capsys.readouterr().err
