@@ -28,20 +28,14 @@ KIB = 1 << 10
 
 
 class EvictEverything(TorchDispatchMode):
-    """Takes the memory of everything that can be computed again, before every operator.
-
-    After two hundred before every tenth: so long a program is computed again often enough.
-    """
+    """Takes the memory of everything that can be computed again, before every operator."""
 
     def __init__(self, region: tightfit.Online) -> None:
         super().__init__()
         self.region = region
-        self.seen = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen += 1
-        if self.seen <= 200 or self.seen % 10 == 0:
-            self.region.evict(AMPLE)
+        self.region.evict(AMPLE)
         return func(*args, **(kwargs or {}))
 
 
