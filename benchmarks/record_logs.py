@@ -12,8 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tightfit.dynamic.recorder import Recorder
 from tightfit.eviction.log.writer import write_log
-from tightfit.online.recorder import Recorder
 from tightfit.studies.model import loss_function
 from tightfit.zoo.registry import make
 

@@ -44,17 +44,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "costs": {"graph", "torch_private"},
     "capture": {"graph", "plan", "costs", "allocator", "torch_private", "_core"},
     "alternatives": {"graph", "capture"},
-    "online": {"eviction", "torch_private"},
+    "dynamic": {"eviction", "allocator", "torch_private"},
     "pricing": {"graph", "costs", "capture", "allocator", "torch_private"},
     "execution": {"graph", "plan", "capture", "allocator", "torch_private"},
 }
 """Each room's row in docs/architecture.md; what builds on several others follows."""
 
-MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction", "online"}
+MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction", "dynamic"}
 MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
-MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies", "reporting"}
+MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies", "reporting", "dynamic", "eviction"}
 MAY_IMPORT["cli"] = {"api", "studies", "reporting", "layout", "planners", "eviction", "plan"}
-MAY_IMPORT["cli"] |= {"graph", "costs", "capture", "online"}
+MAY_IMPORT["cli"] |= {"graph", "costs", "capture", "dynamic"}
 MAY_IMPORT["integrations"] = {"api", "allocator"}
 MAY_IMPORT["__main__"] = {"cli"}
 
@@ -110,7 +110,7 @@ TORCH_ROOMS = {
     "capture",
     "execution",
     "integrations",
-    "online",
+    "dynamic",
     "pricing",
     "session",
     "studies",

@@ -28,7 +28,7 @@ OWN_OPERATORS = ("tightfit::opaque_forward", "tightfit::opaque_backward", "tight
 
 def parameters_of(value: Any) -> list[str]:
     """Return name, kind and default of every parameter; annotations may be spelled otherwise."""
-    if value is tightfit.PlannedStep:  # made by `step` only
+    if value in (tightfit.PlannedStep, tightfit.Online):  # made by `step` and `online` only
         return []
     try:
         parameters = inspect.signature(value).parameters.values()

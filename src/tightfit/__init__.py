@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from tightfit.api.check import Check, check, minimum_budget
     from tightfit.api.fit import fit, prepare, report, step, unfit
     from tightfit.api.max_batch import MaxBatch, max_batch_size
+    from tightfit.api.online import online
     from tightfit.api.prove import prove
     from tightfit.api.report import Report
     from tightfit.arenas.arena import Arena, ArenaReport
     from tightfit.capture.opaque.mark import opaque
+    from tightfit.dynamic.ledger import OnlineReport
+    from tightfit.dynamic.region import Online
     from tightfit.errors import (
         BadInput,
         BudgetExceeded,
@@ -45,6 +48,9 @@ _HOMES = {
     "report": "tightfit.api.fit",
     "step": "tightfit.api.fit",
     "unfit": "tightfit.api.fit",
+    "Online": "tightfit.dynamic.region",
+    "OnlineReport": "tightfit.dynamic.ledger",
+    "online": "tightfit.api.online",
     "opaque": "tightfit.capture.opaque.mark",
     "Proof": "tightfit.studies.comparison",
     "prove": "tightfit.api.prove",
@@ -68,6 +74,8 @@ __all__ = [
     "Check",
     "InfeasibleBudget",
     "MaxBatch",
+    "Online",
+    "OnlineReport",
     "PlanMismatch",
     "PlannedStep",
     "Proof",
@@ -79,6 +87,7 @@ __all__ = [
     "fit",
     "max_batch_size",
     "minimum_budget",
+    "online",
     "opaque",
     "prepare",
     "prove",

@@ -77,3 +77,25 @@ def test_threads_together_never_exceed_the_limit() -> None:
         thread.join()
     assert meter.peak_bytes() - start <= limit
     assert tally.given_bytes() == 0
+
+
+def test_room_is_made_before_a_request_is_refused() -> None:
+    tally, held = CpuTally(), [floats(MIB)]
+    lacking: list[int] = []
+
+    def free(lacking_bytes: int) -> bool:
+        lacking.append(lacking_bytes)
+        return bool(held) and held.pop() is not None
+
+    tally.keep_to(2 * MIB, before_bytes=MIB)
+    tally.make_room_by(free)
+    held.append(floats(MIB))
+    held.append(floats(MIB))
+    assert lacking == [MIB, MIB] and tally.given_bytes() == MIB and tally.take_peak_bytes() == MIB
+    with pytest.raises(RuntimeError, match="has no room"):
+        floats(2 * MIB)
+    assert len(lacking) == 4 and not held
+    tally.make_room_by(None)
+    with pytest.raises(RuntimeError, match="has no room"):
+        floats(2 * MIB)
+    assert len(lacking) == 4

@@ -29,7 +29,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 6
+#define VERSION 7
 #define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
 /* ------------------------------------------------------------------ c10's binary interface */
@@ -227,12 +227,16 @@ static inline void count_free(uint64_t size) { atomic_fetch_sub(&live_bytes, rou
 
 /* A tally counts the blocks given out since it was opened, as long as they live, and may have a
  * limit that they keep to. What was there before and counts against the limit all the same (the
- * parameters of a model) is told from outside, as bytes. A request that would exceed a limit is
- * refused by an exception of c10, as if memory had run out. */
+ * parameters of a model) is told from outside, as bytes. Whoever set the limit may be asked to make
+ * room, in the thread that allocates. A request that would exceed a limit all the same is refused
+ * by an exception of c10, as if memory had run out. */
 #define TALLIES 64
 #define NEVER UINT64_MAX
 
+typedef int (*MakeRoom)(int64_t lacking); /* returns whether anything was freed */
+
 typedef struct {
+    _Atomic(MakeRoom) make_room;
     atomic_uint_fast64_t opened; /* the least stamp that counts; NEVER: closed */
     atomic_int_fast64_t given, peak, before, limit;
     atomic_int_fast64_t refusals, refused_size, held_then; /* of the last refused request */
@@ -304,6 +308,20 @@ static _Bool collect_garbage(void) {
     python.give_lock(lock);
     collecting = 0;
     return 1;
+}
+
+static __thread _Bool making_room;
+
+/* Lets the owner of an exceeded limit free something. Returns whether it did. */
+static _Bool make_room(Tally *tally, int64_t size) {
+    MakeRoom ask = atomic_load(&tally->make_room);
+    if (!ask || making_room)
+        return 0;
+    making_room = 1;
+    int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
+    int freed = ask(held + size - atomic_load(&tally->limit));
+    making_room = 0;
+    return freed != 0;
 }
 
 /* Throws c10's exception for a request that was taken back. */
@@ -423,6 +441,8 @@ static DataPtr hook_allocate(void *self, size_t size) {
     uint64_t stamp = atomic_load_explicit(&tallies_opened, memory_order_acquire);
     Entry entry = {(uintptr_t)block.data, size, stamp, 0};
     Tally *exceeded = tally_allocation(entry.stamp, rounded(size));
+    while (exceeded && make_room(exceeded, rounded(size)))
+        exceeded = tally_allocation(entry.stamp, rounded(size));
     if (exceeded && collect_garbage())
         exceeded = tally_allocation(entry.stamp, rounded(size));
     if (exceeded) {
@@ -463,8 +483,16 @@ static void unlock_all(void) {
     pthread_mutex_unlock(&slots_lock);
 }
 
+/* A worker of a data loader keeps no budget of its parent's that is kept by making room. */
+static void stop_making_room(void) {
+    for (int slot = 0; slot < TALLIES; slot++)
+        if (atomic_exchange(&tallies[slot].make_room, NULL))
+            atomic_store(&tallies[slot].limit, INT64_MAX);
+}
+
 static void stop_recording_in_child(void) {
     atomic_store(&recording, 0);
+    stop_making_room();
     replay_stop_in_child();
     unlock_all();
 }
@@ -594,6 +622,7 @@ EXPORT int tightfit_hook_tally_open(void) {
         atomic_store(&tally->peak, 0);
         atomic_store(&tally->before, 0);
         atomic_store(&tally->limit, INT64_MAX);
+        atomic_store(&tally->make_room, NULL);
         atomic_store(&tally->refusals, 0);
         atomic_store(&tally->opened, atomic_fetch_add(&tallies_opened, 1) + 1);
         if (slot == end)
@@ -606,6 +635,7 @@ EXPORT int tightfit_hook_tally_open(void) {
 EXPORT void tightfit_hook_tally_close(int slot) {
     pthread_mutex_lock(&tallies_lock);
     atomic_store(&tallies[slot].limit, INT64_MAX);
+    atomic_store(&tallies[slot].make_room, NULL);
     atomic_store(&tallies[slot].opened, NEVER);
     int end = atomic_load(&tallies_end);
     while (end && atomic_load(&tallies[end - 1].opened) == NEVER)
@@ -627,6 +657,11 @@ EXPORT int64_t tightfit_hook_tally_take_peak(int slot) {
 EXPORT void tightfit_hook_tally_keep_to(int slot, int64_t limit, int64_t before) {
     atomic_store(&tallies[slot].before, before);
     atomic_store(&tallies[slot].limit, limit);
+}
+
+/* Lets a function make room where the limit would be exceeded, before a request is refused. */
+EXPORT void tightfit_hook_tally_make_room(int slot, MakeRoom function) {
+    atomic_store(&tallies[slot].make_room, function);
 }
 
 /* Returns how often a request was refused; of the last one its size and what was held then. */

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import re
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from tightfit.allocator.hook import installed_hook
+from tightfit.allocator.hook import MAKE_ROOM, installed_hook
 from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
 from tightfit.errors import BudgetExceeded, HookUnavailable
@@ -94,6 +94,7 @@ class CpuTally:
             raise HookUnavailable(
                 "64 fitted models exist in this process already: drop those that are not used"
             )
+        self._make_room = MAKE_ROOM()
         closing = weakref.finalize(self, self._hook.tightfit_hook_tally_close, self._slot)
         closing.atexit = False
 
@@ -112,6 +113,23 @@ class CpuTally:
         """Refuse requests from now on that would exceed a limit."""
         limit = _NO_LIMIT if limit_bytes is None else limit_bytes
         self._hook.tightfit_hook_tally_keep_to(self._slot, limit, before_bytes)
+
+    def make_room_by(self, free: Callable[[int], bool] | None) -> None:
+        """Call a function where the limit would be exceeded; refuse if it frees nothing.
+
+        Parameters
+        ----------
+        free : callable or None
+            Of the bytes that lack; returns whether it freed any. Runs inside the allocator, in
+            any thread that allocates: it must not raise. None: refuse at once.
+        """
+        asked = MAKE_ROOM() if free is None else MAKE_ROOM(free)
+        self._hook.tightfit_hook_tally_make_room(self._slot, asked)
+        self._make_room = asked  # the one before must live until it is replaced
+
+    def take_peak_bytes(self) -> int:
+        """Return the most that was given out at once; the peak starts again from now."""
+        return int(self._hook.tightfit_hook_tally_take_peak(self._slot))
 
     def refusals(self) -> Refusals:
         """Return what the limit has refused so far."""

@@ -19,7 +19,7 @@ from tightfit.eviction.log.writer import write_log
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
-    from tightfit.online.recorder import Recorder
+    from tightfit.dynamic.recorder import Recorder
 
 __all__ = ["record"]
 
@@ -45,7 +45,7 @@ def record(
     step
         Record only forward and backward of this optimizer step, such as 2; otherwise all.
     """
-    from tightfit.online.recorder import Recorder
+    from tightfit.dynamic.recorder import Recorder
 
     if not script.is_file():
         raise BadInput(f"there is no script {script}")

@@ -11,6 +11,7 @@ from torch import nn
 
 from tightfit.allocator.meter import CpuMeter
 from tightfit.cli import main
+from tightfit.dynamic.recorder import Recorder
 from tightfit.errors import BadInput
 from tightfit.eviction.log.instructions import (
     Backward,
@@ -24,7 +25,6 @@ from tightfit.eviction.log.instructions import (
 from tightfit.eviction.log.resolve import load_log, resolve
 from tightfit.eviction.policies.registry import POLICIES
 from tightfit.eviction.simulator import Simulator
-from tightfit.online.recorder import Recorder
 
 ROOT = Path(__file__).parents[2]
 LOGS = sorted((ROOT / "benchmarks/logs").glob("*.log.gz"))

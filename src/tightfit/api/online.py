@@ -1,0 +1,77 @@
+"""Training inside a budget without a plan: for programs that no graph can hold."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tightfit.dynamic.region import Online
+from tightfit.errors import BadInput
+from tightfit.eviction.policies.registry import policy_named
+from tightfit.units import parse_bytes
+
+__all__ = ["online"]
+
+
+def online(
+    budget: int | str,
+    *,
+    policy: str = "improved_ancestors",
+    smallest: int | str = "4KiB",
+    search: Literal["sample", "all"] = "sample",
+    most_again: float = 20.0,
+) -> Online:
+    """Return a region in which plain PyTorch keeps to a budget, whatever the program does.
+
+    ::
+
+        with tightfit.online(budget="8GiB") as region:
+            for x, y in batches:
+                loss = loss_fn(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        print(region.report())
+
+    Operators are recorded while they run. When memory is full, the tensors that are cheapest to
+    compute again and longest unused lose their memory, and get it back when an operator reads
+    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Results are bitwise those
+    of plain PyTorch. A model that `fit` can plan takes less time with a plan.
+
+    Parameters
+    ----------
+    budget : int or str
+        Bytes, or text such as ``"8GiB"``: for everything that PyTorch's CPU allocator gives out,
+        the tensors that exist already and the workspace of operators included.
+    policy : str
+        What is evicted: a name that ``tightfit simulate --policy`` knows, too.
+    smallest : int or str
+        Smaller storages are never evicted.
+    search : str
+        ``"all"`` scores every candidate at every eviction, ``"sample"`` as many as the square root
+        of their number, at least 64.
+    most_again : float
+        Stop with an error when computing again has cost so many times what the step itself costs.
+
+    Raises
+    ------
+    BadInput
+        If an argument is none of these, or a region is entered inside another one.
+    InfeasibleBudget
+        On entering, if what exists already does not fit; inside, if the program thrashes.
+    BudgetExceeded
+        Inside the region, by the operator that does not fit although all is evicted that may be;
+        a smaller step may follow. At its end, if the program holds more than fits.
+    HookUnavailable
+        If the allocator hook cannot be installed.
+    """
+    if search not in ("sample", "all"):
+        raise BadInput(f"search= is 'sample' or 'all', not {search!r}")
+    if not most_again > 0:
+        raise BadInput(f"most_again= must be positive, not {most_again!r}")
+    return Online(
+        parse_bytes(budget),
+        policy_named(policy),
+        smallest_bytes=parse_bytes(smallest, what="smallest size"),
+        look_at_all=search == "all",
+        most_again=most_again,
+    )

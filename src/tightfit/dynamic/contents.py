@@ -1,0 +1,153 @@
+"""Which content lies in which storage, for as long as the program holds the storage."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tightfit.dynamic.history import MARK, Content, Holder
+from tightfit.dynamic.pool import Pool
+from tightfit.dynamic.room import Room, allocated_bytes
+from tightfit.torch_private.storages import storage_of
+
+__all__ = ["Contents", "NotPlain", "tensors_in"]
+
+
+class NotPlain(Exception):
+    """A tensor is of a kind that has no storage of its own, such as a sparse one."""
+
+
+class Contents:
+    """The contents of all storages that are known.
+
+    Parameters
+    ----------
+    room : Room
+        Is told when something ends that was there before.
+    pool : Pool
+        Is told what comes and goes.
+    """
+
+    def __init__(self, room: Room, pool: Pool) -> None:
+        self._room = room
+        self._pool = pool
+        self._ended: deque[Content] = deque()
+        self._held: dict[Content, None] = {}
+        self._before: dict[Content, int] = {}
+
+    def were_before(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """These exist already, and stay where they are."""
+        for storage in storages:
+            content = self.put(storage, Content(storage, None))
+            self._before[content] = allocated_bytes(storage)
+
+    def of_tensor(self, tensor: torch.Tensor) -> Content | None:
+        """Return the content of a tensor that is known."""
+        try:
+            holder = getattr(storage_of(tensor), MARK, None)
+        except (NotImplementedError, RuntimeError):
+            return None
+        return None if holder is None else holder.content
+
+    def lying_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:
+        """Return what a tensor lies in; what nobody has seen before stays where it is.
+
+        Raises
+        ------
+        NotPlain
+            If it lies in no storage.
+        """
+        try:
+            storage = storage_of(tensor)
+        except (NotImplementedError, RuntimeError):
+            raise NotPlain from None
+        holder = getattr(storage, MARK, None)
+        if holder is not None:
+            return holder.content, storage
+        return self.put(storage, Content(storage, None)), storage
+
+    def put(self, storage: torch.UntypedStorage, content: Content) -> Content:
+        """A storage holds something new, or is met for the first time."""
+        holder: Holder | None = getattr(storage, MARK, None)
+        if holder is None:
+            setattr(storage, MARK, Holder(content, self._ended))
+        else:
+            old = holder.content
+            for reader in old.readers:
+                reader.let_go(old)
+            self._lost(old)
+            holder.becomes(content)
+            if old in self._before:
+                self._before[content] = self._before.pop(old)
+        self._held[content] = None
+        self._pool.offer(content)
+        return content
+
+    def new_among(self, outputs: Any) -> list[torch.UntypedStorage]:
+        """Return the storages of results that nobody has seen, each once.
+
+        Raises
+        ------
+        NotPlain
+            If a result lies in no storage.
+        """
+        found: dict[int, torch.UntypedStorage] = {}
+        for tensor in tensors_in(outputs):
+            try:
+                storage = storage_of(tensor)
+            except (NotImplementedError, RuntimeError):
+                raise NotPlain from None
+            if storage.device.type == "cpu" and storage.nbytes() and not hasattr(storage, MARK):
+                found[storage._cdata] = storage
+        return [*found.values()]
+
+    def notice_ends(self) -> None:
+        """Catch up with what the program has let go of."""
+        while self._ended:
+            content = self._ended.popleft()
+            self._lost(content)
+            size_bytes = self._before.pop(content, 0)
+            if size_bytes:
+                self._room.less_before(size_bytes)
+
+    def computed(self) -> list[Content]:
+        """Return what is held and could be computed again."""
+        return [content for content in self._held if content.maker is not None]
+
+    def weights(self) -> tuple[int, int]:
+        """Return the resident bytes that stay for ever, and those that could be evicted."""
+        resident = [content for content in self._held if content.is_resident]
+        kept_bytes = sum(c.size_bytes for c in resident if c.maker is None)
+        return kept_bytes, sum(c.size_bytes for c in resident) - kept_bytes
+
+    def close(self) -> None:
+        """Take the marks off the storages."""
+        for content in self._held:
+            storage = content.memory
+            if storage is not None and hasattr(storage, MARK):
+                delattr(storage, MARK)
+        self._held.clear()
+
+    def _lost(self, content: Content) -> None:
+        self._held.pop(content, None)
+        if content.is_private:
+            return
+        was_resident = content.is_resident
+        self._pool.withdraw(content)
+        content.lose_storage()
+        if was_resident:
+            self._pool.left(content)
+        elif content.maker is not None:
+            content.maker.let_reads_go()
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors among the arguments or results of an operator."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, list | tuple):
+        return [tensor for each in tree for tensor in tensors_in(each)]
+    return []

@@ -1,0 +1,111 @@
+"""The arguments of a call about to run: what it reads, what it overwrites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tightfit.dynamic.contents import Contents
+from tightfit.dynamic.history import Blank, Call, Content, Place
+from tightfit.dynamic.operators import Operator
+
+__all__ = ["Noted"]
+
+
+class Noted:
+    """The arguments of a call, with places for tensors.
+
+    Parameters
+    ----------
+    contents : Contents
+        Tells what a tensor lies in.
+    operator : Operator
+        What runs.
+    args, kwargs
+        Its arguments.
+    overwritten : list of torch.Tensor
+        Those that it overwrites.
+    """
+
+    __slots__ = ("_contents", "_written", "args", "kwargs", "reads", "repeats", "unread")
+
+    def __init__(
+        self,
+        contents: Contents,
+        operator: Operator,
+        args: Any,
+        kwargs: Any,
+        overwritten: list[torch.Tensor],
+    ) -> None:
+        self.reads: dict[Content, torch.UntypedStorage] = {}
+        self.repeats = operator.repeats and not operator.makes_blank
+        self.unread: dict[Content, torch.UntypedStorage] = {}
+        self._contents = contents
+        self._written: dict[int, tuple[Content | Blank, torch.UntypedStorage]] = {}
+        if not overwritten:
+            self.args = [self._noted(value) for value in args]
+            self.kwargs = {name: self._noted(value) for name, value in kwargs.items()}
+            return
+        names = {a.position: a.name for a in (*operator.written, *operator.statistics)}
+        unread = operator.unread(args, kwargs)
+        self.args = [
+            self._argument(value, unread.get(names.get(n, ""))) for n, value in enumerate(args)
+        ]
+        self.kwargs = {
+            name: self._argument(value, unread.get(name)) for name, value in kwargs.items()
+        }
+        for tensor in overwritten:
+            self._overwrites(*contents.lying_in(tensor))
+
+    @property
+    def written(self) -> list[torch.UntypedStorage]:
+        """The storages whose content is computed anew."""
+        return [storage for _, storage in self._written.values()]
+
+    def call(
+        self,
+        function: Any,
+        cost: int,
+        drawn_from: tuple[torch.Generator, torch.Tensor] | None,
+        with_grad: bool,
+    ) -> Call:
+        """Return what is needed to run it again."""
+        written = [what for what, _ in self._written.values()]
+        given = self.args, self.kwargs, self.reads
+        return Call(function, *given, written, cost, drawn_from, with_grad)
+
+    def fix(self, dtype: torch.dtype) -> None:
+        """What is computed from nothing has this type, whatever the default is later."""
+        if not self.reads and self.kwargs.get("dtype") is None:
+            self.kwargs["dtype"] = dtype
+
+    def _noted(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            content, storage = self._contents.lying_in(value)
+            self.reads[content] = storage
+            return Place(content, value)
+        if isinstance(value, list | tuple):
+            return [self._noted(each) for each in value]
+        return value
+
+    def _argument(self, value: Any, unread: str | None) -> Any:
+        """A place, or a blank if what lies there is not read."""
+        if unread is None or not isinstance(value, torch.Tensor):
+            return self._noted(value)
+        content, storage = self._contents.lying_in(value)
+        blank = Blank(Place(content, value))
+        if unread == "statistics":
+            return blank
+        whole = value.numel() * value.element_size() == storage.nbytes()
+        if not whole or (content.maker is None and not content.is_blank):
+            return self._noted(value)
+        self._written[storage._cdata] = blank, storage
+        self.unread[content] = storage
+        return blank
+
+    def _overwrites(self, content: Content, storage: torch.UntypedStorage) -> None:
+        """A content is read and overwritten: without its maker nothing here can be repeated."""
+        if content in self.reads and storage._cdata not in self._written:
+            self._written[storage._cdata] = content, storage
+            self.repeats = self.repeats and content.maker is not None

@@ -1,0 +1,145 @@
+"""What the runtime must know of an operator, read once from its schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+__all__ = ["Argument", "Operator", "operator_of"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of an operator.
+
+    Parameters
+    ----------
+    position : int
+        Among all arguments.
+    name : str
+        As a keyword.
+    """
+
+    position: int
+    name: str
+
+    def of(self, args: Any, kwargs: Any) -> Any:
+        """Return what a call gives for it; None if nothing."""
+        return args[self.position] if self.position < len(args) else kwargs.get(self.name)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What the runtime must know of an operator.
+
+    Parameters
+    ----------
+    name : str
+        As torch writes it.
+    is_view : bool
+        Its result lies in its argument; nothing is computed.
+    makes_blank : bool
+        Its result has no content yet: whoever called it may write it out of sight.
+    draws : bool
+        It draws random numbers.
+    repeats : bool
+        It may run again: it has no effects but its results and what the schema says it writes.
+    weight : int
+        How much a byte costs, compared with an elementwise operator.
+    written : tuple of Argument
+        Those it overwrites.
+    replaces : bool
+        It does not read what it overwrites.
+    statistics : tuple of Argument
+        Running statistics: written in training only, and not read then.
+    training : Argument or None
+        What says whether it is training.
+    takes_dtype : bool
+        It may be told the type of its result.
+    """
+
+    name: str
+    is_view: bool
+    makes_blank: bool
+    draws: bool
+    repeats: bool
+    weight: int
+    written: tuple[Argument, ...]
+    replaces: bool
+    statistics: tuple[Argument, ...]
+    training: Argument | None
+    takes_dtype: bool
+
+    def trains(self, args: Any, kwargs: Any) -> bool:
+        """Whether a call only writes its running statistics."""
+        if not self.statistics:
+            return False
+        return self.training is None or bool(self.training.of(args, kwargs))
+
+    def unread(self, args: Any, kwargs: Any) -> dict[str, str]:
+        """Return the names of arguments whose content a call does not read, and why not."""
+        found = {a.name: "replaced" for a in self.written} if self.replaces else {}
+        if self.trains(args, kwargs):
+            found |= {a.name: "statistics" for a in self.statistics}
+        return found
+
+
+_BLANK = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "empty_permuted",
+}
+_ALIASES = {"_unsafe_view", "_reshape_alias", "lift_fresh", "detach", "alias"}
+_REPLACING = {
+    "bernoulli_",
+    "cauchy_",
+    "copy_",
+    "exponential_",
+    "fill_",
+    "geometric_",
+    "log_normal_",
+    "normal_",
+    "random_",
+    "uniform_",
+    "zero_",
+}
+_STATISTICS = ("running_mean", "running_var")
+_HEAVY = ("mm", "conv", "matmul", "linear", "attention", "rnn", "lstm", "gru")
+_HEAVY_WEIGHT = 8
+_WITH_EFFECTS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "profiler"}
+"""Namespaces of operators that wait for other processes, or that somebody counts."""
+
+
+@cache
+def operator_of(function: Any) -> Operator:
+    """Return what an overload is."""
+    schema = function._schema
+    space, name = schema.name.split("::")
+    arguments = [Argument(n, argument.name) for n, argument in enumerate(schema.arguments)]
+    written = [a for a in arguments if _is_written(schema.arguments[a.position])]
+    statistics = [a for a in arguments if a.name in _STATISTICS and "backward" not in name]
+    training = next((a for a in arguments if a.name in ("training", "train")), None)
+    only_out = bool(written) and all(schema.arguments[a.position].is_out for a in written)
+    return Operator(
+        name=f"{space}.{name}",
+        is_view=function.is_view or (space == "aten" and name in _ALIASES),
+        makes_blank=space == "aten" and name in _BLANK,
+        draws=torch.Tag.nondeterministic_seeded in function.tags,
+        repeats=space not in _WITH_EFFECTS,
+        weight=_HEAVY_WEIGHT if any(part in name for part in _HEAVY) else 1,
+        written=tuple(a for a in written if a not in statistics),
+        replaces=only_out or name in _REPLACING,
+        statistics=tuple(statistics),
+        training=training,
+        takes_dtype=any(a.name == "dtype" for a in arguments),
+    )
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write

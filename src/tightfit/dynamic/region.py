@@ -1,0 +1,142 @@
+"""A region of a program that keeps to a budget: what is set up around it, and taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+from torch.optim import optimizer
+
+from tightfit.dynamic.ledger import Ledger, OnlineReport
+from tightfit.dynamic.pool import Pool
+from tightfit.dynamic.room import Room, allocated_bytes, storages_alive
+from tightfit.dynamic.runtime import Runtime
+from tightfit.errors import BadInput, BudgetExceeded, HookUnavailable, InfeasibleBudget
+from tightfit.eviction.policies.policy import Policy
+from tightfit.torch_private.storages import told_of_addresses, why_memory_stays
+from tightfit.units import format_bytes, parse_bytes
+
+__all__ = ["Online"]
+
+_only_one = threading.Lock()
+
+
+class Online:
+    """A context in which plain PyTorch keeps to a budget; made by `tightfit.online`.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        The limit.
+    policy : Policy
+        What is evicted.
+    smallest_bytes : int
+        Smaller storages are never evicted.
+    look_at_all : bool
+        Whether every candidate is scored, or a sample.
+    most_again : float
+        How often a step's own cost may be spent on computing again.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        policy: Policy,
+        *,
+        smallest_bytes: int,
+        look_at_all: bool,
+        most_again: float,
+    ) -> None:
+        self._budget_bytes = budget_bytes
+        self._policy = policy
+        self._smallest_bytes = smallest_bytes
+        self._look_at_all = look_at_all
+        self._ledger = Ledger(budget_bytes, most_again)
+        self._room: Room | None = None
+        self._runtime: Runtime | None = None
+        self._around = contextlib.ExitStack()
+        self._peak_bytes = 0
+
+    def __enter__(self) -> Online:
+        reason = why_memory_stays()
+        if reason:
+            raise HookUnavailable(f"memory cannot be taken from tensors: {reason}")
+        if not _only_one.acquire(blocking=False):
+            raise BadInput("another region keeps to a budget already: regions cannot be nested")
+        with contextlib.ExitStack() as around:
+            around.callback(_only_one.release)
+            self._set_up(around)
+            self._around = around.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        assert self._runtime is not None and self._room is not None
+        runtime, room = self._runtime, self._room
+        with self._around:
+            runtime.__exit__(kind, error, trace)
+            lost_bytes = 0 if kind else runtime.settle_all()
+            self._peak_bytes = max(self._peak_bytes, room.peak_bytes())
+        self._runtime = self._room = None
+        if lost_bytes:
+            raise BudgetExceeded(
+                f"the program still holds {format_bytes(lost_bytes)} of evicted tensors at the end "
+                f"of the region, which have no room in the budget of "
+                f"{format_bytes(self._budget_bytes)}: end the region where less is held, after the "
+                "backward pass; their memory is gone",
+                budget_bytes=self._budget_bytes,
+                measured_bytes=self._budget_bytes + lost_bytes,
+            )
+
+    def evict(self, size: int | str) -> None:
+        """Free memory now, before something that the region cannot see asks for it.
+
+        Parameters
+        ----------
+        size : int or str
+            Bytes, or text such as ``"1GiB"``; as much of it as may be evicted.
+
+        Raises
+        ------
+        BadInput
+            Outside the region.
+        """
+        if self._runtime is None:
+            raise BadInput("memory can be freed inside the region only")
+        self._runtime.make_room(parse_bytes(size, what="size"))
+
+    def report(self) -> OnlineReport:
+        """Return what happened so far, and where the time went."""
+        if self._room is not None:
+            self._peak_bytes = max(self._peak_bytes, self._room.peak_bytes())
+        return self._ledger.report(self._peak_bytes)
+
+    def _set_up(self, around: contextlib.ExitStack) -> None:
+        storages = storages_alive()
+        before_bytes = sum(map(allocated_bytes, storages))
+        if before_bytes >= self._budget_bytes:
+            raise InfeasibleBudget(
+                f"{format_bytes(before_bytes)} of tensors exist before the region begins, and the "
+                f"budget for all is {format_bytes(self._budget_bytes)}",
+                budget_bytes=self._budget_bytes,
+            )
+        room = Room(self._budget_bytes, before_bytes)
+        pool = Pool(
+            self._policy,
+            self._ledger,
+            smallest_bytes=self._smallest_bytes,
+            look_at_all=self._look_at_all,
+        )
+        runtime = Runtime(room, pool, self._ledger)
+        around.callback(runtime.close)
+        runtime.know(storages)
+        room.keep(runtime.make_room)
+        around.callback(room.open)
+        around.enter_context(told_of_addresses(runtime.need))
+        for register, hook in (
+            (optimizer.register_optimizer_step_pre_hook, runtime.before_optimizer),
+            (optimizer.register_optimizer_step_post_hook, runtime.after_optimizer),
+        ):
+            around.callback(register(hook).remove)
+        self._room, self._runtime = room, runtime
+        runtime.__enter__()

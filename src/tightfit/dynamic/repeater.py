@@ -1,0 +1,291 @@
+"""Contents brought back: the calls that made them run again, as many as that takes.
+
+Kirisame et al., appendix C.4, with a stack of our own instead of recursion: chains may be longer
+than Python's stack. What a waiting call needs is locked, so that it is not evicted meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from tightfit.dynamic.contents import tensors_in
+from tightfit.dynamic.history import Blank, Call, Content, Place
+from tightfit.dynamic.ledger import Ledger
+from tightfit.dynamic.pool import Pool
+from tightfit.errors import BadInput
+from tightfit.torch_private.storages import below_autograd, fill, storage_of, take_memory
+
+__all__ = ["Repeater"]
+
+
+class Repeater:
+    """Computes again.
+
+    Parameters
+    ----------
+    pool : Pool
+        What may be evicted.
+    ledger : Ledger
+        The clock.
+    """
+
+    def __init__(self, pool: Pool, ledger: Ledger) -> None:
+        self._pool = pool
+        self._ledger = ledger
+        self.refused = ""
+        """The operator that could not run again, if the last call of `hold` failed so."""
+
+    def hold(self, contents: Iterable[Content]) -> Held:
+        """Make contents resident and lock them."""
+        held = Held(self._pool)
+        missing = held.lock(contents)
+        if missing:
+            top = _Frame(None, [*contents], held, missing)
+            self._work(top)
+        held.fasten()
+        return held
+
+    def bring_back(self, content: Content) -> None:
+        """Make a content resident."""
+        if not content.is_resident:
+            self._work(self._frame(content))
+
+    def _work(self, bottom: _Frame) -> None:
+        """Run what a frame waits for, and its call if it has one; releases it if that fails."""
+        stack = [bottom]
+        try:
+            with below_autograd():
+                while stack:
+                    frame = stack[-1]
+                    lacking = frame.next_missing()
+                    if lacking is not None:
+                        stack.append(self._frame(lacking))
+                        continue
+                    if frame.call is not None:
+                        frame.held.fasten()
+                        self._run(frame, frame.call)
+                        frame.held.release()
+                    stack.pop()
+        finally:
+            self.refused = str(stack[-1].call.function) if stack and stack[-1].call else ""
+            for frame in stack:
+                frame.held.release()
+
+    def _frame(self, wanted: Content) -> _Frame:
+        call = wanted.maker
+        if call is None:
+            raise BadInput("a tensor's memory is gone and nobody knows how it was computed")
+        for content in call.reads:
+            content.use(self._ledger.clock, content.last_op)
+        held = Held(self._pool)
+        return _Frame(wanted, call.reads, held, held.lock(call.reads))
+
+    def _run(self, frame: _Frame, call: Call) -> None:
+        self._ledger.stop_if_thrashing()
+        written = {what: self._to_write(what) for what in call.written}
+        known = {storage._cdata for storage in written.values()}
+
+        def build(value: Any) -> Any:
+            if isinstance(value, Place):
+                storage = written.get(value.content, value.content.memory)
+                assert storage is not None
+                known.add(storage._cdata)
+                return value.tensor_in(storage)
+            if isinstance(value, Blank):
+                storage = written[value] if value in written else _new_storage(value)
+                known.add(storage._cdata)
+                return value.place.tensor_in(storage)
+            if isinstance(value, list | tuple):
+                return type(value)(build(each) for each in value)
+            return value
+
+        args = [build(value) for value in call.args]
+        kwargs = {name: build(value) for name, value in call.kwargs.items()}
+        started, search_ns = perf_counter_ns(), self._ledger.spent_ns["search"]
+        outputs = _run_with_state(call, args, kwargs)
+        search_ns = self._ledger.spent_ns["search"] - search_ns
+        self._ledger.ran_again(call.cost, perf_counter_ns() - started - search_ns)
+        made = [*written.values()]
+        for tensor in tensors_in(outputs):
+            storage = storage_of(tensor)
+            if storage._cdata not in known and storage.nbytes():
+                known.add(storage._cdata)
+                made.append(storage)
+        if len(made) != len(call.outputs):
+            raise BadInput(
+                f"{frame.name} made {len(made)} storages when it ran again, and "
+                f"{len(call.outputs)} before: it does not repeat itself"
+            )
+        for content, storage in zip(call.outputs, made, strict=True):
+            if content is not None and not content.is_resident:
+                self._arrive(content, storage, frame)
+
+    def _to_write(self, what: Content | Blank) -> torch.UntypedStorage:
+        """The memory that a call overwrites: what only it needs, or else a copy."""
+        if isinstance(what, Blank):
+            return _new_storage(what)
+        storage = what.memory
+        assert storage is not None
+        if what.is_private and what.locks == 1 and what.maker is not None:
+            self._pool.drop(what)
+            return storage
+        return storage.clone()
+
+    def _arrive(self, content: Content, storage: torch.UntypedStorage, frame: _Frame) -> None:
+        """A content was computed: into the storage that waits for it, or for those who need it."""
+        if storage.nbytes() != content.size_bytes:
+            raise BadInput(
+                f"{frame.name} made {storage.nbytes()} bytes when it ran again, and "
+                f"{content.size_bytes} before: it does not repeat itself"
+            )
+        waiting = content.memory if content.is_held else None
+        if waiting is None and content is not frame.wanted and not content.locks:
+            return
+        self._pool.came_back(content)
+        if waiting is not None:
+            fill(waiting, storage)
+            content.arrive()
+        else:
+            content.arrive(own=storage)
+        self._pool.offer(content)
+        if content.maker is not None:
+            content.maker.let_reads_go()
+
+
+class Held:
+    """Contents that are locked, with the storages they lie in.
+
+    While others are computed, they may be evicted if nothing else is left: only what a running
+    operator reads must stay.
+
+    Parameters
+    ----------
+    pool : Pool
+        What may be evicted.
+    """
+
+    __slots__ = ("_fast", "_lent", "_pool", "_storages")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._storages: dict[Content, torch.UntypedStorage] = {}
+        self._fast: set[Content] = set()
+        self._lent: dict[Content, torch.UntypedStorage] = {}
+
+    def lock(self, contents: Iterable[Content]) -> list[Content]:
+        """Lock those that are resident; return the others."""
+        missing: list[Content] = []
+        for content in contents:
+            storage = content.memory if content.is_resident else None
+            if storage is None:
+                missing.append(content)
+            else:
+                if content not in self._storages:
+                    content.lock()
+                self._storages[content] = storage
+        return missing
+
+    def fasten(self, contents: Iterable[Content] | None = None) -> None:
+        """From now on nothing of it may be evicted; or some contents may not."""
+        for content in self._storages if contents is None else contents:
+            if content not in self._fast:
+                self._fast.add(content)
+                content.fasten()
+
+    def lend_memory(self, unread: Mapping[Content, torch.UntypedStorage]) -> None:
+        """Let storages whose content nobody reads be written, whether they have memory or not."""
+        for content in self.lock(unread):
+            fill(unread[content], torch.UntypedStorage(content.size_bytes))
+            self._lent[content] = unread[content]
+        self.fasten()
+
+    def release(self) -> None:
+        """Unlock them; what was not written after all has no memory again."""
+        for content, storage in self._lent.items():
+            if content.is_held:
+                take_memory(storage)
+        self._lent.clear()
+        contents = [*self._storages]
+        self._storages.clear()
+        for content in contents:
+            content.unlock(was_fast=content in self._fast)
+            if content.is_private and not content.locks:
+                self._pool.retire(content)
+        self._fast.clear()
+
+
+class _Frame:
+    """A call that waits until all it reads is there.
+
+    Parameters
+    ----------
+    wanted : Content or None
+        Why it runs; None: for the operator of the program, which runs elsewhere.
+    reads : list of Content
+        What has to be there.
+    held : Held
+        What of it is there already.
+    missing : list of Content
+        What is not.
+    """
+
+    __slots__ = ("_missing", "_reads", "_rounds", "call", "held", "wanted")
+
+    def __init__(
+        self, wanted: Content | None, reads: list[Content], held: Held, missing: list[Content]
+    ) -> None:
+        self.wanted = wanted
+        self.call = wanted.maker if wanted is not None else None
+        self.held = held
+        self._reads = reads
+        self._missing = _dearest_last(missing)
+        self._rounds = 0
+
+    @property
+    def name(self) -> str:
+        return str(self.call.function) if self.call is not None else ""
+
+    def next_missing(self) -> Content | None:
+        """Return what has to be computed next; None if all is there.
+
+        What was evicted while it waited is computed again, and stays this time.
+        """
+        while True:
+            while self._missing:
+                if self.held.lock(self._missing[-1:]):
+                    return self._missing[-1]
+                if self._rounds:
+                    self.held.fasten(self._missing[-1:])
+                self._missing.pop()
+            self._missing = _dearest_last(self.held.lock(self._reads))
+            if not self._missing:
+                return None
+            self._rounds += 1
+
+
+def _dearest_last(contents: list[Content]) -> list[Content]:
+    if len(contents) < 2:
+        return contents
+    return sorted(contents, key=lambda c: 0 if c.maker is None else c.maker.cost)
+
+
+def _run_with_state(call: Call, args: Any, kwargs: Any) -> Any:
+    """Run a call with the random numbers, and with gradients enabled or not, as it ran first."""
+    with torch.set_grad_enabled(call.with_grad):
+        if call.drawn_from is None:
+            return call.function(*args, **kwargs)
+        generator, state = call.drawn_from
+        now = generator.get_state()
+        generator.set_state(state)
+        try:
+            return call.function(*args, **kwargs)
+        finally:
+            generator.set_state(now)
+
+
+def _new_storage(blank: Blank) -> torch.UntypedStorage:
+    return torch.UntypedStorage(blank.size_bytes)

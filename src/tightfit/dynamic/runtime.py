@@ -1,0 +1,356 @@
+"""Dynamic tensor rematerialisation on plain tensors: every operator seen, memory taken when full.
+
+Kirisame et al. (2021), sections 2 and 5, on unpatched PyTorch: a mode sees operators below
+autograd, the allocator asks for room when the budget is reached, and eviction takes the memory
+from under a tensor, so that all its views and aliases lose and regain it together.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from tightfit.dynamic.contents import Contents, NotPlain, tensors_in
+from tightfit.dynamic.history import Content
+from tightfit.dynamic.ledger import Ledger
+from tightfit.dynamic.noted import Noted
+from tightfit.dynamic.operators import Operator, operator_of
+from tightfit.dynamic.pool import Pool
+from tightfit.dynamic.repeater import Repeater
+from tightfit.dynamic.room import Room, is_refusal
+from tightfit.errors import BudgetExceeded
+from tightfit.torch_private import core as private
+from tightfit.torch_private.storages import below_modes
+from tightfit.units import format_bytes
+
+__all__ = ["Runtime"]
+
+_FIXED_COST = 1000
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+
+
+class Runtime(private.TorchDispatchMode):
+    """Sees every operator; keeps what is needed to run it again.
+
+    Parameters
+    ----------
+    room : Room
+        The limit.
+    pool : Pool
+        What may be evicted.
+    ledger : Ledger
+        The clock.
+    """
+
+    def __init__(self, room: Room, pool: Pool, ledger: Ledger) -> None:
+        super().__init__()
+        self._room = room
+        self._pool = pool
+        self._ledger = ledger
+        self._repeater = Repeater(pool, ledger)
+        self._contents = Contents(room, pool)
+        self._lock = threading.RLock()
+        self._parameters: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._last_state: torch.Tensor | None = None
+        self._copy_bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    # -- what others ask for ---------------------------------------------------------------------
+
+    def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """These are there already."""
+        self._contents.were_before(storages)
+
+    def make_room(self, lacking_bytes: int) -> bool:
+        """Evict; runs inside the allocator, in any thread."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._contents.notice_ends()
+            return self._pool.free(lacking_bytes)
+        finally:
+            self._lock.release()
+
+    def need(self, tensor: torch.Tensor, for_good: bool) -> None:
+        """Bring a tensor back that is read beside the dispatcher; it may have to stay there."""
+        content = self._contents.of_tensor(tensor)
+        if content is None or (content.is_resident and not for_good):
+            return
+        with self._lock, below_modes():
+            self._or_exceed(self._settle if for_good else self._repeater.bring_back, content)
+            self._pool.sweep()
+
+    def settle_gradient(self, parameter: torch.Tensor) -> None:
+        """A gradient is accumulated: it stays, and what it was computed from may go."""
+        if parameter.grad is not None:
+            self.need(parameter.grad, for_good=True)
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Gradients stay, however they came about; all parameters are about to change."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter in parameters:
+            self.settle_gradient(parameter)
+        self._copy_bytes = sum(p.numel() * p.element_size() for p in parameters)
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """The optimizer's state stays; the step is over."""
+        self._copy_bytes = 0
+        for state in optimizer.state.values():
+            for tensor in tensors_in([*state.values()]):
+                self.need(tensor, for_good=True)
+        with self._lock, below_modes():
+            self._contents.notice_ends()
+            for content in self._contents.computed():
+                if content.is_resident and self._pool.is_small(content):
+                    self._settle(content)
+        self._ledger.end_step()
+
+    def settle_all(self) -> int:
+        """Bring back everything the program holds, to leave; return the bytes that do not fit."""
+        lost_bytes = 0
+        with self._lock, below_modes():
+            for content in self._contents.computed():
+                if content.maker is not None:
+                    content.maker.forget_reads()
+            self._contents.notice_ends()
+            for content in self._contents.computed():
+                try:
+                    self._settle(content)
+                except RuntimeError as error:
+                    if not is_refusal(error):
+                        raise
+                    lost_bytes += content.size_bytes
+        return lost_bytes
+
+    def close(self) -> None:
+        """Forget everything."""
+        for _, hook in self._parameters.values():
+            if hook is not None:
+                hook.remove()
+        self._parameters.clear()
+        self._contents.close()
+
+    # -- operators -------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if types and not _PLAIN.issuperset(types):
+            return NotImplemented  # a class has a rule of its own: inner operators come here
+        operator = operator_of(func)
+        if operator.is_view:
+            if args and type(args[0]) is torch.nn.Parameter:
+                self._know(args[0])
+            return func(*args, **kwargs)
+        started = perf_counter_ns()
+        with self._lock:
+            try:
+                return self._run(func, operator, args, kwargs)
+            except RuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                raise self._exceeded(operator.name) from None
+            finally:
+                self._ledger.spend("all", started)
+
+    def _run(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
+        self._contents.notice_ends()
+        try:
+            overwritten = self._about_to_write(operator, args, kwargs)
+            noted = Noted(self._contents, operator, args, kwargs, overwritten)
+        except NotPlain:
+            return self._run_outside(func, args, kwargs)
+        clock, count = self._ledger.clock, self._ledger.operators
+        for content in noted.reads:
+            content.use(clock, count)
+        held = self._repeater.hold(noted.reads)
+        try:
+            held.lend_memory(noted.unread)
+            drawn_from = self._generator(args, kwargs) if operator.draws else None
+            outputs = self._timed(func, args, kwargs)
+            self._record(func, operator, noted, outputs, drawn_from)
+        finally:
+            held.release()
+            self._pool.sweep()
+        return outputs
+
+    def _timed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        spent_ns = self._ledger.spent_ns
+        search_ns, started = spent_ns["search"], perf_counter_ns()
+        self._lock.release()  # threads of the kernel may ask for room
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._lock.acquire()
+            spent_ns["first"] += perf_counter_ns() - started - (spent_ns["search"] - search_ns)
+
+    def _record(
+        self,
+        func: Any,
+        operator: Operator,
+        noted: Noted,
+        outputs: Any,
+        drawn_from: tuple[torch.Generator, torch.Tensor] | None,
+    ) -> None:
+        """Remember how the results were computed, if that can be done again."""
+        try:
+            fresh = self._contents.new_among(outputs)
+        except NotPlain:  # it may lie in what was given
+            self._settle_all_of(noted.reads)
+            return
+        size_bytes = sum(c.size_bytes for c in noted.reads) + sum(s.nbytes() for s in fresh)
+        cost = _FIXED_COST + operator.weight * size_bytes
+        self._ledger.ran_first(cost)
+        changed = [*noted.written, *fresh]
+        with_grad = torch.is_grad_enabled()
+        call = None
+        if noted.repeats and changed:
+            if operator.takes_dtype and isinstance(outputs, torch.Tensor):
+                noted.fix(outputs.dtype)
+            call = noted.call(func, cost, drawn_from, with_grad)
+        is_backward = not with_grad and private.in_backward()
+        clock, count = self._ledger.clock, self._ledger.operators
+        for storage in changed:
+            content = Content(storage, call, is_backward, operator.makes_blank)
+            content.use(clock, count)
+            if call is not None:
+                call.made(content)
+            self._contents.put(storage, content)
+
+    def _run_outside(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on tensors of another kind: what it is given stays."""
+        tensors = private.pytree.tree_leaves((args, kwargs))
+        known = [self._contents.of_tensor(t) for t in tensors if isinstance(t, torch.Tensor)]
+        self._settle_all_of([content for content in known if content is not None])
+        return self._timed(func, args, kwargs)
+
+    # -- contents --------------------------------------------------------------------------------
+
+    def _know(self, parameter: torch.Tensor) -> None:
+        """A parameter stays, and so do its gradients as soon as they are accumulated."""
+        known = self._parameters.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return
+        content, _ = self._contents.lying_in(parameter)
+        if content.is_blank:  # about to be initialised
+            return
+        self._settle(content)
+        hook = None
+        if parameter.requires_grad and parameter.is_leaf:
+            hook = parameter.register_post_accumulate_grad_hook(self.settle_gradient)
+        self._parameters[id(parameter)] = weakref.ref(parameter), hook
+
+    def _about_to_write(self, operator: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """Return what an operator overwrites; nobody needs what cannot be computed again there."""
+        for value in args:
+            if type(value) is torch.nn.Parameter:
+                self._know(value)
+        statistics = operator.statistics if operator.trains(args, kwargs) else ()
+        arguments = (*operator.written, *statistics)
+        if not arguments:
+            return []
+        for argument in statistics:
+            for tensor in tensors_in(argument.of(args, kwargs)):
+                self._settle(self._contents.lying_in(tensor)[0])
+        tensors = [t for argument in arguments for t in tensors_in(argument.of(args, kwargs))]
+        for tensor in tensors:
+            content, storage = self._contents.lying_in(tensor)
+            if content.maker is None:
+                self._protect_readers(content, storage)
+        return tensors
+
+    def _protect_readers(self, content: Content, storage: torch.UntypedStorage) -> None:
+        """Let what was computed from a content that is overwritten not need it any more.
+
+        What the program holds of that is brought back to stay, if that is less than a copy of the
+        content; or else those who need it get a copy.
+        """
+        if next(content.readers, None) is None:
+            return
+        most_bytes = max(content.size_bytes, self._copy_bytes)
+        self._settle_all_of(_held_after(content, most_bytes) or ())
+        readers = [*content.readers]
+        if readers:
+            content.move(storage.clone())
+            for reader in readers:
+                reader.let_go(content)
+            self._contents.put(storage, Content(storage, None))
+
+    def _settle_all_of(self, contents: Iterable[Content]) -> None:
+        for content in [*contents]:
+            self._settle(content)
+
+    def _settle(self, content: Content) -> None:
+        """Bring a content back, to stay: how it was computed is forgotten."""
+        if content.maker is None:
+            return
+        self._repeater.bring_back(content)
+        storage = content.memory
+        self._pool.withdraw(content)
+        content.stay()
+        if storage is not None:
+            for reader in content.readers:
+                reader.keep(content, storage)
+
+    # -- random numbers, errors --------------------------------------------------------------------
+
+    def _generator(self, args: Any, kwargs: Any) -> tuple[torch.Generator, torch.Tensor]:
+        """Return the generator of a call and its state; states alike are kept once."""
+        given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
+        generator = given[0] if given else torch.default_generator
+        state = generator.get_state()
+        if self._last_state is not None and torch.equal(state, self._last_state):
+            state = self._last_state
+        self._last_state = state
+        return generator, state
+
+    def _or_exceed(self, function: Callable[[Content], None], content: Content) -> None:
+        try:
+            function(content)
+        except RuntimeError as error:
+            if not is_refusal(error):
+                raise
+            raise self._exceeded("bringing a tensor back") from None
+
+    def _exceeded(self, name: str) -> BudgetExceeded:
+        """Return the error of an operator that cannot fit."""
+        room = self._room
+        asked_bytes, held_bytes = room.asked_bytes, room.held_bytes
+        again = self._repeater.refused
+        what = f"{name} (for which {again} runs again)" if again else name
+        kept_bytes, needed_bytes = self._contents.weights()
+        return BudgetExceeded(
+            f"{what} needs {format_bytes(asked_bytes)} more, but {format_bytes(held_bytes)} of the "
+            f"budget of {format_bytes(room.limit_bytes)} are held and nothing more can be evicted: "
+            f"{format_bytes(kept_bytes)} are parameters, inputs, gradients and other tensors that "
+            f"cannot be computed again; {format_bytes(needed_bytes)} are read by the operator and "
+            "those that wait for it, or are too small to evict. Raise the budget or make the batch "
+            "smaller; parameters and the optimizer's state are as they were",
+            budget_bytes=room.limit_bytes,
+            measured_bytes=held_bytes + asked_bytes,
+        )
+
+
+def _held_after(content: Content, most_bytes: int) -> list[Content] | None:
+    """What the program holds and was computed from a content; None if that is more than so much."""
+    found: dict[Content, None] = {}
+    front, size_bytes = [content], 0
+    while front:
+        for call in front.pop().readers:
+            for output in call.outputs:
+                if output is not None and output.maker is not None and output not in found:
+                    found[output] = None
+                    front.append(output)
+                    size_bytes += output.size_bytes if output.is_held else 0
+        if size_bytes > most_bytes:
+            return None
+    return [output for output in found if output.is_held]

@@ -1,0 +1,147 @@
+"""Storages whose memory is taken away and given back under the tensors that lie in them.
+
+Private names of torch. A storage without memory keeps its size, so views of it can be made, and
+every access to its memory raises torch's error; nothing can read what is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = [
+    "below_autograd",
+    "below_modes",
+    "fill",
+    "negated",
+    "storage_of",
+    "take_memory",
+    "told_of_addresses",
+    "why_memory_stays",
+]
+
+storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
+"""The storage of a tensor, also while `told_of_addresses` listens."""
+
+_SEEN_BYTES = 120  # of c10's StorageImpl: its flags lie well before that
+
+
+@functools.cache
+def why_memory_stays() -> str | None:
+    """Return why memory cannot be taken from storages on this release; None if it can."""
+    if not hasattr(torch._C, "_construct_storage_from_data_pointer"):
+        return "storages around a pointer cannot be made"
+    if _flags() is None:
+        return "the flags of a storage lie elsewhere"
+    storage = torch.UntypedStorage(64)
+    tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
+    _take(storage)
+    try:
+        tensor.sum()
+    except RuntimeError:
+        return None if storage.nbytes() == 64 else "a storage without memory loses its size"
+    return "reading a storage without memory is no error"
+
+
+@functools.cache
+def _flags() -> tuple[int, int] | None:
+    """Where a storage says 'look before you read', and 'reading is an error'.
+
+    Four flags lie side by side: look; writing is an error; reading is; writing warns. Setting the
+    second and the fourth shows where.
+    """
+    storage = torch.UntypedStorage(64)
+    tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
+    plain = ctypes.string_at(storage._cdata, _SEEN_BYTES)
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    guarded = ctypes.string_at(storage._cdata, _SEEN_BYTES)
+    torch._C._set_warn_deprecated_on_mutable_data_ptr(tensor)
+    warned = ctypes.string_at(storage._cdata, _SEEN_BYTES)
+    first = [n for n in range(_SEEN_BYTES) if plain[n] != guarded[n]]
+    then = [n for n in range(_SEEN_BYTES) if guarded[n] != warned[n]]
+    if len(first) != 2 or then != [first[0] + 3] or first[1] != first[0] + 1:
+        return None
+    return first[0], first[0] + 2
+
+
+def _take(storage: torch.UntypedStorage) -> None:
+    flags = _flags()
+    assert flags is not None
+    nothing = torch._C._construct_storage_from_data_pointer(0, storage.device, storage.nbytes())
+    for flag in flags:
+        ctypes.memset(nothing._cdata + flag, 1, 1)
+    storage._swap_data_ptr_(nothing)
+
+
+def take_memory(storage: torch.UntypedStorage) -> None:
+    """Free the memory of a storage; whoever reads or writes it gets an error from now on."""
+    _take(storage)
+
+
+def fill(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Give a storage the memory of another one of the same size, which is left without."""
+    storage._swap_data_ptr_(other)
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Let operators run once more as they ran below autograd and autocast."""
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        yield
+
+
+@contextlib.contextmanager
+def below_modes() -> Iterator[None]:
+    """Let operators run unseen by any mode, as they run below autograd and autocast."""
+    with _disable_current_modes(), below_autograd():
+        yield
+
+
+def negated(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the view of a tensor that torch reads with the other sign."""
+    return torch._neg_view(tensor)
+
+
+_TENSOR_METHODS = ("numpy", "data_ptr", "untyped_storage", "tolist", "__repr__", "__dlpack__")
+_FUNCTIONS = ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"))
+_HANDED_OUT = ("numpy", "data_ptr", "untyped_storage", "__dlpack__", "to_dlpack")
+
+
+@contextlib.contextmanager
+def told_of_addresses(told: Callable[[torch.Tensor, bool], None]) -> Iterator[None]:
+    """Call a function before the memory of a tensor is read beside the dispatcher.
+
+    NumPy, printing, saving and the like. The second argument says whether the address is handed
+    out, so that the memory must stay where it is as long as the tensor lives.
+    """
+    places: list[tuple[Any, str]] = [(torch.Tensor, name) for name in _TENSOR_METHODS]
+    places += [(module, name) for module, name in _FUNCTIONS if hasattr(module, name)]
+    before = [(owner, name, vars(owner).get(name)) for owner, name in places]
+    for owner, name in places:
+        setattr(owner, name, _telling(getattr(owner, name), name in _HANDED_OUT, told))
+    try:
+        yield
+    finally:
+        for owner, name, own in before:
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+
+def _telling(
+    function: Callable[..., Any], hands_out: bool, told: Callable[[torch.Tensor, bool], None]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def telling(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, torch.Tensor):
+            told(tensor, hands_out)
+        return function(tensor, *args, **kwargs)
+
+    return telling
