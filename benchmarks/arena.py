@@ -36,7 +36,7 @@ from tightfit.allocator import resident_bytes
 from tightfit.studies.model import load_example
 from tightfit.units import parse_bytes
 
-__all__ = ["document"]
+__all__ = ["document", "fit_something_small", "made"]
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "arena.jsonl"
@@ -159,7 +159,7 @@ def in_its_process(name: str, settings: dict[str, Any], budget: str, way: str) -
 
 def held(name: str, settings: dict[str, Any], budget: str, way: str) -> Row:
     """Train eight steps within a budget; the most that is resident in each of the last five."""
-    _fit_something_small()
+    fit_something_small()
     before = resident_bytes()
     model, optimizer, step = made(name, settings)
     tightfit.fit(model, budget, optimizer=optimizer, arena=way.endswith("arena"))
@@ -184,7 +184,8 @@ def held(name: str, settings: dict[str, Any], budget: str, way: str) -> Row:
     }
 
 
-def _fit_something_small() -> None:
+def fit_something_small() -> None:
+    """Let everything be imported and used once."""
     small = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 4))
     tightfit.fit(small, "64MiB")
     small(torch.randn(2, 3, 8, 8)).sum().backward()
