@@ -306,7 +306,8 @@ def _slowdown_part(rows: list[Row]) -> list[str]:
         "A ratio is a share of the activation peak of plain PyTorch, fresh gradients included. "
         "Seconds in kernels as a multiple of those of the first runs, and in brackets operators "
         "that ran again per operator of the program; `over`: an operator was named that cannot "
-        "fit; `thr`: computing again has cost four times the step itself. "
+        "fit; `thr`: computing again has cost four times the step itself; "
+        "an empty cell or a program that is missing: not measured. "
         f"{len(ok)} of {len(found)} cells trained, {sum(r['bitwise'] for r in ok)} of them with "
         f"the same bits in losses, gradients, buffers and random state over {STEPS} steps; "
         f"{sum(r['within'] for r in found)} of {len(found)} never exceeded the budget.",
