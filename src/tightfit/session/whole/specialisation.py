@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -166,7 +167,8 @@ class Specialisation:
     def search(self, around: Surroundings, plan: Callable[[Progress], Outcome]) -> None:
         """Begin to search a better plan while training goes on with the one at hand."""
         self._searched.add(around)
-        self._searches[around] = Search(plan)
+        search = self._searches[around] = Search(plan)
+        weakref.finalize(self, search.cancel)  # nobody waits for it when the model is gone
 
     def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search] | None:
         """Return a search whose plan fits if it has just ended, and for what; only once."""
