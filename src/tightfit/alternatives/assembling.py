@@ -52,7 +52,7 @@ class Assembly:
         ways = tuple(
             dataclasses.replace(way, compiles=way.compiles and compiles)
             for way in extension.ways
-            if way.exactness in allowed
+            if way.exactness in allowed and self._may_run(op, way)
         )
         if not ways:
             return ()
@@ -191,6 +191,10 @@ class Assembly:
             if value.fate == "written_back":
                 return f"reads {value.name}, which is gone once it is written back"
         return None
+
+    def _may_run(self, op: Op, way: Way) -> bool:
+        """Whether a way reads nothing that is gone by the time it may run."""
+        return op.pinned is not None or self._pin(self._reads((way.args, way.kwargs))) is None
 
     def _call(self, op: OpId, way: Way) -> Call:
         default = self._calls[op][0]

@@ -49,7 +49,7 @@ class Report(of_session.Report, frozen=True, kw_only=True):
         return write_page(
             path,
             self.graph,
-            self.plan,
+            msgspec.structs.replace(self.plan, budget_bytes=self.budget_bytes),
             proven=Proven(self.bound, self.bound_source),
             measured=None if self.measured is None else _measured(self.measured),
         )

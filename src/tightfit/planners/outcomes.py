@@ -115,7 +115,7 @@ def judged(task: Task, plan: Plan) -> Outcome:
     return Outcome(
         plan=plan,
         overhead=result.overhead,
-        bound=0.0,
+        bound=min(least_overhead(task.graph), result.overhead),
         bound_source="given",
         status="feasible",
         seconds=0.0,

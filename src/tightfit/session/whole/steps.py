@@ -20,7 +20,7 @@ from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
-from tightfit.session.memory.surroundings import Surroundings
+from tightfit.session.memory.surroundings import Surroundings, root_gradient_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import Replicas
 from tightfit.session.report import Report, report_of
@@ -330,7 +330,7 @@ class WholeSteps:
         others_bytes = standing.others_bytes + one.surplus_bytes
         if share is None:
             held = standing.gradient_bytes + state_bytes + others_bytes
-            held += graph.constant_bytes
+            held += graph.constant_bytes + root_gradient_bytes(one.captured)
             share = self.options.share_of(account, graph, held, len(self.waiting))
         return Surroundings(
             gradients=_gradients(one.captured, inputs, account.replicas),
