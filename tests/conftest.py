@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,3 +21,9 @@ def own_caches() -> Iterator[None]:
             del os.environ["TIGHTFIT_CACHE_DIR"]
         else:
             os.environ["TIGHTFIT_CACHE_DIR"] = before
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look through all that was imported."""
+    gc.collect()
+    gc.freeze()

@@ -6,6 +6,7 @@ import collections
 import functools
 import gc
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +27,15 @@ LATEST: collections.deque[Any] = collections.deque(maxlen=4)
 UNIQUE: set[Any] = set()
 STATE = types.SimpleNamespace(table=None, other=3)
 LAST: Tensor | None = None
+
+
+@pytest.fixture(autouse=True)
+def seen_by_the_garbage_collector() -> Iterator[None]:
+    """Let it look at what this module keeps: `conftest` takes all that was imported from it."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @functools.lru_cache(maxsize=4)

@@ -66,9 +66,9 @@ class Optimizers:
         """
         if self.looked < 2 and not any(True for _ in self):
             self.looked += 1
-            own = self._own()
-            for found in gc.get_objects():
-                if issubclass(type(found), torch.optim.Optimizer) and _holds_any(found, own):
+            own, kinds = self._own(), _kinds_of(torch.optim.Optimizer)
+            for found in [each for each in gc.get_objects() if type(each) in kinds]:
+                if _holds_any(found, own):
                     self._note(found)
 
     def meet(self, optimizer: Any) -> bool:
@@ -140,6 +140,11 @@ class Optimizers:
 def parameters_of(modules: Mapping[str, nn.Module]) -> list[nn.Parameter]:
     """Return the parameters of some modules."""
     return [p for m in modules.values() for p in m.parameters()]
+
+
+def _kinds_of(kind: type) -> set[type]:
+    """Return a class and all that derive from it."""
+    return {kind}.union(*map(_kinds_of, kind.__subclasses__()))
 
 
 def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:
