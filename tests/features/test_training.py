@@ -13,6 +13,8 @@ from support.training import WAYS, Net, batches
 from tightfit.execution.attach import attached
 
 SHARE = 0.9
+MORE_BYTES = {"a closure called several times a step (LBFGS)": 8192}
+"""For what an optimizer holds besides a copy or two: LBFGS has flat directions and gradients."""
 """Of the peak that keeping everything needs: something must be computed again."""
 
 
@@ -38,6 +40,7 @@ def budget_bytes() -> int:
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 def test_same_bits_inside_the_budget(name: str, budget_bytes: int) -> None:
+    budget_bytes += MORE_BYTES.get(name, 0)
     torch.manual_seed(0)
     model = Net()
     plain = copy.deepcopy(model)

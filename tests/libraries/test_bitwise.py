@@ -51,8 +51,8 @@ def test_same_bits_inside_the_budget(library: Library, tmp_path: Path) -> None:
     _, steps = run(library, tmp_path / "roomy", "1GiB")
     constant = max(s.constant_bytes for s in steps)
     kept = max(s.peak_bytes for s in steps) - constant
-    # no plan changes what evaluations and savings between the steps take
-    between = max(s.constant_bytes + s.after_bytes for s in steps)
+    # no plan changes what evaluations and savings between the steps take, a few bytes aside
+    between = max(s.constant_bytes + s.after_bytes for s in steps) + 4096
     # a whole step that exceeds it raises at the next call of the model
     budget = max(between, constant + round(SHARE * kept))
     found, steps = run(library, tmp_path / "tight", budget)

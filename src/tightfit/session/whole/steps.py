@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -279,7 +280,7 @@ class WholeSteps:
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
         inputs = self._inputs(one, given)
-        planned = self.last = self._planned(one, inputs)
+        planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
         run = Run(self._backward_started(one), self._backward_ended)
         self.runs.add(run)
         self._calls += 1
@@ -358,6 +359,16 @@ class WholeSteps:
                 self.captures.learn_outputs(one, run)
 
         return started
+
+
+def _without_garbage(account: Account, plan: Callable[[], Planned]) -> Planned:
+    """Plan; where nothing fits, once more when garbage is collected, which counts as held."""
+    try:
+        return plan()
+    except InfeasibleBudget:
+        gc.collect()
+        account.locate()
+    return plan()
 
 
 def _why_anew(name: str, change: str | None) -> str:
