@@ -7,7 +7,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,9 +22,12 @@ __all__ = [
     "Refusals",
     "Tally",
     "budget_exceeded",
+    "if_room",
     "is_refusal",
     "tally_for",
 ]
+
+Result = TypeVar("Result")
 
 _REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception
 _NO_LIMIT = (1 << 63) - 1
@@ -178,6 +181,16 @@ class CudaTally:
 def is_refusal(error: BaseException) -> bool:
     """Whether an error says that a limit has refused a request."""
     return isinstance(error, RuntimeError) and str(error).startswith(_REFUSAL)
+
+
+def if_room(run: Callable[[], Result]) -> Result | None:
+    """Return what a call returns; None where a limit refuses what it asks for."""
+    try:
+        return run()
+    except RuntimeError as error:
+        if not is_refusal(error):
+            raise
+        return None
 
 
 def budget_exceeded(error: BaseException, what: str) -> BudgetExceeded:

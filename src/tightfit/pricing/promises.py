@@ -14,13 +14,14 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from tightfit.allocator.tally import is_refusal
+from tightfit.allocator.tally import if_room
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache
@@ -190,8 +191,8 @@ class _Comparisons:
             for done, claim in enumerate(missing):
                 progress.update(done, name_of(claim.call.function))
                 name = f"{Verdict.__name__}\n{claim.key}"
-                verdict = cache.get(name, Verdict) or self._compared_if_room(claim)
-                if verdict is not None:
+                verdict = cache.get(name, Verdict) or if_room(partial(self._compared, claim))
+                if verdict is not None:  # else it takes more than was thought
                     cache.put(name, verdict)
                     found[claim.key] = found[claim.kind] = verdict
         finally:
@@ -215,14 +216,6 @@ class _Comparisons:
         for node in claim.call.rests_on:
             nodes |= {node, *self._default[node].nodes()}
         return 3 * sum(storage_bytes(x) for n in nodes for x in flat_outputs(n))
-
-    def _compared_if_room(self, claim: _Claim) -> Verdict | None:
-        try:
-            return self._compared(claim)
-        except RuntimeError as error:
-            if not is_refusal(error):
-                raise
-            return None  # it takes more than was thought, and a budget has no room for that
 
     def _compared(self, claim: _Claim) -> Verdict:
         trial = Trial(self._captured, self._default, claim.call.rests_on)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from tightfit.allocator.tally import is_refusal
+from tightfit.allocator.tally import if_room
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import Question
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
@@ -90,21 +91,25 @@ def recorded(
             if is_opaque(call):
                 known[key] = _of_opaque(call.function, kind)
                 continue
-            is_question = isinstance(call.function, Question)
-            function = call.function.unchecked if is_question else call.function
-            try:
-                args, kwargs = synthetic_arguments(captured.joint.module, call)
-                with private.without_autocast():
-                    known[key] = measure(function, args, kwargs, device=device)
-            except RuntimeError as error:
-                if not is_refusal(error):
-                    raise
-                continue  # there is no room to run it: it is priced by others
-            cache.put(f"{kind.__name__}\n{key}", known[key])
+            record = if_room(partial(_measured, captured, call, measure, device))
+            if record is None:
+                continue  # it is priced by others
+            known[key] = record
+            cache.put(f"{kind.__name__}\n{key}", record)
     finally:
         cache.save()
         progress.stop()
     return known
+
+
+def _measured(
+    captured: Captured, call: Call, measure: Callable[..., Record], device: torch.device
+) -> Record:
+    is_question = isinstance(call.function, Question)
+    function = call.function.unchecked if is_question else call.function
+    args, kwargs = synthetic_arguments(captured.joint.module, call)
+    with private.without_autocast():
+        return measure(function, args, kwargs, device=device)
 
 
 def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
-from tightfit.allocator.tally import is_refusal
+from tightfit.allocator.tally import if_room
 from tightfit.torch_private import core as private
 
 __all__ = [
@@ -244,12 +244,8 @@ def _time(call: Callable[[], Any], seconds: float) -> float:
 
 def _filler() -> torch.Tensor:
     """Return what is read to empty the caches; as good as nothing where a limit has no room."""
-    try:
-        return torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64)
-    except RuntimeError as error:
-        if not is_refusal(error):
-            raise
-        return torch.zeros(1, dtype=torch.int64)
+    filler = if_room(lambda: torch.zeros(_FLUSHED_BYTES // 8, dtype=torch.int64))
+    return filler if filler is not None else torch.zeros(1, dtype=torch.int64)
 
 
 def _time_on_gpu(call: Callable[[], Any], device: torch.device, seconds: float) -> float:

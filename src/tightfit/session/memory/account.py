@@ -256,6 +256,13 @@ class Account:
             self._count_before()
         self._known = None
 
+    def collect_garbage(self) -> bool:
+        """Collect garbage; return whether less is given out now."""
+        before = self._tally.given_bytes() if self._tally is not None else 0
+        gc.collect()
+        self.locate()
+        return self._tally is not None and self._tally.given_bytes() < before
+
     def join(self, replicas: Replicas) -> None:
         """Count the buckets of the DistributedDataParallel around, too."""
         self.replicas = replicas

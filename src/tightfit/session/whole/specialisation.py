@@ -90,6 +90,7 @@ class Specialisation:
         self._plans: dict[Surroundings, Planned] = {}
         self._known: dict[Gradients, Plan] = {}
         self._searches: dict[Surroundings, Search] = {}
+        weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
         self._searched: set[Surroundings] = set()
         self._retired: tuple[Plan, ...] = ()
 
@@ -139,9 +140,7 @@ class Specialisation:
     def forget_plans(self) -> None:
         """Drop the plans that are ready to run and end the searches for better ones."""
         self._plans.clear()
-        for search in self._searches.values():
-            search.cancel()
-        self._searches.clear()
+        _cancel(self._searches)
         self._searched.clear()
 
     def known_plan(self, gradients: Gradients) -> Plan | None:
@@ -167,8 +166,7 @@ class Specialisation:
     def search(self, around: Surroundings, plan: Callable[[Progress], Outcome]) -> None:
         """Begin to search a better plan while training goes on with the one at hand."""
         self._searched.add(around)
-        search = self._searches[around] = Search(plan)
-        weakref.finalize(self, search.cancel)  # nobody waits for it when the model is gone
+        self._searches[around] = Search(plan)
 
     def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search] | None:
         """Return a search whose plan fits if it has just ended, and for what; only once."""
@@ -228,6 +226,12 @@ class Specialisation:
     def plan_with_outside(self, outside_bytes: int) -> None:
         """Make the next plan for what user code was seen to hold."""
         self.outside_bytes = outside_bytes
+
+
+def _cancel(searches: dict[Surroundings, Search]) -> None:
+    for search in searches.values():
+        search.cancel()
+    searches.clear()
 
 
 _ALIKE = 1 / 64  # of the budget: what room may differ by without another search

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -366,8 +365,8 @@ def _without_garbage(account: Account, plan: Callable[[], Planned]) -> Planned:
     try:
         return plan()
     except InfeasibleBudget:
-        gc.collect()
-        account.locate()
+        if not account.collect_garbage():
+            raise
     return plan()
 
 
