@@ -361,8 +361,7 @@ class WholeSteps:
             if one.tuner is not None:
                 one.tuner.begin()
             self.watch.before_backward()
-            if run.state == "refused" or run.unused:
-                self.captures.learn_outputs(one, run)
+            self.captures.learn_outputs(one, run)
 
         return started
 
