@@ -328,10 +328,10 @@ def test_a_file_for_ones_own_model_is_written_once_and_works(
     ("words", "message"),
     [
         (("report", "GRAPH", "--budget", "1GiB", "-o", "page.pdf"), "ends in .html, not page.pdf"),
-        (("report", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
+        (("report", "GRAPH"), "give one budget: --budget 8GiB for all"),
         (("init", "model"), "model must end in .py"),
-        (("plan", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
-        (("plan", "GRAPH", "--budget", "1GiB", "--budget-ratio", "1"), "give either --budget"),
+        (("plan", "GRAPH"), "give one budget: --budget 8GiB for all"),
+        (("plan", "GRAPH", "--budget", "1GiB", "--budget-ratio", "1"), "give one budget"),
         (("plan", "GRAPH", "--budget", "80%"), "is a percentage, not a size"),
         (("plan", "GRAPH", "--budget", "8g"), "unknown unit 'g'"),
         (("plan", "GRAPH", "--budget", "-3GiB"), "the budget must be positive, got '-3GiB'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.checks.flags import compare_flags as compare
@@ -61,13 +62,19 @@ def check(
         Instead of a budget: what PyTorch's own flags would do to this model, side by side.
     """
     require_model(model, "for a graph file use tightfit plan")
+    limits = search_options.limits()
+    if compare_flags and (budget is not None or budget_ratio is not None):
+        raise BadInput("--compare-flags chooses its budgets itself: leave the budget out")
+    if not compare_flags and (budget is None) == (budget_ratio is None):
+        raise BadInput(
+            "give one budget: --budget 8GiB for all that the step may hold; --budget-ratio 0.5 for "
+            "half of what it holds now beyond its constants; or --budget minimum for the least"
+        )
     from tightfit.api.check import ENOUGH
     from tightfit.api.check import check as check_model
 
-    limits = search_options.limits(gap=ENOUGH)
+    limits = msgspec.structs.replace(limits, gap=ENOUGH)
     if compare_flags:
-        if budget is not None or budget_ratio is not None:
-            raise BadInput("--compare-flags chooses its budgets itself: leave the budget out")
         return compare(model, options, step_options, limits, as_json=json)
 
     with terminal_progress() as progress:
