@@ -16,7 +16,7 @@ $(PYTHON) -m venv $(1) 2>/dev/null || { $(PYTHON) -m venv --without-pip $(1) \
 	&& $(PYTHON) -m pip --python $(1)/bin/python install --quiet pip; }
 endef
 
-.PHONY: install test lint demo gpu-proof wheel clean
+.PHONY: install test lint docs demo gpu-proof wheel clean
 
 install: $(INSTALLED)
 
@@ -33,6 +33,11 @@ lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+
+# The documentation site, in build/site; a broken link is an error.
+docs: install
+	[ -x $(BIN)/mkdocs ] || $(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 demo: install
 	$(BIN)/tightfit demo
