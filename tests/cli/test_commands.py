@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import App
 
 from support.documents import example_of
 from support.graphs import two_layers
@@ -47,21 +49,33 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
     return code, json.loads(captured.out)
 
 
+def every_command() -> Iterator[tuple[str, App]]:
+    for name in (name for name in app if not name.startswith("-")):
+        if app[name].default_command is not None:
+            yield name, app[name]
+        else:
+            inner = (inner for inner in app[name] if not inner.startswith("-"))
+            yield from ((f"{name} {word}", app[name][word]) for word in inner)
+
+
 def test_the_command_line_is_frozen() -> None:
     options = {
         name: {
             option
-            for argument in app[name].assemble_argument_collection()
+            for argument in command.assemble_argument_collection()
             for option in argument.names
             if option != "*"  # stands for the options of models
         }
-        for name in app
-        if not name.startswith("-")
+        for name, command in every_command()
     }
     of_models = {"--batch", "--size", "--sequence", "--dropout", "--setting"}
     assert options == {
         "demo": {"--json"},
         "init": {"FILE", "--json"},
+        "cache ls": {"--json"},
+        "cache rm": {"PLANS", "--all", "--json"},
+        "cache export": {"FILE", "PLANS", "--json"},
+        "cache import": {"FILE", "--json"},
         "check": {
             "MODEL",
             *of_models,
