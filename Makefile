@@ -46,16 +46,22 @@ demo: install
 gpu-proof: install
 	$(BIN)/python benchmarks/gpu_proof.py
 
-# Builds a wheel, installs it into an empty environment in which no compiler can be found, and
-# uses it there.
+# Builds a wheel, installs it into an empty environment in which no compiler can be found, uses it
+# there as a newcomer would, and writes beside it what it brings along (CycloneDX).
 wheel: install
 	rm -rf dist build/wheel
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
 	$(call new_environment,build/wheel)
 	cd build/wheel && PATH="$$PWD/bin" bin/python -m pip --disable-pip-version-check install \
 		--quiet --only-binary :all: --constraint ../../constraints.txt ../../dist/tightfit-*.whl
-	cd build/wheel && PATH="$$PWD/bin" bin/tightfit check zoo:mobilenet_v2 --budget-ratio 0.6
+	cd build/wheel && PATH="$$PWD/bin" bin/tightfit demo --quick
+	cd build/wheel && PATH="$$PWD/bin" bin/tightfit init mine.py
+	cd build/wheel && PATH="$$PWD/bin" bin/tightfit check mine.py:make --budget-ratio 0.6
+	cd build/wheel && PATH="$$PWD/bin" bin/tightfit report mine.py:make --budget-ratio 0.6 --budgets none
 	cd build/wheel && PATH="$$PWD/bin" bin/python ../../examples/train_in_a_budget.py
+	[ -x $(BIN)/cyclonedx-py ] || $(PIP) install --quiet --constraint constraints.txt cyclonedx-bom
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --of JSON \
+		-o dist/tightfit.cdx.json build/wheel/bin/python
 
 clean:
 	rm -rf $(VENV) build dist

@@ -22,7 +22,7 @@ from tightfit.studies.dry_step import graph_of
 from tightfit.version import __version__
 
 FOLDER = Path(__file__).parents[1] / "plans"
-MODELS = ("resnet50", "mobilenet_v2", "unet", "vgg16", "gpt2", "bert")
+MODELS = ("resnet50", "mobilenet_v2", "unet", "googlenet", "gpt2", "bert")
 RATIOS = (0.8, 0.6, 0.5, 0.4)
 LIMITS = Limits(seconds=20.0)
 

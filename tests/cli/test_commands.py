@@ -70,7 +70,7 @@ def test_the_command_line_is_frozen() -> None:
     }
     of_models = {"--batch", "--size", "--sequence", "--dropout", "--setting"}
     assert options == {
-        "demo": {"--json"},
+        "demo": {"--quick", "--json"},
         "init": {"FILE", "--json"},
         "cache ls": {"--json"},
         "cache rm": {"PLANS", "--all", "--json"},
@@ -86,6 +86,7 @@ def test_the_command_line_is_frozen() -> None:
             "--gradients",
             "--planner",
             "--compare-flags",
+            "--lengths",
             "--time-limit",
             "--seed",
             "--iterations",

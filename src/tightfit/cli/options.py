@@ -50,7 +50,7 @@ class ModelOptions:
     size
         Image size in pixels, such as 224 or 416x608 (height x width); zoo models.
     sequence
-        Tokens per text; zoo models.
+        Tokens per text; passed to the factory.
     dropout
         Dropout probability; zoo models.
     setting

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.captured import Captured
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
@@ -33,6 +33,7 @@ from tightfit.session.whole.company import (
     is_new_in_company,
 )
 from tightfit.session.whole.deciding import with_deciding_ops
+from tightfit.session.whole.flight import Flight
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.planning import planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -72,6 +73,7 @@ class WholeSteps:
         self.account = account
         self.captures = Captures(callee)
         self.watch = Watch(callee.name, account)
+        self._flight = Flight(account)
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._calls = 0
@@ -288,7 +290,7 @@ class WholeSteps:
         return planned.runner(inputs, run)
 
     def _inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
-        return placeholder_tensors(one.captured.joint, self.callee.modules, given.leaves)
+        return self.captures.inputs(one, given)
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -298,6 +300,8 @@ class WholeSteps:
         if self.options.shared is not None:
             alone = self._around(one, inputs, Share(0))
             begin_in_company(one, alone, self.account, self.options)
+        elif self.options.in_flight > 1 and not self.waiting:
+            self._flight.begin(one, self._around(one, inputs, Share(0)), self.options)
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
         try:
@@ -312,9 +316,8 @@ class WholeSteps:
                 least=is_new_in_company(one, self.options),
             )
         except InfeasibleBudget as error:
-            calls = max(1, self.options.in_flight - len(self.waiting))
-            reserve_bytes = self.options.reserve_bytes
-            raise advised(error, one, around, self.account, reserve_bytes, calls) from None
+            beside_bytes = self._flight.least_beside(one, around, self.options, len(self.waiting))
+            raise advised(error, one, around, self.account, self.options, beside_bytes) from None
         is_new = all(planned is not each for each in known)
         if self.options.compile and is_new:
             self.watch.restart()  # what compiling and trying took belongs to no step
@@ -328,6 +331,9 @@ class WholeSteps:
         standing = account.standing(inputs, self.options.beside(account))
         state_bytes = standing.state_bytes + standing.coming_bytes
         others_bytes = standing.others_bytes + one.surplus_bytes
+        if share is None and self.options.in_flight > 1 and self.options.shared is None:
+            alone = self._around(one, inputs, Share(0))
+            share = self._flight.share(one, alone, self.options, len(self.waiting))
         if share is None:
             held = standing.gradient_bytes + state_bytes + others_bytes
             held += graph.constant_bytes + root_gradient_bytes(one.captured)
@@ -339,6 +345,7 @@ class WholeSteps:
             outside_bytes=max(one.outside_bytes, share.others_bytes),
             others_bytes=others_bytes,
             budget_bytes=share.peak_bytes,
+            whole_bytes=self.options.usable_bytes,
         )
 
     def _alone(self, one: Specialisation, given: Arguments) -> Surroundings:
