@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import ModelOptions, StepOptions
@@ -25,7 +26,7 @@ _LINE = re.compile(r"(\d+)(?:[\s,;:]+(\d+))?")
 _SHOWN = 8
 
 
-class Batch(NamedTuple):
+class Batch(msgspec.Struct, frozen=True):
     """A batch that occurs, by its place from 0 on, its padded length, and how often it does."""
 
     index: int
@@ -75,7 +76,7 @@ def check_lengths(
         minimum_budget_bytes=found.minimum_bytes,
         batches=sum(batch.count for batch in batches),
         longest=found.longest,
-        too_long=[batch._asdict() for batch in too_long],
+        too_long=[msgspec.to_builtins(batch) for batch in too_long],
     )
 
 
