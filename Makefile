@@ -54,7 +54,7 @@ wheel: install
 	$(call new_environment,build/wheel)
 	cd build/wheel && PATH="$$PWD/bin" bin/python -m pip --disable-pip-version-check install \
 		--quiet --only-binary :all: --constraint ../../constraints.txt ../../dist/tightfit-*.whl
-	cd build/wheel && PATH="$$PWD/bin" bin/tightfit demo --quick
+	cd build/wheel && OMP_NUM_THREADS=1 PATH="$$PWD/bin" bin/tightfit demo --quick
 	cd build/wheel && PATH="$$PWD/bin" bin/tightfit init mine.py
 	cd build/wheel && PATH="$$PWD/bin" bin/tightfit check mine.py:make --budget-ratio 0.6
 	cd build/wheel && PATH="$$PWD/bin" bin/tightfit report mine.py:make --budget-ratio 0.6 --budgets none
