@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PlanMismatch",
     "SecondForward",
     "TightfitError",
+    "as_user_sees_it",
     "without_frames",
 ]
 
@@ -95,6 +97,26 @@ class CaptureError(TightfitError):
 def without_frames(error: BaseException) -> None:
     """Let go of the frames an error came through, and of all that lives in them, to keep it."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
+_OR_ONLINE = (
+    "\nOr leave the model as it is: `with tightfit.online(budget=...):` around plain training code "
+    "keeps any program within a budget, on the CPU (docs/online.md)"
+)
+
+
+def as_user_sees_it(error: TightfitError) -> TightfitError:
+    """Return an error as it leaves a fitted call: no frames of ours, and the last way out.
+
+    With ``TIGHTFIT_FULL_TRACEBACK`` set the frames stay.
+    """
+    if isinstance(error, CaptureError) and not isinstance(error, NothingToTrain):
+        message = str(error)
+        if not message.endswith(_OR_ONLINE):
+            error.args = (message + _OR_ONLINE,)
+    if os.environ.get("TIGHTFIT_FULL_TRACEBACK"):
+        return error
+    return error.with_traceback(None)
 
 
 class CompileError(TightfitError):

@@ -15,7 +15,7 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.cache import PlanCache, plan_key
+from tightfit.plan.cache import PlanCache, PlanKey, plan_key
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
@@ -232,7 +232,7 @@ def cached_outcome(task: Task, options: Options) -> Outcome | None:
     return PlanCache().load(_key(task, options), task.graph) if options.cache else None
 
 
-def _key(task: Task, options: Options, *, interrupted: bool = False) -> str:
+def _key(task: Task, options: Options, *, interrupted: bool = False) -> PlanKey:
     return plan_key(
         task.graph,
         budget_bytes=task.budget_bytes,

@@ -93,6 +93,8 @@ def _rounded_up(size_bytes: int) -> str:
     for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= 100 * factor:
             return f"{-(-size_bytes // factor)}{unit}"
+        if size_bytes >= 10 * factor:
+            return f"{-(-10 * size_bytes // factor) / 10:g}{unit}"
     return f"{size_bytes}B"
 
 

@@ -68,9 +68,11 @@ def advised(
     needed = every[most] + options.reserve_bytes
     if needed == error.minimum_bytes:
         return error
+    verb = "needs" if most == "the optimizer's step" else "need"
+    why = "" if most == "this call" else f": {most} {verb} more than this one"
     return InfeasibleBudget(
-        f"{error}\n  for good  a budget of {needed} bytes ({format_bytes(needed)}) holds for the "
-        f"steps to come as well: {most} need{'s' * (most[-1] != 's')} that",
+        f"{error}\n  later     a budget of {needed} bytes ({format_bytes(needed)}) is enough for "
+        f"all steps to come{why}",
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
         proven=error.proven,
