@@ -78,6 +78,7 @@ class Arena:
         self._recording = contextlib.ExitStack()
         self._recorder: Recorder | None = None
         self._trims = False
+        self._exact_height_bytes = 0
         self._report = ArenaReport()
 
     def __enter__(self) -> Arena:
@@ -130,16 +131,24 @@ class Arena:
             raise BadInput("the steps of an arena are marked inside its 'with' block")
         if self._thread != threading.get_ident():
             raise BadInput("the steps of an arena are marked in the thread that entered it")
+        self.end_step()
+        self._begin(shape)
+
+    def end_step(self) -> None:
+        """End a step before the next one begins: what is requested until then belongs to none."""
         step = self._running
+        if step is None:
+            return
         replayed, recording = self._end()
         self._note_step(replayed)
-        if step is not None and step.learn(replayed, recording):
+        if step.learn(replayed, recording):
             self._note_layout()
             self._trims = True
-        if self._trims and step is not None and step.is_confirmed:
+        self._exact_height_bytes = step.height_bytes if step.is_confirmed else 0
+        if self._trims and step.is_confirmed:
             self._trims = False
             trim_ordinary_memory()  # of the steps that went there before
-        self._begin(shape)
+        return_large_blocks_at_once(True)
 
     def interrupted(self) -> contextlib.AbstractContextManager[None]:
         """Leave out of the plan what a ``with`` block requests: what no two steps have alike."""
@@ -149,6 +158,16 @@ class Arena:
     def report(self) -> ArenaReport:
         """What happened in the steps that ended."""
         return self._report
+
+    @property
+    def exact_height_bytes(self) -> int:
+        """Of the layout that the last step went by exactly; 0 if it did not."""
+        return self._exact_height_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the arena's pages that are in memory now."""
+        return 0 if self._replay is None else self._replay.resident_bytes
 
     def _begin(self, shape: Hashable) -> None:
         step = self._step_of(shape)

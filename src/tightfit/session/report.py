@@ -9,7 +9,41 @@ from tightfit.execution.guard import StepPeaks
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.units import format_bytes
 
-__all__ = ["Report", "report_of"]
+__all__ = ["Held", "Report", "report_of"]
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process held for the steps of a callable with an arena, in bytes.
+
+    Parameters
+    ----------
+    height_bytes : int
+        Of the arena.
+    tensor_bytes : int
+        Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and
+        what the loop keeps.
+    rest_bytes : int
+        Neither: objects of Python and the planner, free pages that the C library keeps,
+        workspaces that libraries take for themselves, stacks of threads. All of it came after the
+        callable was fitted.
+    file_bytes : int
+        Pages of files that were read since then: code of libraries.
+    """
+
+    height_bytes: int
+    tensor_bytes: int
+    rest_bytes: int
+    file_bytes: int
+
+    @property
+    def planned_bytes(self) -> int:
+        """The arena and the tensors beside it."""
+        return self.height_bytes + self.tensor_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything together."""
+        return self.planned_bytes + self.rest_bytes + self.file_bytes
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         Calls of parts in a step. Cost and overhead are of the parts.
     arena : ArenaReport or None
         What lies at planned addresses, if an arena was asked for.
+    held : Held or None
+        What the process held for it then, between two steps.
     """
 
     budget_bytes: int
@@ -54,6 +90,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     plans: dict[str, tuple[Plan, ...]] = {}
     calls: int = 0
     arena: ArenaReport | None = None
+    held: Held | None = None
 
     @property
     def measured_peak_bytes(self) -> int | None:

@@ -17,6 +17,7 @@ from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
+from tightfit.session.addresses import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
@@ -53,6 +54,8 @@ class WholeSteps:
         What the user asked for.
     account : Account
         What it holds between steps.
+    addresses : Anywhere
+        Where its steps lie in memory.
 
     Attributes
     ----------
@@ -66,7 +69,9 @@ class WholeSteps:
         The calls that somebody still holds the outputs of.
     """
 
-    def __init__(self, callee: Callee, options: Options, account: Account) -> None:
+    def __init__(
+        self, callee: Callee, options: Options, account: Account, addresses: Anywhere
+    ) -> None:
         self.callee = callee
         self.options = options
         self.account = account
@@ -74,6 +79,7 @@ class WholeSteps:
         self.watch = Watch(callee.name, account)
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._addresses = addresses
         self._calls = 0
 
     # -- calling ------------------------------------------------------------------------------
@@ -280,6 +286,7 @@ class WholeSteps:
         """Run the forward of a plan; return its flattened outputs."""
         inputs = self._inputs(one, given)
         planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
+        self._addresses.begin_step((one.key, planned.number), self)
         run = Run(self._backward_started(one), self._backward_ended)
         self.runs.add(run)
         self._calls += 1
