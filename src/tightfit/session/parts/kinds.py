@@ -13,7 +13,8 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.signature import call_signature, same_attributes
+from tightfit.capture.calls.modules import SeenModules, same_attributes
+from tightfit.capture.calls.signature import call_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.input_uses import captured_by_uses
@@ -205,7 +206,7 @@ class KnownCalls:
 
 def _key(part: Part, given: Arguments) -> Any:
     modules = part.modules
-    return call_signature(given.leaves, given.spec, modules, modules["part"])
+    return call_signature(given.leaves, given.spec, SeenModules(modules), modules["part"])
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:

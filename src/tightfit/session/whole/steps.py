@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.captured import Captured
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
@@ -295,7 +295,7 @@ class WholeSteps:
         return planned.runner(inputs, run)
 
     def _inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
-        return placeholder_tensors(one.captured.joint, self.callee.modules, given.leaves)
+        return self.captures.inputs(one, given)
 
     # -- planning -----------------------------------------------------------------------------
 
