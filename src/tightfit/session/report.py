@@ -45,6 +45,15 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         """Everything together."""
         return self.planned_bytes + self.rest_bytes + self.file_bytes
 
+    def __str__(self) -> str:
+        """Return one line for people."""
+        return (
+            f"the process holds {format_bytes(self.total_bytes)}: arena "
+            f"{format_bytes(self.height_bytes)}, other tensors {format_bytes(self.tensor_bytes)}, "
+            f"neither {format_bytes(self.rest_bytes)}, code of libraries "
+            f"{format_bytes(self.file_bytes)}"
+        )
+
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What the current plan promises and what the last step held.
@@ -98,7 +107,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured.peak_bytes if self.measured is not None else None
 
     def __str__(self) -> str:
-        """Return two lines for people."""
+        """Return two lines for people; a third one where an arena was asked for."""
         measured = self.measured_peak_bytes
         held = f", measured {format_bytes(measured)}" if measured is not None else ""
         return (
@@ -107,7 +116,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{format_bytes(self.planned_peak_bytes)} (constants "
             f"{format_bytes(self.constant_bytes)}){held}\n"
             f"extra compute {self.overhead:.1%}, {self._scope}"
+            f"{self._around_the_arena}"
         )
+
+    @property
+    def _around_the_arena(self) -> str:
+        if self.held is None or self.arena is None:
+            return ""
+        return f"\n{self.held}; {self.arena.exact_steps} of {self.arena.steps} steps as laid out"
 
     @property
     def _scope(self) -> str:

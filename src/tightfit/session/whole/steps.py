@@ -136,12 +136,11 @@ class WholeSteps:
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
         steps = self.guard.steps if self.guard is not None else []
-        graph = self.last.graph
         return report_of(
             self.last.outcome,
-            graph.constant_bytes,
+            self.last.graph.constant_bytes,
             self.options.usable_bytes,
-            graph.cost_source,
+            self.last.graph.cost_source,
             steps[-1] if steps else None,
             self.last.compiled_peak_bytes,
         )
@@ -322,8 +321,7 @@ class WholeSteps:
             calls = max(1, self.options.in_flight - len(self.waiting))
             reserve_bytes = self.options.reserve_bytes
             raise advised(error, one, around, self.account, reserve_bytes, calls) from None
-        is_new = all(planned is not each for each in known)
-        if self.options.compile and is_new:
+        if self.options.compile and all(planned is not each for each in known):
             self.watch.restart()  # what compiling and trying took belongs to no step
         return planned
 
