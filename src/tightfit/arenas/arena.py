@@ -41,6 +41,9 @@ class ArenaReport:
         How often a step was laid out, the first time included.
     height_bytes, lower_bound_bytes : int
         Of the highest layout in use: bytes it takes, and the most that is alive at one time.
+    outlived_bytes, elsewhere_bytes : int
+        What lies outside of it in a step: blocks that outlive the step (state of optimizers, what
+        the loop keeps); the most that other threads and interrupted parts hold at one time.
     """
 
     steps: int = 0
@@ -52,6 +55,13 @@ class ArenaReport:
     layouts: int = 0
     height_bytes: int = 0
     lower_bound_bytes: int = 0
+    outlived_bytes: int = 0
+    elsewhere_bytes: int = 0
+
+    @property
+    def fragmentation(self) -> float:
+        """What the arena takes more than is alive at one time, as a share of that."""
+        return self.height_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
 
 
 class Arena:
@@ -239,6 +249,8 @@ class Arena:
             layouts=self._report.layouts + 1,
             height_bytes=highest.height_bytes,
             lower_bound_bytes=highest.lower_bound_bytes,
+            outlived_bytes=highest.outlived_bytes,
+            elsewhere_bytes=highest.elsewhere_bytes,
         )
 
 
@@ -281,6 +293,16 @@ class _Step:
     def lower_bound_bytes(self) -> int:
         """The largest load of its layout."""
         return 0 if self._layout is None else self._layout.lower_bound_bytes
+
+    @property
+    def outlived_bytes(self) -> int:
+        """Of blocks that outlived it when it was recorded."""
+        return 0 if self._layout is None else self._layout.outlived_bytes
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """The most that other threads and interrupted parts held then."""
+        return 0 if self._layout is None else self._layout.elsewhere_bytes
 
     def enter(self, replay: Replay) -> bool:
         """Take a step at planned places; False if the arena cannot have this plan."""
