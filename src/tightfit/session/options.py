@@ -145,7 +145,7 @@ class Options:
             counted = graph.constants_bytes["inputs"] if self._shares_needs() else 0
             own = account.new_gradient_bytes() + share.peak_bytes - counted
             budget_bytes = min(budget_bytes, held_bytes + own)
-        if budget_bytes > held_bytes:
+        if budget_bytes > held_bytes:  # calls in flight within a shared budget take equal parts
             left = max(1, self.in_flight - open_calls)
             budget_bytes = held_bytes + (budget_bytes - held_bytes) // left
         if share is None:

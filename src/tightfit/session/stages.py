@@ -16,7 +16,7 @@ from tightfit.costs import with_costs
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.cache import PlanCache, plan_key
-from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.infeasible import infeasible
@@ -138,13 +138,7 @@ def _priced(
     return measured_costs(captured, options.progress)
 
 
-def plan_step(
-    graph: Graph,
-    budget_bytes: int,
-    gradients: Gradients,
-    options: Options,
-    known: Plan | None = None,
-) -> Outcome:
+def plan_step(task: Task, options: Options, known: Plan | None = None) -> Outcome:
     """Return a verified plan within the budget; the one on disk if this was planned before.
 
     Parameters
@@ -159,7 +153,6 @@ def plan_step(
     InvalidPlan, PlanMismatch
         If the user gave a plan and it does not fit this graph or budget.
     """
-    task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
     key = f"plan {_key(task, options)}"
     return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known))
 

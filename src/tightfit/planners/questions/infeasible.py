@@ -36,8 +36,7 @@ def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> st
     known = "proven: there is none" if outcome.status == "infeasible" else "none was found"
     note = f"; {outcome.note}" if outcome.note else ""
     lines = [
-        f"no plan of {graph.name or 'this step'} fits the budget of "
-        f"{format_bytes(task.budget_bytes)} ({known}{note})",
+        f"no plan of {graph.name or 'this step'} fits {_budget(task)} ({known}{note})",
         f"  least     a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)}); "
         f"proven: none fits less than {least.lower_bytes} ({format_bytes(least.lower_bytes)}); "
         f"constants take {format_bytes(graph.constant_bytes)}",
@@ -45,11 +44,24 @@ def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> st
         f"{_modules(graph, tightest)}",
     ]
     ways = [
-        f"a budget of {_rounded_up(least.found_bytes)}",
+        f"a budget of {_rounded_up(_least_whole(task, least))}",
         _batch(task, tightest),
         _largest(graph, tightest),
     ]
     return "\n".join([*lines, "  try       " + "; ".join(way for way in ways if way)])
+
+
+def _budget(task: Task) -> str:
+    budget = format_bytes(task.budget_bytes)
+    if task.whole_bytes is None:
+        return f"the budget of {budget}"
+    return f"the {budget} that the budget of {format_bytes(task.whole_bytes)} leaves it"
+
+
+def _least_whole(task: Task, least: MinimumBudget) -> int:
+    """Return the least budget of the user: what others leave of it grows with it."""
+    whole = task.budget_bytes if task.whole_bytes is None else task.whole_bytes
+    return least.found_bytes + whole - task.budget_bytes
 
 
 def _where(graph: Graph, least: MinimumBudget, tightest: Simulation) -> str:
@@ -123,7 +135,7 @@ def infeasible(
     least = minimum_budget(task.graph, task.gradients, limits, progress)
     return InfeasibleBudget(
         infeasible_message(task, outcome, least),
-        budget_bytes=task.budget_bytes,
-        minimum_bytes=least.found_bytes,
+        budget_bytes=task.budget_bytes if task.whole_bytes is None else task.whole_bytes,
+        minimum_bytes=_least_whole(task, least),
         proven=outcome.status == "infeasible",
     )

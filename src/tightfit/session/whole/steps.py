@@ -34,6 +34,7 @@ from tightfit.session.whole.company import (
     is_new_in_company,
 )
 from tightfit.session.whole.deciding import with_deciding_ops
+from tightfit.session.whole.flight import Flight
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.planning import planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -77,6 +78,7 @@ class WholeSteps:
         self.account = account
         self.captures = Captures(callee)
         self.watch = Watch(callee.name, account)
+        self._flight = Flight(account)
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._addresses = addresses
@@ -224,17 +226,10 @@ class WholeSteps:
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
     ) -> tuple[Specialisation, list[Any]]:
-        """Run a forward; where its data ask for another plan than expected, run that one.
+        """Run a forward as its data decide; return what was run in the end, and flat outputs.
 
         A forward that ends early has changed nothing: buffers are written at its end, and
         generators are put back.
-
-        Returns
-        -------
-        one : Specialisation
-            What was run in the end.
-        outputs : list
-            Its flattened outputs.
         """
         for _ in range(_MOST_ATTEMPTS):
             joint = one.captured.joint
@@ -304,6 +299,8 @@ class WholeSteps:
         if self.options.shared is not None:
             alone = self._around(one, inputs, Share(0))
             begin_in_company(one, alone, self.account, self.options)
+        elif self.options.in_flight > 1 and not self.waiting:
+            self._flight.begin(one, self._around(one, inputs, Share(0)), self.options)
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
         try:
@@ -318,9 +315,8 @@ class WholeSteps:
                 least=is_new_in_company(one, self.options),
             )
         except InfeasibleBudget as error:
-            calls = max(1, self.options.in_flight - len(self.waiting))
-            reserve_bytes = self.options.reserve_bytes
-            raise advised(error, one, around, self.account, reserve_bytes, calls) from None
+            beside_bytes = self._flight.least_beside(one, around, self.options, len(self.waiting))
+            raise advised(error, one, around, self.account, self.options, beside_bytes) from None
         if self.options.compile and all(planned is not each for each in known):
             self.watch.restart()  # what compiling and trying took belongs to no step
         return planned
@@ -333,6 +329,9 @@ class WholeSteps:
         standing = account.standing(inputs, self.options.beside(account))
         state_bytes = standing.state_bytes + standing.coming_bytes
         others_bytes = standing.others_bytes + one.surplus_bytes
+        if share is None and self.options.in_flight > 1 and self.options.shared is None:
+            alone = self._around(one, inputs, Share(0))
+            share = self._flight.share(one, alone, self.options, len(self.waiting))
         if share is None:
             held = standing.gradient_bytes + state_bytes + others_bytes
             held += graph.constant_bytes + root_gradient_bytes(one.captured)
@@ -344,6 +343,7 @@ class WholeSteps:
             outside_bytes=max(one.outside_bytes, share.others_bytes),
             others_bytes=others_bytes,
             budget_bytes=share.peak_bytes,
+            whole_bytes=self.options.usable_bytes,
         )
 
     def _alone(self, one: Specialisation, given: Arguments) -> Surroundings:
