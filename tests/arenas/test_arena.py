@@ -267,7 +267,7 @@ def test_wrong_use_is_said() -> None:
         thread.start()
         thread.join()
         assert "in the thread that entered it" in str(errors[0])
-        with pytest.raises(RuntimeError, match="another recording"), tightfit.arena():
+        with pytest.raises(BadInput, match="cannot be nested"), tightfit.arena():
             pass
 
 

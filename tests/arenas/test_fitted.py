@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -155,6 +156,26 @@ def test_models_in_turns_and_copies_share_an_arena() -> None:
         tightfit.unfit(model)
     with tightfit.arena() as again:
         again.step()
+
+
+def test_an_arena_that_is_entered_takes_over_until_it_ends() -> None:
+    plain = trained(small_net(), rows(), 18)
+    model = fitted(small_net(), "8MiB")
+    entered = contextlib.ExitStack()
+    arenas: list[tightfit.Arena] = []
+
+    def after(step: int) -> None:
+        if step == 5:
+            arenas.append(entered.enter_context(tightfit.arena()))
+        elif 5 < step < 12:
+            arenas[0].step()
+        elif step == 12:
+            entered.close()
+
+    with poisoned():
+        assert_same(trained(model, rows(), 18, after=after), plain)
+    assert arenas[0].report.exact_steps >= 2
+    assert arena_of(model).exact_steps >= 1  # its own again
 
 
 def test_evaluations_between_steps_belong_to_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -78,9 +79,15 @@ class Arena:
 
     Only requests of the thread that entered are planned, and only on the CPU. Tensors that outlive
     a step lie with the ordinary allocator.
+
+    Parameters
+    ----------
+    yields : bool
+        Whether it ends where its thread enters another one: nobody has asked for it in person.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, yields: bool = False) -> None:
+        self._yields = yields
         self._thread: int | None = None
         self._replay: Replay | None = None
         self._steps: dict[Hashable, _Step] = {}
@@ -99,13 +106,20 @@ class Arena:
         HookUnavailable
             If the CPU's allocator cannot be hooked in this process.
         BadInput
-            If this arena is in use.
+            If this arena is in use, or its thread is in another one.
         """
         installed_hook()
         if self._thread is not None:
             raise BadInput("this arena is in use: make another one")
-        self._thread = threading.get_ident()
+        thread = threading.get_ident()
+        other = _IN_THREAD.get(thread)
+        if other is not None and not other._yields:
+            raise BadInput("this thread is in an arena already: arenas cannot be nested")
+        if other is not None:
+            other.__exit__(None, None, None)
         self._begin(None)
+        self._thread = thread
+        _IN_THREAD[thread] = self
         return self
 
     def __exit__(
@@ -118,6 +132,8 @@ class Arena:
         self._end()
         return_large_blocks_at_once(False)
         self._steps.clear()
+        if self._thread is not None and _IN_THREAD.get(self._thread) is self:
+            del _IN_THREAD[self._thread]
         self._thread = None
         if self._replay is not None:
             self._replay.close()
@@ -253,6 +269,9 @@ class Arena:
             elsewhere_bytes=highest.elsewhere_bytes,
         )
 
+
+_IN_THREAD: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
+"""The arena that each thread has entered."""
 
 _STALE = 0.5
 """Share of requests that fall back from which on a step is another one than was laid out."""

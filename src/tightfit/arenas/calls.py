@@ -104,7 +104,7 @@ class _ThreadArena:
     """The arena of a thread, with those whose steps lie in it."""
 
     def __init__(self) -> None:
-        self.arena = Arena().__enter__()
+        self.arena = Arena(yields=True).__enter__()
         self._thread = threading.get_ident()
         self._users: weakref.WeakSet[CallArena] = weakref.WeakSet()
         self._user: weakref.ref[CallArena] | None = None  # whose step runs
