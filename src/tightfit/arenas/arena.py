@@ -185,6 +185,11 @@ class Arena:
         """What happened in the steps that ended."""
         return self._report
 
+    def drop_pages(self) -> None:
+        """Give pages back that hold nothing, between two steps: the next step is another one."""
+        if self._replay is not None and self._running is None:
+            self._replay.drop_pages()
+
     @property
     def exact_height_bytes(self) -> int:
         """Of the layout that the last step went by exactly; 0 if it did not."""

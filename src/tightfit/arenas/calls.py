@@ -65,6 +65,11 @@ class CallArena:
         if thread is not None:
             thread.leave(self)
 
+    def drop_pages(self) -> None:
+        """Give pages back that hold nothing, between two steps: the next step is another one."""
+        if self._thread is not None:
+            self._thread.arena.drop_pages()
+
     def went(self, exact_height_bytes: int) -> None:
         """Note the height of the layout that a step went by exactly; 0 if it did not."""
         self._exact_height_bytes = exact_height_bytes

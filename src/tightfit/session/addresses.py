@@ -179,6 +179,7 @@ class Addresses(Anywhere):
             return False
         self._rounds += 1
         self.left_bytes = needed_bytes + spare_bytes
+        self._arena.drop_pages()  # while the next step is planned, too, the budget holds
         return True
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
