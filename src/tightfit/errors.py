@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 __all__ = [
+    "WITHOUT_A_PLAN",
     "BadInput",
     "BudgetExceeded",
     "CaptureError",
@@ -21,6 +22,7 @@ __all__ = [
     "PlanMismatch",
     "SecondForward",
     "TightfitError",
+    "with_another_way",
     "without_frames",
 ]
 
@@ -90,6 +92,23 @@ class CaptureError(TightfitError):
         super().__init__(message)
         self.module = module
         self.cause = cause
+
+
+WITHOUT_A_PLAN = (
+    "Without a plan, on the CPU: train the plain model in `with tightfit.online(budget=...):`, "
+    "which takes any program"
+)
+"""The way out of what no plan can hold, as messages name it."""
+
+Refusal = TypeVar("Refusal", bound=TightfitError)
+
+
+def with_another_way(error: Refusal, way: str) -> Refusal:
+    """Return an error that names one more way out, and comes from where the first one came."""
+    message = f"{str(error).rstrip('.')}. {way}"
+    told = type(error).__new__(type(error), message)
+    told.__dict__.update(error.__dict__)
+    return told.with_traceback(error.__traceback__)
 
 
 def without_frames(error: BaseException) -> None:

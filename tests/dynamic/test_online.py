@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tightfit
 from benchmarks.online_models import PROGRAMS, Program, mlp
+from support.evicting import EvictEverything
 from support.models import CASES, Case
 from tightfit.allocator import CpuMeter
 from tightfit.dynamic.room import allocated_bytes, storages_alive
@@ -25,18 +25,6 @@ from tightfit.eviction.policies.registry import POLICIES
 
 AMPLE = "1TiB"
 KIB = 1 << 10
-
-
-class EvictEverything(TorchDispatchMode):
-    """Takes the memory of everything that can be computed again, before every operator."""
-
-    def __init__(self, region: tightfit.Online) -> None:
-        super().__init__()
-        self.region = region
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.region.evict(AMPLE)
-        return func(*args, **(kwargs or {}))
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -294,6 +282,20 @@ def test_sparse_gradients_and_sampled_indices() -> None:
     expected = run()
     with tightfit.online(AMPLE, smallest=1, most_again=1e9) as region, EvictEverything(region):
         assert same(run(), expected)
+
+
+def test_memory_that_is_resized_keeps_its_readers() -> None:
+    """As fully_shard does with weights that were gathered: freed after use, and filled anew."""
+    with tightfit.online(AMPLE, smallest=1) as region:
+        gathered = torch.ones(KIB) * 3
+        doubled = gathered * 2
+        gathered.untyped_storage().resize_(0)
+        region.evict(AMPLE)
+        assert bool((doubled == 6).all())
+        gathered.untyped_storage().resize_(4 * KIB)
+        gathered.fill_(5)
+        region.evict(AMPLE)
+        assert bool((gathered == 5).all()) and bool((doubled == 6).all())
 
 
 def test_a_model_made_inside_trains_alike() -> None:

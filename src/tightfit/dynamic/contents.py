@@ -47,9 +47,13 @@ class Contents:
     def of_tensor(self, tensor: torch.Tensor) -> Content | None:
         """Return the content of a tensor that is known."""
         try:
-            holder = getattr(storage_of(tensor), MARK, None)
+            return self.of_storage(storage_of(tensor))
         except (NotImplementedError, RuntimeError):
             return None
+
+    def of_storage(self, storage: torch.UntypedStorage) -> Content | None:
+        """Return the content of a storage that is known."""
+        holder = getattr(storage, MARK, None)
         return None if holder is None else holder.content
 
     def lying_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:

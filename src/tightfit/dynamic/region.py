@@ -14,7 +14,7 @@ from tightfit.dynamic.room import Room, allocated_bytes, storages_alive
 from tightfit.dynamic.runtime import Runtime
 from tightfit.errors import BadInput, BudgetExceeded, HookUnavailable, InfeasibleBudget
 from tightfit.eviction.policies.policy import Policy
-from tightfit.torch_private.storages import told_of_addresses, why_memory_stays
+from tightfit.torch_private.storages import told_of_addresses, told_of_resizing, why_memory_stays
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Online"]
@@ -133,6 +133,7 @@ class Online:
         room.keep(runtime.make_room)
         around.callback(room.open)
         around.enter_context(told_of_addresses(runtime.need))
+        around.enter_context(told_of_resizing(runtime.resize))
         for register, hook in (
             (optimizer.register_optimizer_step_pre_hook, runtime.before_optimizer),
             (optimizer.register_optimizer_step_post_hook, runtime.after_optimizer),

@@ -93,6 +93,8 @@ class Repeater:
             if isinstance(value, Place):
                 storage = written.get(value.content, value.content.memory)
                 assert storage is not None
+                if storage.nbytes() != value.content.size_bytes:
+                    raise BadInput(f"{frame.name} reads memory that was resized out of sight")
                 known.add(storage._cdata)
                 return value.tensor_in(storage)
             if isinstance(value, Blank):

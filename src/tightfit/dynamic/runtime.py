@@ -88,6 +88,19 @@ class Runtime(private.TorchDispatchMode):
             self._or_exceed(self._settle if for_good else self._repeater.bring_back, content)
             self._pool.sweep()
 
+    def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
+        """A storage is given another size: what was computed from it must not need it any more."""
+        content = self._contents.of_storage(storage)
+        if content is None:
+            return run()
+        with self._lock, below_modes():
+            self._or_exceed(self._settle, content)
+            self._or_exceed(lambda before: self._protect_readers(before, storage), content)
+            result = run()
+            self._contents.put(storage, Content(storage, None))
+            self._pool.sweep()
+        return result
+
     def settle_gradient(self, parameter: torch.Tensor) -> None:
         """A gradient is accumulated: it stays, and what it was computed from may go."""
         if parameter.grad is not None:

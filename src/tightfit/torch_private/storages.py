@@ -23,6 +23,7 @@ __all__ = [
     "storage_of",
     "take_memory",
     "told_of_addresses",
+    "told_of_resizing",
     "why_memory_stays",
 ]
 
@@ -111,6 +112,26 @@ def negated(tensor: torch.Tensor) -> torch.Tensor:
 _TENSOR_METHODS = ("numpy", "data_ptr", "untyped_storage", "tolist", "__repr__", "__dlpack__")
 _FUNCTIONS = ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"))
 _HANDED_OUT = ("numpy", "data_ptr", "untyped_storage", "__dlpack__", "to_dlpack")
+
+
+@contextlib.contextmanager
+def told_of_resizing(
+    told: Callable[[torch.UntypedStorage, Callable[[], Any]], Any],
+) -> Iterator[None]:
+    """Let a function give a storage another size, where that happens beside the dispatcher.
+
+    It gets the storage and what resizes it.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def telling(storage: Any, size: int) -> Any:
+        return told(storage, lambda: resize(storage, size))
+
+    torch.UntypedStorage.resize_ = telling  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del torch.UntypedStorage.resize_
 
 
 @contextlib.contextmanager
