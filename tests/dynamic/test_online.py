@@ -341,6 +341,37 @@ def test_an_operator_that_does_not_fit_is_named_and_a_smaller_step_follows() -> 
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
 
 
+def test_a_backward_that_fails_holds_nothing_of_its_step() -> None:
+    """Autograd's engine keeps what was still to run of one that raised, until another one runs."""
+    weight, narrow = torch.randn(64, 64, requires_grad=True), torch.randn(64, requires_grad=True)
+    wide = torch.randn(64, 2)
+
+    def step(rows: int) -> None:
+        y = torch.randn(rows, 64) @ weight
+        for _ in range(10):
+            y = y.tanh() * narrow  # gradients of narrow wait in the queue
+        (y @ wide).repeat(1, 8192 // rows).square().sum().backward()
+
+    gc.collect()
+    held_bytes = resident_bytes()
+    with tightfit.online(held_bytes + 1_000_000) as region:
+        with pytest.raises(BudgetExceeded):
+            step(2048)
+        gc.collect()
+        torch.ones(1) + 1
+        assert resident_bytes() <= held_bytes + 64 * KIB
+        step(256)
+    assert region.report().peak_bytes <= held_bytes + 1_000_000
+
+
+def test_what_asks_for_memory_beside_the_operators_is_a_named_error_too() -> None:
+    with (
+        pytest.raises(BudgetExceeded, match=r"beside PyTorch's operators"),
+        tightfit.online(resident_bytes() + 100_000),
+    ):
+        copy.deepcopy(torch.UntypedStorage(1 << 20))
+
+
 def test_thrashing_is_an_error_with_a_way_out() -> None:
     with (
         pytest.raises(InfeasibleBudget, match=r"thrash.*most_again="),

@@ -10,7 +10,13 @@ from torch.optim import optimizer
 
 from tightfit.dynamic.ledger import Ledger, OnlineReport
 from tightfit.dynamic.pool import Pool
-from tightfit.dynamic.room import Room, allocated_bytes, storages_alive
+from tightfit.dynamic.room import (
+    Room,
+    allocated_bytes,
+    budget_exceeded,
+    is_refusal,
+    storages_alive,
+)
 from tightfit.dynamic.runtime import Runtime
 from tightfit.errors import BadInput, BudgetExceeded, HookUnavailable, InfeasibleBudget
 from tightfit.eviction.policies.policy import Policy
@@ -75,9 +81,13 @@ class Online:
         runtime, room = self._runtime, self._room
         with self._around:
             runtime.__exit__(kind, error, trace)
+            runtime.let_go_of_failed()
             lost_bytes = 0 if kind else runtime.settle_all()
             self._peak_bytes = max(self._peak_bytes, room.peak_bytes())
         self._runtime = self._room = None
+        if error is not None and is_refusal(error):
+            what = "something beside PyTorch's operators asked for memory, and all is evicted."
+            raise budget_exceeded(error, what) from error
         if lost_bytes:
             raise BudgetExceeded(
                 f"the program still holds {format_bytes(lost_bytes)} of evicted tensors at the end "

@@ -18,8 +18,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 __all__ = [
     "below_autograd",
     "below_modes",
+    "copy_of",
     "fill",
+    "let_go_of_failed_backward",
     "negated",
+    "new_memory",
     "storage_of",
     "take_memory",
     "told_of_addresses",
@@ -102,6 +105,22 @@ def below_modes() -> Iterator[None]:
     """Let operators run unseen by any mode, as they run below autograd and autocast."""
     with _disable_current_modes(), below_autograd():
         yield
+
+
+def new_memory(size_bytes: int) -> torch.UntypedStorage:
+    """Return a storage of the allocator that operators ask, whose limit holds for it."""
+    return storage_of(torch.empty(size_bytes, dtype=torch.uint8))
+
+
+def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a copy in such memory."""
+    return new_memory(storage.nbytes()).copy_(storage)
+
+
+def let_go_of_failed_backward() -> None:
+    """Free the graph of a backward that has raised: the engine holds it until another one runs."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        torch.ones((), requires_grad=True).backward()
 
 
 def negated(tensor: torch.Tensor) -> torch.Tensor:
