@@ -1,4 +1,4 @@
-"""Outputs that receive no gradient: parameters behind them have none either, as in plain PyTorch."""
+"""Parameters behind an output that receives no gradient have none, as in plain PyTorch."""
 
 from __future__ import annotations
 

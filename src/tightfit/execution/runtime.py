@@ -18,7 +18,7 @@ from torch import fx
 from tightfit.allocator.tally import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.errors import PlanMismatch, TightfitError
+from tightfit.errors import WITHOUT_A_PLAN, PlanMismatch, TightfitError
 from tightfit.execution.lower import Program
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
@@ -250,13 +250,14 @@ class Run:
             raise TightfitError(
                 "backward ran through a tightfit step a second time, but its activations are "
                 "freed by the first (retain_graph=True keeps nothing of a planned step). Call "
-                "the model again, or sum the losses and call backward once"
+                "the model again, or sum the losses and call backward once. "
+                f"{WITHOUT_A_PLAN}"
             )
         if torch.is_grad_enabled():
             raise TightfitError(
                 "tightfit cannot differentiate through its backward (create_graph=True): leave "
                 "the part that needs double backward out of the fitted module, or tightfit.unfit"
-                "(model) first"
+                f"(model) first. {WITHOUT_A_PLAN}"
             )
         for reference, version in self.versions:
             tensor = reference()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -16,11 +16,16 @@ from tightfit.capture.calls.signature import input_signature, refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.errors import (
+    WITHOUT_A_PLAN,
     BadInput,
+    BudgetExceeded,
     CaptureError,
     InfeasibleBudget,
     NothingToTrain,
+    PlanMismatch,
     SecondForward,
+    TightfitError,
+    with_another_way,
 )
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
@@ -174,8 +179,18 @@ class Fitted:
         try:
             with self._limit:
                 return self._run(args, kwargs)
+        except TightfitError as error:
+            raise self._told(error) from error.__cause__
         finally:
             self._running_in = None
+
+    def _told(self, refusal: TightfitError) -> TightfitError:
+        """Return a refusal that names `tightfit.online`, too, where that takes what it is about."""
+        if self.account.device.type != "cpu" or isinstance(refusal, NothingToTrain):
+            return refusal
+        if isinstance(refusal, BudgetExceeded | CaptureError | PlanMismatch | SecondForward):
+            return with_another_way(refusal, WITHOUT_A_PLAN)
+        return refusal
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = Arguments.of(args, kwargs)
@@ -229,14 +244,15 @@ class Fitted:
         CaptureError
             The reason, if there is no part that can be planned; generators are then as before.
         """
-        self._refuse_without_parts(reason)
+        if not self._has_parts_for(reason):
+            raise reason
         self.route, output = first_call(self.callee, self.options, self.account, reason, given)
         return output
 
-    def _refuse_without_parts(self, reason: CaptureError) -> None:
+    def _has_parts_for(self, reason: CaptureError) -> bool:
+        """Whether parts may be planned where the whole cannot."""
         there_are = has_parts(self.callee.modules, self.callee.root)
-        if isinstance(reason, NothingToTrain) or not there_are:
-            raise reason
+        return there_are and not isinstance(reason, NothingToTrain)
 
     # -- planning before training -------------------------------------------------------------
 
@@ -252,7 +268,7 @@ class Fitted:
         try:
             self.route.prepare(given)
         except CaptureError as reason:
-            self._refuse_to_prepare(reason)
+            raise self._told(self._not_prepared(reason)) from reason.__cause__
         self.settle()
         return self.report()
 
@@ -269,12 +285,14 @@ class Fitted:
             self.leave()
             raise
 
-    def _refuse_to_prepare(self, reason: CaptureError) -> NoReturn:
-        self._refuse_without_parts(reason)
-        raise CaptureError(
+    def _not_prepared(self, reason: CaptureError) -> CaptureError:
+        """Say what happens instead; the reason itself if nothing does."""
+        if not self._has_parts_for(reason):
+            return reason
+        return CaptureError(
             f"{self.name} cannot be planned beforehand: {reason}. Its parts are planned while it "
             "takes its first step: train, then ask for tightfit.report"
-        ) from reason
+        )
 
     # -- reporting ----------------------------------------------------------------------------
 
