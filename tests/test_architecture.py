@@ -91,7 +91,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "questions",
     ),
     "session": (
-        "callee report processes background bypass",
+        "callee report refusals processes background bypass outputs",
         "memory",
         "options",
         "stages addresses",

@@ -227,7 +227,7 @@ class TestGradients:
                 return h.sum(), h * 2
 
         model = fitted(Two())
-        for _ in range(2):
+        for _ in range(4):
             loss, _ = model(batch())
             loss.backward()
         plan = tightfit.report(model).plan

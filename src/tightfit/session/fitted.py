@@ -16,16 +16,11 @@ from tightfit.capture.calls.signature import input_signature, refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.errors import (
-    WITHOUT_A_PLAN,
     BadInput,
-    BudgetExceeded,
     CaptureError,
     InfeasibleBudget,
     NothingToTrain,
-    PlanMismatch,
-    SecondForward,
     TightfitError,
-    with_another_way,
 )
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
@@ -38,6 +33,7 @@ from tightfit.session.memory.limit import Limit
 from tightfit.session.options import Options, with_ranks, worst_first
 from tightfit.session.parts.in_parts import InParts, first_call
 from tightfit.session.processes import Replicas, running_wrapper
+from tightfit.session.refusals import not_prepared, second_forward, told
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
@@ -180,17 +176,9 @@ class Fitted:
             with self._limit:
                 return self._run(args, kwargs)
         except TightfitError as error:
-            raise self._told(error) from error.__cause__
+            raise told(error, self.account.device) from error.__cause__
         finally:
             self._running_in = None
-
-    def _told(self, refusal: TightfitError) -> TightfitError:
-        """Return a refusal that names `tightfit.online`, too, where that takes what it is about."""
-        if self.account.device.type != "cpu" or isinstance(refusal, NothingToTrain):
-            return refusal
-        if isinstance(refusal, BudgetExceeded | CaptureError | PlanMismatch | SecondForward):
-            return with_another_way(refusal, WITHOUT_A_PLAN)
-        return refusal
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = Arguments.of(args, kwargs)
@@ -226,13 +214,7 @@ class Fitted:
     def _refuse_second_forward(self) -> None:
         waiting = len(self.waiting)
         if waiting >= self.options.in_flight:
-            raise SecondForward(
-                f"{self.name} was called again while {waiting} earlier planned call(s) await "
-                "their backward: each would keep its activations and the budget would not hold. "
-                "Call backward first, put all into one function for tightfit.step, or allow it by "
-                f"in_flight={waiting + 1} (each call gets its share of the budget). If no "
-                "backward is to come: torch.no_grad(), or let go of the outputs (del loss)"
-            )
+            raise second_forward(self.name, waiting)
 
     def _run_in_parts(self, reason: CaptureError, given: Arguments) -> Any:
         """Run a call that cannot be planned as a whole part by part, and go on so.
@@ -268,7 +250,8 @@ class Fitted:
         try:
             self.route.prepare(given)
         except CaptureError as reason:
-            raise self._told(self._not_prepared(reason)) from reason.__cause__
+            error = not_prepared(self.name, reason) if self._has_parts_for(reason) else reason
+            raise told(error, self.account.device) from reason.__cause__
         self.settle()
         return self.report()
 
@@ -284,15 +267,6 @@ class Fitted:
         except BaseException:
             self.leave()
             raise
-
-    def _not_prepared(self, reason: CaptureError) -> CaptureError:
-        """Say what happens instead; the reason itself if nothing does."""
-        if not self._has_parts_for(reason):
-            return reason
-        return CaptureError(
-            f"{self.name} cannot be planned beforehand: {reason}. Its parts are planned while it "
-            "takes its first step: train, then ask for tightfit.report"
-        )
 
     # -- reporting ----------------------------------------------------------------------------
 

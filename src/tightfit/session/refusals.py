@@ -1,0 +1,46 @@
+"""What a fitted callable refuses, in words, with the ways out."""
+
+from __future__ import annotations
+
+import torch
+
+from tightfit.errors import (
+    WITHOUT_A_PLAN,
+    BudgetExceeded,
+    CaptureError,
+    NothingToTrain,
+    PlanMismatch,
+    SecondForward,
+    TightfitError,
+    with_another_way,
+)
+
+__all__ = ["not_prepared", "second_forward", "told"]
+
+
+def told(refusal: TightfitError, device: torch.device) -> TightfitError:
+    """Return a refusal that names `tightfit.online`, too, where that takes what it is about."""
+    if device.type != "cpu" or isinstance(refusal, NothingToTrain):
+        return refusal
+    if isinstance(refusal, BudgetExceeded | CaptureError | PlanMismatch | SecondForward):
+        return with_another_way(refusal, WITHOUT_A_PLAN)
+    return refusal
+
+
+def second_forward(name: str, waiting: int) -> SecondForward:
+    """Return the error of a call while so many before it await their backward."""
+    return SecondForward(
+        f"{name} was called again while {waiting} earlier planned call(s) await their backward: "
+        "each would keep its activations and the budget would not hold. Call backward first, put "
+        f"all into one function for tightfit.step, or allow it by in_flight={waiting + 1} (calls "
+        "share the budget). If no backward is to come: torch.no_grad(), or let go of the outputs "
+        "(del loss)"
+    )
+
+
+def not_prepared(name: str, reason: CaptureError) -> CaptureError:
+    """Return the error of a model that can be planned only while it trains."""
+    return CaptureError(
+        f"{name} cannot be planned beforehand: {reason}. Its parts are planned while it takes its "
+        "first step: train, then ask for tightfit.report"
+    )
