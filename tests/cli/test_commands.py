@@ -194,7 +194,7 @@ def test_the_command_line_is_frozen() -> None:
             "-o",
             "--json",
         },
-        "profile-op": {"MODEL", "OP", *of_models, "--json"},
+        "profile-op": {"MODEL", "OP", *of_models, "--output", "-o", "--json"},
         "compare": {
             "TARGET",
             *of_models,
