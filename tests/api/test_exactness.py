@@ -60,3 +60,52 @@ def test_logits_that_are_never_whole_give_the_gradients_within_rounding():
     torch.testing.assert_close(ours, loss)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-7)
+
+
+class Images(nn.Module):
+    """Layers behind which each of Gist's encodings applies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 16, 1),
+            nn.SiLU(),
+            nn.Flatten(),
+            nn.Linear(16 * 64, 5),
+        )
+
+    def forward(self, x, classes):
+        return F.cross_entropy(self.layers(x), classes)
+
+
+def losses_of(model, x, classes):
+    """Losses of three steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x, classes)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize(("planner", "mebibytes"), [("gist", 2.0), ("anytime", 1.4)])
+def test_training_with_values_kept_as_halves_is_near_plain_training(planner, mebibytes):
+    torch.manual_seed(0)
+    plain, ours = Images(), Images()
+    ours.load_state_dict(plain.state_dict())
+    data = torch.randn(16, 3, 16, 16), torch.randint(0, 5, (16,))
+    expected = losses_of(plain, *data)
+    options = {"costs": "unit", "cache": False, "limits": (1.0, 0.1)}
+    tightfit.fit(ours, f"{mebibytes}MiB", planner=planner, exactness="lossy", **options)
+    torch.testing.assert_close(losses_of(ours, *data), expected, rtol=2e-3, atol=2e-3)
+    report = tightfit.report(ours)
+    assert report.measured_peak_bytes <= report.budget_bytes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from support.pictures import texts_in
 from tightfit.cli import main
 
 
 def test_each_way_has_its_time_its_workspace_and_what_it_reads(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["profile-op", "zoo:unet", "--batch", "1", "--size", "32"]
     assert main([*words, "aten.max_pool2d_with_indices_backward", "--json"]) == 0
@@ -22,5 +24,10 @@ def test_each_way_has_its_time_its_workspace_and_what_it_reads(
     assert len({way["op"] for way in ways}) == len(ways) // 2  # calls that are alike: once
     assert main([*words, "aten.max_pool2d_with_indices_backward:pool"]) == 0
     assert "max_pool.from_offsets" in capsys.readouterr().out
+    picture = tmp_path / "ways.svg"
+    operator = "aten.max_pool2d_with_indices_backward:pool"
+    assert main([*words, operator, "-o", str(picture)]) == 0
+    assert texts_in(picture.read_bytes()).keys() >= {"default", "max_pool.from_offsets"}
+    capsys.readouterr()
     assert main([*words, "pooling"]) == 2
     assert "aten.convolution_backward" in capsys.readouterr().err

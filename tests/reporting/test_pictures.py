@@ -32,6 +32,7 @@ from tightfit.reporting.pictures.policies import Measure, PolicyCurve, policies_
 from tightfit.reporting.pictures.scales import percent_scale
 from tightfit.reporting.pictures.style import FAMILIES, OURS, looks_of
 from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
+from tightfit.reporting.pictures.ways import MeasuredWay, WaysOfOp, ways_picture
 from tightfit.studies.pytorch_ways import PYTORCH
 
 EVERYBODY = [*PLANNERS, *PYTORCH]
@@ -160,6 +161,7 @@ def every_picture(suffix: str) -> list[bytes]:
             bottleneck_ratio=0.2,
             **texts,
         ),
+        ways_picture([WaysOfOp("op", (MeasuredWay("default", 1e-3, 1 << 20),))], **texts),
         layout_picture([Rectangle(0, 2, 0, 1 << 20)], bound_bytes=1 << 19, **texts),
     ]
 

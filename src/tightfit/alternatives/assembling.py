@@ -22,6 +22,8 @@ from tightfit.graph.validate import validate_graph
 
 __all__ = ["Assembly"]
 
+_Added = tuple[Op, tuple[Call, ...], fx.Node]
+
 
 class Assembly:
     """A captured step that gets more and more alternatives.
@@ -40,7 +42,8 @@ class Assembly:
         self._value_of = dict(captured.value_of)
         self._number = {node: op for op, node in enumerate(captured.nodes)}
         self._maker = producers(captured.graph)
-        self._behind: dict[OpId, list[tuple[Op, tuple[Call, ...], fx.Node]]] = {}
+        self._behind: dict[OpId, list[_Added]] = {}
+        self._ahead: dict[OpId, list[_Added]] = {}
         self._linked: list[list[tuple[OpId, int]]] = []
 
     def add(self, op: Op, extension: Extension, allowed: Sequence[Exactness]) -> tuple[Way, ...]:
@@ -54,12 +57,17 @@ class Assembly:
             for way in extension.ways
             if way.exactness in allowed and self._may_run(op, way)
         )
-        if not ways:
+        elsewhere = [pair for pair in extension.elsewhere if pair[1].exactness in allowed]
+        if not (ways or elsewhere):
             return ()
-        least = max((w.exactness for w in (*ways, *linked)), key=allowed.index)
+        offered = (*ways, *linked, *(way for _, way in elsewhere))
+        least = max((way.exactness for way in offered), key=allowed.index)
         for extra in extension.extras:
             if extra.node not in self._value_of:
                 self._add_extra(extra, least)
+        for node, way in elsewhere:
+            both = dataclasses.replace(way, compiles=way.compiles and compiles)
+            self._append(self._number[node], (both,))
         first = self._append(op.id, ways)
         if extension.together:
             pairs = [(op.id, first)]
@@ -105,6 +113,10 @@ class Assembly:
         nodes: list[fx.Node] = []
         moved: dict[OpId, OpId] = {}
         for op, own, node in zip(self._ops, self._calls, self._captured.nodes, strict=True):
+            for extra, its_calls, its_node in self._ahead.get(op.id, ()):
+                ops.append(msgspec.structs.replace(extra, id=len(ops)))
+                calls.append(its_calls)
+                nodes.append(its_node)
             moved[op.id] = len(ops)
             partner = None if op.partner is None else moved[op.partner]
             ops.append(msgspec.structs.replace(op, id=len(ops), partner=partner))
@@ -138,19 +150,20 @@ class Assembly:
         )
 
     def _add_extra(self, extra: Extra, exactness: Exactness) -> None:
-        """Make an optional op of an extra, behind the last of the ops it reads."""
+        """Make an optional op of an extra, behind the last of the ops it reads or ahead of one."""
         reads = self._reads(extra.args)
-        before = self._ops[max((self._maker[v] for v in reads if v in self._maker), default=0)]
-        name = f"{before.module or before.target}: {extra.name}"
+        last = max((self._maker[v] for v in reads if v in self._maker), default=0)
+        beside = self._ops[last if extra.before is None else self._number[extra.before]]
+        name = f"{beside.module or beside.target}: {extra.name}"
         writes = tuple(
-            self._add_value(node, name, before.id) for node in extra.results or (extra.node,)
+            self._add_value(node, name, beside.id) for node in extra.results or (extra.node,)
         )
         self._value_of.setdefault(extra.node, writes[0])
         op = Op(
-            id=before.id,
+            id=beside.id,
             target=extra.name,
-            module=before.module,
-            segment=before.segment,
+            module=beside.module,
+            segment=beside.segment,
             alternatives=(
                 Alternative(reads=reads, writes=writes),
                 *(
@@ -172,7 +185,8 @@ class Assembly:
             Call(extra.function, args, {}, writes, several, compiles=extra.compiles)
             for args in (extra.args, *extra.others)
         )
-        self._behind.setdefault(before.id, []).append((op, calls, extra.node))
+        place = self._behind if extra.before is None else self._ahead
+        place.setdefault(beside.id, []).append((op, calls, extra.node))
 
     def _add_value(self, node: fx.Node, name: str, maker: OpId) -> ValueId:
         size = self._captured.graph.device.rounded(storage_bytes(node.meta["val"]))

@@ -86,6 +86,8 @@ class Extra:
         Floating-point operations, for modelled costs.
     compiles : bool
         As for a `Way`.
+    before : fx.Node or None
+        It runs ahead of this op of the trace instead.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Extra:
     others: tuple[tuple[Any, ...], ...] = ()
     flops: int = 0
     compiles: bool = False
+    before: fx.Node | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,8 @@ class Extension:
         Operators that only the default reads: computed only if it is used.
     together : tuple of (node, way)
         What runs instead of other ops if the first way runs, and only then.
+    elsewhere : tuple of (node, way)
+        What may run instead of later ops, each by itself.
     """
 
     ways: tuple[Way, ...]
@@ -124,6 +129,7 @@ class Extension:
     unpins: bool = False
     optional: tuple[fx.Node, ...] = ()
     together: tuple[tuple[fx.Node, Way], ...] = ()
+    elsewhere: tuple[tuple[fx.Node, Way], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,10 @@ class OpView:
     def call(self) -> Call:
         """How the default alternative is run."""
         return self.captured.calls[self.op.id][0]
+
+    def call_of(self, node: fx.Node) -> Call:
+        """How the default alternative of another op is run."""
+        return self.captured.calls[self.captured.nodes.index(node)][0]
 
     @property
     def runs_on_cpu(self) -> bool:
@@ -233,6 +243,18 @@ class OpView:
         later = self.captured.graph.ops[self.op.id + 1 :]
         return any(value.id in op.alternatives[0].reads for op in later)
 
+    def read_backward(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """Return the operators of PyTorch that read a tensor in the backward, in order."""
+        number = self.captured.value_of.get(base_of(node))
+        ops, segments = self.captured.graph.ops, self.captured.graph.segments
+        return tuple(
+            self.captured.nodes[op.id]
+            for op in ops[self.op.id + 1 :]
+            if segments[op.segment].phase == "backward"
+            and number in op.alternatives[0].reads
+            and hasattr(self.captured.calls[op.id][0].function, "_schema")
+        )
+
     def is_kept_for_others(self, node: fx.Node) -> bool:
         """Whether a tensor is kept anyway: another op of the backward reads it, or somebody."""
         base = base_of(node)
@@ -255,21 +277,28 @@ class OpView:
         others: tuple[tuple[Any, ...], ...] = (),
         flops: int = 0,
         compiles: bool = False,
+        before: fx.Node | None = None,
+        made: Any = None,
     ) -> Extra:
         """Return an op that only alternatives read.
 
-        It is tried on fake tensors, to learn the sizes of what it makes.
+        It is tried on fake tensors, to learn the sizes of what it makes, unless that is given:
+        of large tensors in many stretches a trial takes seconds.
         """
-        fakes = fx.map_arg(args, lambda n: n.meta["val"])
-        mode = next(f.fake_mode for f in fakes if hasattr(f, "fake_mode"))
-        with mode, torch.no_grad():
-            made = function(*fakes)
+        if made is None:
+            made = self._tried(function, args)
         several = isinstance(made, tuple)
         node = fx.Graph().call_function(function)
         node.name = name.replace(".", "_")
         node.meta = {"val": made}
         results = tuple(_result(node, index) for index in range(len(made))) if several else ()
-        return Extra(name, function, args, node, results, others, flops, compiles)
+        return Extra(name, function, args, node, results, others, flops, compiles, before)
+
+    def _tried(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        fakes = fx.map_arg(args, lambda n: n.meta["val"])
+        mode = next(f.fake_mode for f in fakes if hasattr(f, "fake_mode"))
+        with mode, torch.no_grad():
+            return function(*fakes)
 
 
 def arguments_of(node: fx.Node) -> tuple[Any, ...]:

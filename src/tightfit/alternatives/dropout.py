@@ -58,7 +58,8 @@ def dropout_gradient(view: OpView) -> Extension | None:
         return None
     if tuple(gradient.meta["val"].stride()) != strides:
         return None
-    bits = view.extra("dropout.bits", kept, mask, strides)
+    made = value.new_empty(bit_bytes(value.numel()), dtype=torch.uint8)
+    bits = view.extra("dropout.bits", kept, mask, strides, made=made)
     args = (gradient, bits.node, strides, scale)
     way = Way("dropout.from_bits", gradient_of_kept, args, rests_on=(forward,))
     return Extension((way,), extras=(bits,))

@@ -158,7 +158,8 @@ def max_pool_gradient(view: OpView) -> Extension | None:
     windows = _windows(made, *arguments)
     if forward is None or windows is None or not made.numel():
         return None
-    extra = view.extra("max_pool.offsets", offsets, indices, windows)
+    made_offsets = torch.empty_like(indices.meta["val"], dtype=torch.uint8)
+    extra = view.extra("max_pool.offsets", offsets, indices, windows, made=made_offsets)
     args = (gradient, extra.node, windows, tuple(made.stride()), *arguments)
     way = Way("max_pool.from_offsets", gradient_from_offsets, args, rests_on=(forward,))
     return Extension((way,), extras=(extra,))

@@ -5,6 +5,7 @@ An entry is a function from an op of a captured step to further ways of computin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
 from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
 from tightfit.alternatives.relu import relu_gradient
 from tightfit.alternatives.softplus import softplus_gradient
+from tightfit.alternatives.stash import kept_in_fewer_bytes
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
 from tightfit.alternatives.together import TOGETHER, together
 from tightfit.capture.captured import Captured
@@ -48,13 +50,16 @@ class Entry:
     group : str
         What kind of alternatives it offers, for comparisons (MONeT, section 6.3); "again": ways
         of doing once more what runs by itself once only, which every comparison has.
-    operators : tuple
-        The ops it is asked about.
+    operators : tuple or None
+        The ops it is asked about; None: all.
+    exactness : str
+        Of what it offers; asked only where that is allowed.
     """
 
     contributor: Contributor
     group: str
-    operators: tuple[Any, ...]
+    operators: tuple[Any, ...] | None
+    exactness: Exactness = "bitwise"
 
 
 ENTRIES = (
@@ -72,21 +77,19 @@ ENTRIES = (
     Entry(folded_embedding_gradient, "intermediate", (aten.add_.Tensor,)),
     Entry(split_gradient, "conv", (aten.convolution_backward.default,)),
     Entry(together, "together", TOGETHER),
-    Entry(in_place, "inplace", tuple(IN_PLACE)),  # last: what others offer may run in place too
+    Entry(kept_in_fewer_bytes, "stash", None, exactness="lossy"),
+    Entry(in_place, "inplace", tuple(IN_PLACE)),  # behind all whose ways may run in place too
+    Entry(draw_again, "again", None),
 )
 
-GROUPS = ("none", "conv", "output", "intermediate", "together", "inplace", "all")
+GROUPS = ("none", "conv", "output", "intermediate", "together", "stash", "inplace", "all")
 """What a comparison may name."""
 
 
-def _contributors(group: str) -> dict[Any, tuple[Contributor, ...]]:
-    """Return who is asked about each operator."""
-    asked: dict[Any, tuple[Contributor, ...]] = {}
-    for entry in ENTRIES:
-        if group in ("all", entry.group) or entry.group == "again":
-            for target in entry.operators:
-                asked[target] = (*asked.get(target, ()), entry.contributor)
-    return asked
+def _entries(group: str, allowed: Sequence[Exactness]) -> tuple[Entry, ...]:
+    """Return those who are asked at all."""
+    groups = {e.group for e in ENTRIES} if group == "all" else {group, "again"}
+    return tuple(e for e in ENTRIES if e.group in groups and e.exactness in allowed)
 
 
 def with_alternatives(
@@ -112,11 +115,13 @@ def with_alternatives(
         raise BadInput(f"no alternatives are called {group!r} (known: {', '.join(GROUPS)})")
     assembly = Assembly(captured)
     allowed = EXACTNESS[: EXACTNESS.index(exactness) + 1]
-    asked = _contributors(group)
-    for op in captured.graph.ops:
+    entries = _entries(group, allowed)
+    for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
         offered: tuple[Way, ...] = ()
-        for contributor in (*asked.get(captured.nodes[op.id].target, ()), draw_again):
-            extension = contributor(OpView(captured, op, offered))
+        for entry in entries:
+            if entry.operators is not None and node.target not in entry.operators:
+                continue
+            extension = entry.contributor(OpView(captured, op, offered))
             if extension is not None:
                 offered += assembly.add(op, extension, allowed)
     return assembly.finished()

@@ -81,7 +81,8 @@ def relu_gradient(view: OpView) -> Extension | None:
     forward = view.maker_of(output, (aten.relu.default,))
     if forward is None or view.is_kept_for_others(output):
         return None
-    bits = view.extra("relu.bits", passed, output, strides)
+    made = value.new_empty(bit_bytes(value.numel()), dtype=torch.uint8)
+    bits = view.extra("relu.bits", passed, output, strides, made=made)
     args = (gradient, bits.node, strides)
     way = Way("relu.from_bits", pass_marked, args, rests_on=(forward,))
     ways = [way]

@@ -6,6 +6,7 @@ import csv
 import io
 import json as json_format
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,7 +27,7 @@ from tightfit.cli.output import check_output, percent_or_dash, print_result
 from tightfit.cli.target import budget_named, load_model, load_step
 from tightfit.errors import BadInput
 from tightfit.files import write_atomically
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Exactness, Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.compare import ComparisonRow, compare, planners_named
 from tightfit.planners.questions.sweep import Job, sweep
@@ -53,6 +54,7 @@ def compare_planners(
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     planners: str = "all",
     alternatives: str | None = None,
+    exactness: Exactness | None = None,
     workers: int = Limits().workers,
     solver: Literal["highs", "gurobi"] = "highs",
     results: Path | None = None,
@@ -74,8 +76,10 @@ def compare_planners(
         pytorch.activation_memory_budget and pytorch.checkpoint.
     alternatives
         Which alternatives of operators plans may use, for a model: several of none, conv, output,
-        intermediate, together, inplace and all, separated by commas, side by side (MONeT, figures 4
-        and 6).
+        intermediate, together, stash, inplace and all, separated by commas, side by side (MONeT,
+        figures 4 and 6).
+    exactness
+        How exact these have to be, for a model: bitwise unless given, rounding or lossy.
     workers
         How many planners run at a time.
     solver
@@ -92,9 +96,13 @@ def compare_planners(
     limits = search_options.limits(workers=workers, solver=solver)
     names, ways = _names(planners, target)
     with terminal_progress() as progress:
-        load = load_model if ways else load_step
-        loaded = load(target, options, step_options, progress=progress)
-        groups = _groups(target, options, step_options, alternatives, progress)
+        _require_model_for(target, alternatives=alternatives, exactness=exactness)
+        if ways or exactness:
+            exact = exactness or "bitwise"
+            loaded = load_model(target, options, step_options, progress=progress, exactness=exact)
+        else:
+            loaded = load_step(target, options, step_options, progress=progress)
+        groups = _groups(target, options, step_options, alternatives, exactness, progress)
     step = loaded if isinstance(loaded, Graph) else loaded.graph
     gradients = step_options.gradients
     asked = [budget_named(step, text, gradients) for text in budgets.split(",")]
@@ -144,18 +152,23 @@ def _groups(
     options: ModelOptions,
     step_options: StepOptionsWithoutState,
     alternatives: str | None,
+    exactness: Exactness | None,
     progress: Progress,
 ) -> dict[str, Graph]:
     """The step of a model with each of the groups of alternatives that are named."""
     if alternatives is None:
         return {}
-    if not is_model(target):
-        raise BadInput(f"--alternatives can be set for models only; {target} is a file")
     names = dict.fromkeys(name.strip() for name in alternatives.split(","))
-    return {
-        name: load_model(target, options, step_options, progress=progress, alternatives=name).graph
-        for name in names
-    }
+    exact = exactness or "bitwise"
+    load = partial(load_model, target, options, step_options, progress=progress, exactness=exact)
+    return {name: load(alternatives=name).graph for name in names}
+
+
+def _require_model_for(target: str, **given: str | None) -> None:
+    """Refuse options that only a model has."""
+    for name, value in given.items():
+        if value is not None and not is_model(target):
+            raise BadInput(f"--{name} can be set for models only; {target} is a file")
 
 
 def _of_group(row: ComparisonRow, group: str) -> ComparisonRow:

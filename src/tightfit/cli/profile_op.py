@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import DEFAULT_MODEL_OPTIONS, Json, ModelOptions, require_model
-from tightfit.cli.output import print_result
+from tightfit.cli.output import check_output, print_result
+from tightfit.files import write_atomically
+from tightfit.reporting.pictures.ways import MeasuredWay, WaysOfOp, ways_picture
 from tightfit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from tightfit.studies.ops import OpWay
 
 __all__ = ["profile_op"]
 
@@ -20,6 +29,7 @@ def profile_op(
     /,
     *,
     options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
     json: Json = False,
 ) -> int:
     """Measure every alternative of an op of a model: time against memory (MONeT, figure 7).
@@ -33,17 +43,35 @@ def profile_op(
     op
         An operator such as aten.convolution_backward, a module such as layer1.0.conv1, or
         OPERATOR:MODULE. Calls that are alike are measured once.
+    output
+        Write a picture of time against workspace to this file: .svg, .png or .pdf.
     """
+    check_output(output, ())
     require_model(model, "its ops have no implementations to measure")
     from tightfit.studies.ops import profile_ops
 
     with terminal_progress() as progress:
         ways = profile_ops(model, op, progress=progress, **options.keywords())
+    if output is not None:
+        title = f"{op} in {model}"
+        write_atomically(output, ways_picture(_drawn(ways), title=title, suffix=output.suffix))
     rows = [msgspec.to_builtins(way) for way in ways]
     return print_result(_table(ways), as_json=json, status="feasible", ways=rows)
 
 
-def _table(ways: Any) -> str:
+def _drawn(ways: Sequence[OpWay]) -> list[WaysOfOp]:
+    """The ways of each op that may be used."""
+    drawn: list[WaysOfOp] = []
+    for _, group in groupby(ways, key=lambda way: way.op):
+        own = tuple(group)
+        title = f"{own[0].target} in {own[0].module or 'no module'}"
+        used = [way for way in own if way.is_kept]
+        measured = (MeasuredWay(w.alternative, w.cost_s, w.workspace_bytes) for w in used)
+        drawn.append(WaysOfOp(title, tuple(measured)))
+    return drawn
+
+
+def _table(ways: Sequence[OpWay]) -> str:
     width = max(len(way.alternative) for way in ways)
     lines: list[str] = []
     last = -1

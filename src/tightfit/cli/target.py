@@ -8,7 +8,7 @@ from tightfit.cli.options import ModelOptions, StepOptions, is_model
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput
 from tightfit.graph.io import load_graph
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Exactness, Graph
 from tightfit.graph.liveness import budget_of_ratio
 from tightfit.plan.plan import Gradients
 from tightfit.progress import Progress
@@ -57,10 +57,11 @@ def load_model(
     *,
     progress: Progress,
     alternatives: str = "all",
+    exactness: Exactness = "bitwise",
 ) -> Captured:
     """Return the captured step of a model; parameters are those of `load_step`.
 
-    `alternatives` says which ones of operators plans may use.
+    `alternatives` and `exactness` say which ones of operators plans may use.
     """
     from tightfit.studies.dry_step import captured_step
 
@@ -71,6 +72,7 @@ def load_model(
         gradients=step_options.gradients,
         progress=progress,
         alternatives=alternatives,
+        exactness=exactness,
         **options.keywords(),
     )
 

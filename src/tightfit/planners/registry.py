@@ -111,6 +111,16 @@ PLANNERS: dict[str, Registration] = {
             ),
         ),
         Registration(
+            name="gist",
+            function="tightfit.planners.heuristics.gist:plan_gist",
+            summary="nothing computed again: masks, sparse and half-precision storage, in place",
+            capabilities=Capabilities(
+                alternatives=True,
+                respects_budget=False,
+                reference="Jain et al. (2018), Gist; Shah et al. (2021), MONeT, appendix E",
+            ),
+        ),
+        Registration(
             name="griewank",
             function="tightfit.planners.heuristics.griewank:plan_griewank",
             summary="revolve: binomial checkpointing of a chain",

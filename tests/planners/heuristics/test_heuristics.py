@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
 import pytest
 
 from support.papers import chain, graph_of, op, peak_bytes
-from tightfit.graph.ir import Graph, Value
+from tightfit.graph.ir import Alternative, Graph, Op, Value
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.heuristics.checkpoints import (
     articulation_points,
@@ -15,6 +16,7 @@ from tightfit.planners.heuristics.checkpoints import (
     forward_nodes,
 )
 from tightfit.planners.heuristics.chen import greedy_segments, sqrt_segments
+from tightfit.planners.heuristics.gist import gist_schedule
 from tightfit.planners.heuristics.griewank import (
     forward_steps,
     held_checkpoints,
@@ -103,3 +105,28 @@ def test_a_step_counter_is_no_part_of_a_chain() -> None:
     least = peak_bytes(graph)
     outcome = plan_with("griewank", Task(graph=graph, budget_bytes=least), Limits(seconds=5))
     assert outcome.overhead == 0.0
+
+
+def test_gist_keeps_halves_until_the_backward_and_runs_a_relu_in_place() -> None:
+    """0 makes x, 1 is a ReLU over it, 2 halves of that, 3 reads it, 4 widens them for 5."""
+    sizes = [8, 8, 4, 8, 8, 8]
+    values = [Value(id=i, name=f"v{i}", size_bytes=size) for i, size in enumerate(sizes)]
+    over = Alternative(name="aten.relu.over", reads=(0,), writes=(1,), overwrites=0)
+    read = Alternative(name="from_half.x", reads=(3, 4), writes=(5,), exactness="lossy")
+    ops = [
+        op(0, [], [0]),
+        msgspec.structs.replace(with_way(op(1, [0], [1]), over), target="aten.relu"),
+        msgspec.structs.replace(op(2, [1], [2]), required=False),
+        op(3, [1], [3]),
+        msgspec.structs.replace(op(4, [2], [4], segment=1), required=False),
+        with_way(op(5, [1, 3], [5], segment=1), read),
+    ]
+    graph = graph_of(values, ops)
+    chosen = [(step.op, step.alternative) for step in gist_schedule(graph)]
+    assert chosen == [(0, 0), (1, 1), (2, 0), (3, 0), (4, 0), (5, 1)]
+    outcome = plan_with("gist", Task(graph=graph, budget_bytes=28), Limits())
+    assert outcome.peak_bytes == 24  # what 3 made, the wide one, the result
+
+
+def with_way(op: Op, way: Alternative) -> Op:
+    return msgspec.structs.replace(op, alternatives=(*op.alternatives, way))

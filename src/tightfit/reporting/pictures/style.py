@@ -183,6 +183,7 @@ FAMILIES = (
         ORANGE,
         (
             ("checkpoint_all", "X"),
+            ("gist", "D"),
             ("griewank", "P"),
             ("chen_sqrt", "s"),
             ("chen_greedy", "o"),

@@ -1,0 +1,121 @@
+"""The ways to compute an op: time against workspace, as in MONeT's figure 7."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
+from tightfit.reporting.pictures.page import (
+    Grid,
+    PanelTitle,
+    add_heading,
+    add_panels,
+    add_points,
+    drawn,
+)
+from tightfit.reporting.pictures.scales import round_numbers
+from tightfit.reporting.pictures.style import (
+    BLACK,
+    GREEN,
+    ORANGE,
+    OUR_LOOK,
+    PURPLE,
+    SKY_BLUE,
+    VERMILLION,
+    Look,
+    sizes_of,
+)
+from tightfit.units import unit_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["MeasuredWay", "WaysOfOp", "ways_picture"]
+
+_NOTES = ("Time of each way to compute the op, in milliseconds, by the memory it works with.",)
+_LOOKS = tuple(
+    Look(colour, marker)
+    for colour, marker in zip(
+        (BLACK, GREEN, ORANGE, PURPLE, VERMILLION, SKY_BLUE), "osD^vP", strict=True
+    )
+)
+_HEIGHT = 120.0
+
+
+class MeasuredWay(msgspec.Struct, frozen=True):
+    """One way, measured by itself: its name, seconds and bytes."""
+
+    name: str
+    cost_s: float
+    workspace_bytes: int
+
+
+class WaysOfOp(msgspec.Struct, frozen=True):
+    """The ways to compute one op, which has a title."""
+
+    title: str
+    ways: tuple[MeasuredWay, ...]
+
+
+def ways_picture(ops: Sequence[WaysOfOp], *, title: str, suffix: str = ".svg") -> bytes:
+    """Return a picture with a panel for each op.
+
+    Parameters
+    ----------
+    ops : sequence of WaysOfOp
+        The default first in each.
+    title : str
+        Above the picture.
+    suffix : str
+        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
+
+    Raises
+    ------
+    MissingExtra
+        If matplotlib is not installed.
+    """
+    unit, unit_bytes = unit_of(max(way.workspace_bytes for op in ops for way in op.ways))
+    grid = Grid(len(ops), 1, _HEIGHT, notes=len(_NOTES))
+
+    def draw(figure: Figure) -> None:
+        labels = [_labels(op, unit_bytes) for op in ops]
+        add_heading(figure, title, _NOTES)
+        beside = max(map(names_width, labels))
+        panels = add_panels(figure, grid, beside, [PanelTitle(op.title) for op in ops])
+        for axes, own in zip(panels, labels, strict=True):
+            _draw(axes, own)
+            draw_labels(axes, own)
+        panels[-1].set_xlabel(f"workspace in {unit}")
+
+    return drawn(draw, height=grid.page_height, suffix=suffix)
+
+
+def _labels(op: WaysOfOp, unit_bytes: int) -> list[Label]:
+    """Return a name for each way; the default is drawn bold."""
+    sizes = sizes_of([way.name for way in op.ways])
+    looks = (OUR_LOOK, *(look for _, look in zip(op.ways[1:], cycle(_LOOKS), strict=False)))
+    return [
+        Label(way.name, _place(way, unit_bytes), look, sizes[way.name])
+        for way, look in zip(op.ways, looks, strict=True)
+    ]
+
+
+def _place(way: MeasuredWay, unit_bytes: int) -> tuple[float, float]:
+    return way.workspace_bytes / unit_bytes, 1e3 * way.cost_s
+
+
+def _draw(axes: Axes, labels: Sequence[Label]) -> None:
+    places = [label.at for label in labels if label.at is not None]
+    across = round_numbers(0.0, max(*(x for x, _ in places), 1e-3))
+    up = round_numbers(0.0, max(y for _, y in places))
+    axes.set_xlim(0.0, across[-1])
+    axes.set_xticks(across)
+    axes.set_ylim(0.0, up[-1])
+    axes.set_yticks(up)
+    for label, place in zip(labels, places, strict=True):
+        add_points(axes, [place], label.text, **label.look.marks(label.marker_size))
