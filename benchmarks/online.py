@@ -268,11 +268,13 @@ address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` 
 seen writing as a whole. Printing, saving, copying or reading an evicted tensor brings it back;
 whoever goes around PyTorch's Python interface gets PyTorch's error, not wrong data.
 
-**Limits**: one region at a time in a process; operators of other devices run, but nothing there
-is evicted; an extension that keeps a raw address across an allocation of its own is not seen
+**Limits**: one region at a time in a process; what other threads of the program compute counts, but
+is not seen, so it is never evicted; operators of other devices run, but nothing there is evicted;
+an extension that keeps a raw address across an allocation of its own is not seen
 (register it as an operator, or call `region.evict` before). The policy is one of `tightfit
 simulate` ([policies.md](policies.md)); two protections are added that a runtime needs: what the
-last eight operators have used and gradients under way go last.
+last eight operators have used and gradients under way go last. Candidates are a sample, 64 or the
+square root of their number, kept in a heap: a score only rises while others are evicted beside.
 
 Rows: `python benchmarks/online.py`, this page is written by it. Processor time of one thread;
 these programs are small, so the cost of keeping the record weighs more than it does in use.

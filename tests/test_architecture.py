@@ -94,7 +94,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "callee report processes background bypass",
         "memory",
         "options",
-        "stages",
+        "stages addresses",
         "parts whole",
         "fitted",
         "handles",

@@ -76,6 +76,10 @@ def document() -> str:
         "",
         "## Refused",
         "",
+        "One way out holds for every row, on the CPU: train the plain model in `with "
+        "tightfit.online(budget=...)` ([online.md](online.md)), which needs no plan. Each message "
+        "says so, and a test follows it for every row that plain PyTorch runs.",
+        "",
         "| what | way out |",
         "|---|---|",
         *(f"| {refused.name} | {refused.way_out} |" for refused in REFUSED),

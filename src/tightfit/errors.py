@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Literal, TypeVar
 
 __all__ = [
+    "WITHOUT_A_PLAN",
     "BadInput",
     "BudgetExceeded",
     "CaptureError",
@@ -23,6 +24,7 @@ __all__ = [
     "SecondForward",
     "TightfitError",
     "as_user_sees_it",
+    "with_another_way",
     "without_frames",
 ]
 
@@ -94,26 +96,33 @@ class CaptureError(TightfitError):
         self.cause = cause
 
 
+WITHOUT_A_PLAN = (
+    "Without a plan, on the CPU: train the plain model in `with tightfit.online(budget=...):`, "
+    "which takes any program"
+)
+"""The way out of what no plan can hold, as messages name it."""
+
+Refusal = TypeVar("Refusal", bound=TightfitError)
+
+
+def with_another_way(error: Refusal, way: str) -> Refusal:
+    """Return an error that names one more way out, and comes from where the first one came."""
+    message = f"{str(error).rstrip('.')}. {way}"
+    told = type(error).__new__(type(error), message)
+    told.__dict__.update(error.__dict__)
+    return told.with_traceback(error.__traceback__)
+
+
 def without_frames(error: BaseException) -> None:
     """Let go of the frames an error came through, and of all that lives in them, to keep it."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
-_OR_ONLINE = (
-    "\nOr leave the model as it is: `with tightfit.online(budget=...):` around plain training code "
-    "keeps any program within a budget, on the CPU (docs/online.md)"
-)
-
-
 def as_user_sees_it(error: TightfitError) -> TightfitError:
-    """Return an error as it leaves a fitted call: no frames of ours, and the last way out.
+    """Return an error as it leaves a fitted call: without frames of ours.
 
     With ``TIGHTFIT_FULL_TRACEBACK`` set the frames stay.
     """
-    if isinstance(error, CaptureError) and not isinstance(error, NothingToTrain):
-        message = str(error)
-        if not message.endswith(_OR_ONLINE):
-            error.args = (message + _OR_ONLINE,)
     if os.environ.get("TIGHTFIT_FULL_TRACEBACK"):
         return error
     return error.with_traceback(None)

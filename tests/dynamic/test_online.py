@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tightfit
 from benchmarks.online_models import PROGRAMS, Program, mlp
+from support.evicting import EvictEverything
 from support.models import CASES, Case
 from tightfit.allocator import CpuMeter
 from tightfit.dynamic.room import allocated_bytes, storages_alive
@@ -25,18 +25,6 @@ from tightfit.eviction.policies.registry import POLICIES
 
 AMPLE = "1TiB"
 KIB = 1 << 10
-
-
-class EvictEverything(TorchDispatchMode):
-    """Takes the memory of everything that can be computed again, before every operator."""
-
-    def __init__(self, region: tightfit.Online) -> None:
-        super().__init__()
-        self.region = region
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.region.evict(AMPLE)
-        return func(*args, **(kwargs or {}))
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -296,6 +284,20 @@ def test_sparse_gradients_and_sampled_indices() -> None:
         assert same(run(), expected)
 
 
+def test_memory_that_is_resized_keeps_its_readers() -> None:
+    """As fully_shard does with weights that were gathered: freed after use, and filled anew."""
+    with tightfit.online(AMPLE, smallest=1) as region:
+        gathered = torch.ones(KIB) * 3
+        doubled = gathered * 2
+        gathered.untyped_storage().resize_(0)
+        region.evict(AMPLE)
+        assert bool((doubled == 6).all())
+        gathered.untyped_storage().resize_(4 * KIB)
+        gathered.fill_(5)
+        region.evict(AMPLE)
+        assert bool((gathered == 5).all()) and bool((doubled == 6).all())
+
+
 def test_a_model_made_inside_trains_alike() -> None:
     def run() -> list[torch.Tensor]:
         torch.manual_seed(3)
@@ -337,6 +339,37 @@ def test_an_operator_that_does_not_fit_is_named_and_a_smaller_step_follows() -> 
     plain(small).square().mean().backward()
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+
+
+def test_a_backward_that_fails_holds_nothing_of_its_step() -> None:
+    """Autograd's engine keeps what was still to run of one that raised, until another one runs."""
+    weight, narrow = torch.randn(64, 64, requires_grad=True), torch.randn(64, requires_grad=True)
+    wide = torch.randn(64, 2)
+
+    def step(rows: int) -> None:
+        y = torch.randn(rows, 64) @ weight
+        for _ in range(10):
+            y = y.tanh() * narrow  # gradients of narrow wait in the queue
+        (y @ wide).repeat(1, 8192 // rows).square().sum().backward()
+
+    gc.collect()
+    held_bytes = resident_bytes()
+    with tightfit.online(held_bytes + 1_000_000) as region:
+        with pytest.raises(BudgetExceeded):
+            step(2048)
+        gc.collect()
+        torch.ones(1) + 1
+        assert resident_bytes() <= held_bytes + 64 * KIB
+        step(256)
+    assert region.report().peak_bytes <= held_bytes + 1_000_000
+
+
+def test_what_asks_for_memory_beside_the_operators_is_a_named_error_too() -> None:
+    with (
+        pytest.raises(BudgetExceeded, match=r"beside PyTorch's operators"),
+        tightfit.online(resident_bytes() + 100_000),
+    ):
+        copy.deepcopy(torch.UntypedStorage(1 << 20))
 
 
 def test_thrashing_is_an_error_with_a_way_out() -> None:

@@ -35,5 +35,6 @@ def test_supported(case: Case) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_refused(refused: Refused) -> None:
     torch.manual_seed(0)
-    with pytest.raises(refused.error, match=f"(?s){refused.message}"):
+    with pytest.raises(refused.error, match=f"(?s){refused.message}") as error:
         refused.run(lambda model: tightfit.fit(model, "1GiB", costs="unit"))
+    assert str(error.value).count("with tightfit.online(budget=...)") == 1

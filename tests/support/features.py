@@ -337,13 +337,15 @@ SUPPORTED = [
 
 @dataclass(frozen=True)
 class Refused:
-    """Something that is refused: how, and the way out that the message names."""
+    """Something that is refused: how, and the ways out that the message names."""
 
     name: str
     run: Callable[[Callable[[nn.Module], nn.Module]], Any]
     error: type[Exception]
     message: str
     way_out: str
+    runs: bool = True
+    """Whether plain PyTorch runs it as it stands here; then `tightfit.online` does, too."""
 
 
 def called(make: Callable[[], nn.Module], *inputs: Callable[[], Any]):
@@ -512,6 +514,7 @@ REFUSED = [
         CaptureError,
         "DTensor.*local tensors",
         "fit the blocks inside, on local tensors",
+        runs=False,
     ),
     Refused(
         "compiled and scripted modules inside",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tightfit.dynamic.history import MARK, Content, Holder
+from tightfit.dynamic.history import MARK, Content, Lies
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.torch_private.storages import storage_of
@@ -34,23 +34,27 @@ class Contents:
     def __init__(self, room: Room, pool: Pool) -> None:
         self._room = room
         self._pool = pool
-        self._ended: deque[Content] = deque()
+        self._ended: deque[Lies] = deque()
         self._held: dict[Content, None] = {}
         self._before: dict[Content, int] = {}
 
     def were_before(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """These exist already, and stay where they are."""
         for storage in storages:
-            content = self.put(storage, Content(storage, None))
+            content = self.put(storage, Content(storage.nbytes(), None))
             self._before[content] = allocated_bytes(storage)
 
     def of_tensor(self, tensor: torch.Tensor) -> Content | None:
         """Return the content of a tensor that is known."""
         try:
-            holder = getattr(storage_of(tensor), MARK, None)
+            return self.of_storage(storage_of(tensor))
         except (NotImplementedError, RuntimeError):
             return None
-        return None if holder is None else holder.content
+
+    def of_storage(self, storage: torch.UntypedStorage) -> Content | None:
+        """Return the content of a storage that is known."""
+        lies = getattr(storage, MARK, None)
+        return None if lies is None else lies.content
 
     def lying_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:
         """Return what a tensor lies in; what nobody has seen before stays where it is.
@@ -64,24 +68,32 @@ class Contents:
             storage = storage_of(tensor)
         except (NotImplementedError, RuntimeError):
             raise NotPlain from None
-        holder = getattr(storage, MARK, None)
-        if holder is not None:
-            return holder.content, storage
-        return self.put(storage, Content(storage, None)), storage
+        lies = getattr(storage, MARK, None)
+        if lies is not None:
+            return lies.content, storage
+        return self.put(storage, Content(storage.nbytes(), None)), storage
 
     def put(self, storage: torch.UntypedStorage, content: Content) -> Content:
         """A storage holds something new, or is met for the first time."""
-        holder: Holder | None = getattr(storage, MARK, None)
-        if holder is None:
-            setattr(storage, MARK, Holder(content, self._ended))
-        else:
-            old = holder.content
-            for reader in old.readers:
-                reader.let_go(old)
-            self._lost(old)
-            holder.becomes(content)
-            if old in self._before:
-                self._before[content] = self._before.pop(old)
+        lies: Lies | None = getattr(storage, MARK, None)
+        if lies is None:
+            return self.put_first(storage, content)
+        old = lies.content
+        for reader in old.readers:
+            reader.let_go(old)
+        self._lost(old)
+        lies.becomes(content)
+        if old in self._before:
+            self._before[content] = self._before.pop(old)
+        self._held[content] = None
+        self._pool.offer(content)
+        return content
+
+    def put_first(self, storage: torch.UntypedStorage, content: Content) -> Content:
+        """A storage is met for the first time."""
+        lies = Lies(storage, self._ended.append)
+        lies.becomes(content)
+        setattr(storage, MARK, lies)
         self._held[content] = None
         self._pool.offer(content)
         return content
@@ -95,19 +107,19 @@ class Contents:
             If a result lies in no storage.
         """
         found: dict[int, torch.UntypedStorage] = {}
-        for tensor in tensors_in(outputs):
+        for tensor in (outputs,) if isinstance(outputs, torch.Tensor) else tensors_in(outputs):
             try:
                 storage = storage_of(tensor)
             except (NotImplementedError, RuntimeError):
                 raise NotPlain from None
-            if storage.device.type == "cpu" and storage.nbytes() and not hasattr(storage, MARK):
+            if not hasattr(storage, MARK) and tensor.is_cpu and storage.nbytes():
                 found[storage._cdata] = storage
         return [*found.values()]
 
     def notice_ends(self) -> None:
         """Catch up with what the program has let go of."""
         while self._ended:
-            content = self._ended.popleft()
+            content = self._ended.popleft().content
             self._lost(content)
             size_bytes = self._before.pop(content, 0)
             if size_bytes:
@@ -129,6 +141,7 @@ class Contents:
             storage = content.memory
             if storage is not None and hasattr(storage, MARK):
                 delattr(storage, MARK)
+            content.lose_storage()
         self._held.clear()
 
     def _lost(self, content: Content) -> None:

@@ -2,23 +2,40 @@
 
 A storage that is written in place gets a new content; the old one can be computed again into
 memory of its own. Views are not remembered: they lie in the storage that they view.
+
+One of each is made for every operator, so what is seldom set is an attribute of the class until
+it is.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from tightfit.torch_private import storages
 
-__all__ = ["MARK", "Blank", "Call", "Content", "Holder", "Place"]
+__all__ = ["MARK", "Blank", "Call", "Content", "Lies", "Place"]
 
 MARK = "tightfit_online"
 """The attribute of a storage that says what it holds."""
+
+
+class Lies(weakref.ref[torch.UntypedStorage]):
+    """A storage, held weakly, and what lies in it; its callback is told where the storage ends.
+
+    The storage has it as `MARK`, so that its content is found.
+    """
+
+    __slots__ = ("content",)
+    content: Content
+
+    def becomes(self, content: Content) -> None:
+        """The storage is met, or was written in place."""
+        self.content = content
+        content.lie_in(self)
 
 
 class Content:
@@ -26,56 +43,51 @@ class Content:
 
     Parameters
     ----------
-    storage : torch.UntypedStorage
-        Where it lies first.
+    size_bytes : int
+        Of the storage.
     maker : Call or None
         What computes it; None: it cannot be computed again, and stays.
     is_backward : bool
         Whether it is a gradient under way.
     is_blank : bool
         Nobody has been seen writing it.
+    used_at, last_op : int
+        The clock, and the number of operators that had run, when it was last used.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_own",
-        "_readers",
-        "_storage",
-        "fast_locks",
-        "is_backward",
-        "is_blank",
-        "is_held",
-        "is_resident",
-        "last_op",
-        "locks",
-        "maker",
-        "node",
-        "size_bytes",
-        "used_at",
-    )
+    is_resident = True
+    is_held = True
+    locks = 0
+    fast_locks = 0
+    node: tuple[Any, int] | None = None
+    known_cost: int | None = None
+    """What the pool has found it to cost with all that it needs first; None: to be found."""
+    _lies: Lies | None = None
+    _own: torch.UntypedStorage | None = None
+    _readers: list[weakref.ref[Call]] | None = None
 
     def __init__(
         self,
-        storage: torch.UntypedStorage,
+        size_bytes: int,
         maker: Call | None,
         is_backward: bool = False,
         is_blank: bool = False,
+        used_at: int = 0,
+        last_op: int = 0,
     ) -> None:
-        self.size_bytes = storage.nbytes()
+        self.size_bytes = size_bytes
         self.maker = maker
         self.is_backward = is_backward
         self.is_blank = is_blank
-        self.is_resident = self.is_held = True
-        self.locks = self.fast_locks = self.used_at = self.last_op = 0
-        self.node: tuple[Any, int] | None = None
-        self._storage = weakref.ref(storage)
-        self._own: torch.UntypedStorage | None = None
-        self._readers: list[weakref.ref[Call]] = []
+        self.used_at = used_at
+        self.last_op = last_op
 
     @property
     def memory(self) -> torch.UntypedStorage | None:
         """The storage it lies in, or would lie in; None if that is gone."""
-        return self._own if self._own is not None else self._storage()
+        if self._own is not None:
+            return self._own
+        return None if self._lies is None else self._lies()
 
     @property
     def is_private(self) -> bool:
@@ -85,7 +97,11 @@ class Content:
     @property
     def readers(self) -> Iterator[Call]:
         """The calls that read it and may be needed again."""
-        return (call for ref in self._readers if (call := ref()) is not None)
+        return (call for ref in self._readers or () if (call := ref()) is not None)
+
+    def lie_in(self, lies: Lies) -> None:
+        """Lie in a storage that the program holds."""
+        self._lies = lies
 
     def use(self, clock: int, op: int) -> None:
         self.used_at = clock
@@ -103,11 +119,30 @@ class Content:
         self.locks -= 1
         self.fast_locks -= was_fast
 
+    def pin(self, clock: int, op: int) -> None:
+        """An operator of the program that reads it is about to run."""
+        self.used_at = clock
+        self.last_op = op
+        self.locks += 1
+        self.fast_locks += 1
+
+    def unpin(self) -> None:
+        """It has run."""
+        self.locks -= 1
+        self.fast_locks -= 1
+
     def add_reader(self, reader: weakref.ref[Call]) -> None:
-        count = len(self._readers)
+        readers = self._readers
+        if readers is None:
+            self._readers = [reader]
+            return
+        count = len(readers)
         if count >= 8 and not count & (count - 1):  # now and then those that are gone are left out
-            self._readers = [ref for ref in self._readers if ref() is not None]
-        self._readers.append(reader)
+            self._readers = readers = [ref for ref in readers if ref() is not None]
+        readers.append(reader)
+
+    def know_cost(self, cost: int | None) -> None:
+        self.known_cost = cost
 
     def leave(self) -> None:
         """Its memory holds it no longer."""
@@ -117,6 +152,7 @@ class Content:
     def lose_storage(self) -> None:
         """The program holds it no longer, or has written over it."""
         self.is_held = False
+        self._lies = None
         if self._own is None:
             self.is_resident = False
 
@@ -129,6 +165,7 @@ class Content:
     def move(self, own: torch.UntypedStorage) -> None:
         """A copy of it lies elsewhere; its storage holds something else."""
         self.is_held = False
+        self._lies = None
         self._own = own
 
     def join(self, node: tuple[Any, int]) -> None:
@@ -190,30 +227,19 @@ class Call:
         Its arguments, with `Place` and `Blank` for tensors.
     reads : dict
         The contents it read, with their storages.
-    written : list of Content or Blank
-        What it has overwritten.
     cost : int
         What the policy thinks it costs.
-    drawn_from : tuple or None
-        The generator it drew from, and its state before.
     with_grad : bool
         Whether gradients were enabled: some kernels return more then.
+    drawn_from : tuple or None
+        The generator it drew from, and its state before.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_kept",
-        "_kept_back",
-        "_outputs",
-        "args",
-        "cost",
-        "drawn_from",
-        "function",
-        "kwargs",
-        "reads",
-        "with_grad",
-        "written",
-    )
+    written: Sequence[Content | Blank] = ()
+    drawn_from: tuple[torch.Generator, torch.Tensor] | None = None
+    _outputs: tuple[weakref.ref[Content], ...] = ()
+    _kept: dict[Content, torch.UntypedStorage] | None = None
+    _kept_back: dict[Content, torch.UntypedStorage] | None = None
 
     def __init__(
         self,
@@ -221,44 +247,49 @@ class Call:
         args: Any,
         kwargs: Any,
         reads: dict[Content, torch.UntypedStorage],
-        written: list[Content | Blank],
         cost: int,
-        drawn_from: tuple[torch.Generator, torch.Tensor] | None,
         with_grad: bool,
+        drawn_from: tuple[torch.Generator, torch.Tensor] | None,
     ) -> None:
         self.function = function
         self.args = args
         self.kwargs = kwargs
-        self.reads = list(reads)
-        self.written = written
+        self.reads = tuple(reads)
         self.cost = cost
-        self.drawn_from = drawn_from
         self.with_grad = with_grad
-        self._outputs: list[weakref.ref[Content]] = []
-        self._kept = {c: storage for c, storage in reads.items() if c.maker is None}
-        self._kept_back: dict[Content, torch.UntypedStorage] = {}
+        if drawn_from is not None:
+            self.drawn_from = drawn_from
         reader = weakref.ref(self)
-        for content in self.reads:
+        for content in reads:
             content.add_reader(reader)
+            if content.maker is None:
+                self.keep(content, reads[content])
 
     @property
     def outputs(self) -> list[Content | None]:
         """What it made: the new contents of what it wrote, then new storages; None if gone."""
         return [ref() for ref in self._outputs]
 
-    def made(self, content: Content) -> None:
-        self._outputs.append(weakref.ref(content))
+    def made(self, contents: Sequence[Content]) -> None:
+        self._outputs = tuple(map(weakref.ref, contents))
+
+    def overwrote(self, written: Sequence[Content | Blank]) -> None:
+        self.written = written
 
     def keep(self, content: Content, storage: torch.UntypedStorage) -> None:
         """Hold what it reads and nobody can compute again."""
+        if self._kept is None:
+            self._kept = {}
         self._kept[content] = storage
 
     def keep_reads(self) -> None:
         """A result was evicted: what it was computed from stays while that is so, or is evicted."""
         for content in self.reads:
-            if content.is_resident and content.is_held and content not in self._kept:
+            if content.is_resident and content.is_held and content not in (self._kept or ()):
                 storage = content.memory
                 if storage is not None:
+                    if self._kept_back is None:
+                        self._kept_back = {}
                     self._kept_back[content] = storage
 
     def let_reads_go(self) -> None:
@@ -270,34 +301,10 @@ class Call:
 
     def forget_reads(self) -> None:
         """Hold nothing for its results."""
-        self._kept_back.clear()
+        self._kept_back = None
 
     def let_go(self, content: Content) -> None:
         """A content that it reads has memory of its own now."""
-        self._kept.pop(content, None)
-        self._kept_back.pop(content, None)
-
-
-class Holder:
-    """Lies in a storage: says what the storage holds, and when it ends.
-
-    Parameters
-    ----------
-    content : Content
-        What it holds now.
-    ended : deque of Content
-        Where the end is told.
-    """
-
-    __slots__ = ("content", "ended")
-
-    def __init__(self, content: Content, ended: deque[Content]) -> None:
-        self.content = content
-        self.ended = ended
-
-    def becomes(self, content: Content) -> None:
-        """The storage was written in place."""
-        self.content = content
-
-    def __del__(self) -> None:
-        self.ended.append(self.content)
+        for kept in (self._kept, self._kept_back):
+            if kept is not None:
+                kept.pop(content, None)

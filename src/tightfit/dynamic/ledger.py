@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -77,27 +76,33 @@ class Ledger:
     def __init__(self, budget_bytes: int, most_again: float) -> None:
         self.clock = 1
         self.budget_bytes = budget_bytes
-        self.counts: Counter[str] = Counter()
-        self.spent_ns: Counter[str] = Counter()
+        self.operators = self.evictions = 0
+        self._again = 0
+        self._all_ns = self._first_ns = self._again_ns = 0
+        self._scoring_ns = self._search_ns = 0
         self._most_again = most_again
         self._step_cost = self._again_cost = self._last_step_cost = 0
 
-    @property
-    def operators(self) -> int:
-        return self.counts["operators"]
+    def moment(self) -> int:
+        """Return the time now, less what was spent on searching."""
+        return perf_counter_ns() - self._search_ns
 
     def ran_first(self, cost: int) -> None:
         """An operator of the program has run."""
-        self.counts["operators"] += 1
+        self.operators += 1
         self.clock += cost
         self._step_cost += cost
 
-    def ran_again(self, cost: int, spent_ns: int) -> None:
-        """An operator has run again."""
-        self.counts["again"] += 1
-        self.spent_ns["again"] += spent_ns
+    def ran_again(self, cost: int, started: int) -> None:
+        """An operator has run again, since a `moment`."""
+        self._again += 1
+        self._again_ns += perf_counter_ns() - self._search_ns - started
         self.clock += cost
         self._again_cost += cost
+
+    def evicted(self) -> None:
+        """The memory of a storage was taken."""
+        self.evictions += 1
 
     def stop_if_thrashing(self) -> None:
         """Raise if a step has cost its limit.
@@ -122,25 +127,31 @@ class Ledger:
         self._last_step_cost = self._step_cost
         self._step_cost = self._again_cost = 0
 
-    def spend(self, on: str, since_ns: int) -> None:
-        """Count the time since a moment."""
-        self.spent_ns[on] += perf_counter_ns() - since_ns
+    def computed_since(self, started: int) -> None:
+        """A kernel that ran for the first time has run since a `moment`."""
+        self._first_ns += perf_counter_ns() - self._search_ns - started
+
+    def inside_since(self, started_ns: int) -> None:
+        """The runtime was at work, kernels included."""
+        self._all_ns += perf_counter_ns() - started_ns
+
+    def searched_since(self, started_ns: int, scoring_ns: int) -> None:
+        """What to evict was looked for, and evicted; a part of it was computing scores."""
+        self._search_ns += perf_counter_ns() - started_ns
+        self._scoring_ns += scoring_ns
 
     def report(self, peak_bytes: int) -> OnlineReport:
         """Return what happened so far."""
-        spent_s = {name: ns / 1e9 for name, ns in self.spent_ns.items()}
-        compute_s, again_s = spent_s.get("first", 0.0), spent_s.get("again", 0.0)
-        scoring_s, search_s = spent_s.get("scoring", 0.0), spent_s.get("search", 0.0)
-        inside_s = compute_s + again_s + search_s
+        inside_ns = self._first_ns + self._again_ns + self._search_ns
         return OnlineReport(
             budget_bytes=self.budget_bytes,
             peak_bytes=peak_bytes,
-            operators=self.counts["operators"],
-            evictions=self.counts["evictions"],
-            rematerialisations=self.counts["again"],
-            compute_s=compute_s,
-            again_s=again_s,
-            scoring_s=scoring_s,
-            searching_s=search_s - scoring_s,
-            rest_s=max(0.0, spent_s.get("all", 0.0) - inside_s),
+            operators=self.operators,
+            evictions=self.evictions,
+            rematerialisations=self._again,
+            compute_s=self._first_ns / 1e9,
+            again_s=self._again_ns / 1e9,
+            scoring_s=self._scoring_ns / 1e9,
+            searching_s=(self._search_ns - self._scoring_ns) / 1e9,
+            rest_s=max(0, self._all_ns - inside_ns) / 1e9,
         )

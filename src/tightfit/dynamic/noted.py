@@ -44,8 +44,8 @@ class Noted:
         self._contents = contents
         self._written: dict[int, tuple[Content | Blank, torch.UntypedStorage]] = {}
         if not overwritten:
-            self.args = [self._noted(value) for value in args]
-            self.kwargs = {name: self._noted(value) for name, value in kwargs.items()}
+            self.args = self._all_noted(args)
+            self.kwargs = kwargs and {name: self._noted(v) for name, v in kwargs.items()}
             return
         names = {a.position: a.name for a in (*operator.written, *operator.statistics)}
         unread = operator.unread(args, kwargs)
@@ -61,7 +61,7 @@ class Noted:
     @property
     def written(self) -> list[torch.UntypedStorage]:
         """The storages whose content is computed anew."""
-        return [storage for _, storage in self._written.values()]
+        return [storage for _, storage in self._written.values()] if self._written else []
 
     def call(
         self,
@@ -71,23 +71,32 @@ class Noted:
         with_grad: bool,
     ) -> Call:
         """Return what is needed to run it again."""
-        written = [what for what, _ in self._written.values()]
         given = self.args, self.kwargs, self.reads
-        return Call(function, *given, written, cost, drawn_from, with_grad)
+        call = Call(function, *given, cost, with_grad, drawn_from)
+        if self._written:
+            call.overwrote([what for what, _ in self._written.values()])
+        return call
 
     def fix(self, dtype: torch.dtype) -> None:
         """What is computed from nothing has this type, whatever the default is later."""
         if not self.reads and self.kwargs.get("dtype") is None:
-            self.kwargs["dtype"] = dtype
+            self.kwargs = {**self.kwargs, "dtype": dtype}
+
+    def _all_noted(self, values: Any) -> list[Any]:
+        noted: list[Any] = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                content, storage = self._contents.lying_in(value)
+                self.reads[content] = storage
+                noted.append(Place(content, value))
+            elif isinstance(value, list | tuple):
+                noted.append(self._all_noted(value))
+            else:
+                noted.append(value)
+        return noted
 
     def _noted(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            content, storage = self._contents.lying_in(value)
-            self.reads[content] = storage
-            return Place(content, value)
-        if isinstance(value, list | tuple):
-            return [self._noted(each) for each in value]
-        return value
+        return self._all_noted((value,))[0]
 
     def _argument(self, value: Any, unread: str | None) -> Any:
         """A place, or a blank if what lies there is not read."""

@@ -6,6 +6,7 @@ operators have used goes last, and so do gradients under way, whatever the polic
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ __all__ = ["Pool"]
 _RECENT_OPS = 8
 _MOST_ANCESTORS = 512
 _LEAST_SAMPLE = 64
+_SHARE_OF_SAMPLE = 4
 
 
 class Pool:
@@ -47,35 +49,54 @@ class Pool:
         self._ledger = ledger
         self._smallest_bytes = smallest_bytes
         self._look_at_all = look_at_all
-        self._contents: dict[Content, None] = {}
+        self._contents: list[Content] = []
+        self._positions: dict[Content, int] = {}
         self._retired: dict[Content, None] = {}
+        self._costs_are_known = False
         self._classes = Classes() if policy.cost is Cost.CLASSES else None
         self._random = random.Random(0)
 
     def offer(self, content: Content) -> None:
         """A content is resident: it may be evicted if it can be computed again."""
-        if content.maker is not None and content.size_bytes >= self._smallest_bytes:
-            self._contents[content] = None
+        if content.size_bytes < self._smallest_bytes or content.maker is None:
+            return
+        if content not in self._positions:
+            self._positions[content] = len(self._contents)
+            self._contents.append(content)
 
     def is_small(self, content: Content) -> bool:
         return content.size_bytes < self._smallest_bytes
 
     def withdraw(self, content: Content) -> None:
         """A content may not be evicted any more, or is gone."""
-        self._contents.pop(content, None)
-        self._retired.pop(content, None)
+        position = self._positions.pop(content, None)
+        if position is not None:
+            last = self._contents.pop()
+            if last is not content:  # the last one takes its place
+                self._contents[position] = last
+                self._positions[last] = position
+        if self._retired:
+            self._retired.pop(content, None)
 
     def free(self, lacking_bytes: int) -> bool:
         """Evict until so many bytes are free, or nothing is left; return whether any were."""
         started = perf_counter_ns()
-        freed_bytes = 0
+        scoring_ns = freed_bytes = 0
         while freed_bytes < lacking_bytes:
-            content = self._victim()
-            if content is None:
+            before = perf_counter_ns()
+            candidates = self._candidates()
+            ranked = self._ranked(candidates)
+            scoring_ns += perf_counter_ns() - before
+            if not ranked:
                 break
-            freed_bytes += content.size_bytes
-            self._evict(content)
-        self._ledger.spend("search", started)
+            most = max(1, len(ranked) // _SHARE_OF_SAMPLE)
+            for _ in range(len(ranked) if self._look_at_all else most):
+                content = self._next(ranked)
+                freed_bytes += content.size_bytes
+                self._evict(content)
+                if freed_bytes >= lacking_bytes:
+                    break
+        self._ledger.searched_since(started, scoring_ns)
         return freed_bytes > 0
 
     def drop(self, content: Content) -> None:
@@ -98,6 +119,8 @@ class Pool:
 
     def left(self, content: Content) -> None:
         """A content is not resident any more: it joins the class of what is evicted beside it."""
+        if self._costs_are_known:
+            _tell_those_after(content)
         if self._classes is None or content.maker is None:
             return
         node = self._classes.add(content.maker.cost)
@@ -107,6 +130,8 @@ class Pool:
 
     def came_back(self, content: Content) -> None:
         """A content that was gone is about to be resident."""
+        if self._costs_are_known:
+            _tell_those_after(content)
         if self._classes is not None and content.maker is not None and content.node is not None:
             self._classes.leave(content.node[1], content.maker.cost)
 
@@ -121,54 +146,85 @@ class Pool:
             content.maker.keep_reads()
         content.leave()
         self.left(content)
-        self._ledger.counts["evictions"] += 1
+        self._ledger.evicted()
 
-    def _victim(self) -> Content | None:
-        candidates = self._candidates()
-        if not candidates:
-            return None
+    def _ranked(self, candidates: list[Content]) -> list[tuple[float, int, Content]]:
+        """Return a heap of candidates by score; those alike in the order they are in."""
         if self._policy.cost is Cost.RANDOM:
-            return self._random.choice(candidates)
-        if not self._look_at_all:
-            size = max(_LEAST_SAMPLE, math.isqrt(len(candidates)))
-            if size < len(candidates):
-                candidates = self._random.sample(candidates, size)
-        started = perf_counter_ns()
-        score = self._policy.score
-        victim = min(candidates, key=lambda content: score(_Candidate(self, content)))
-        self._ledger.spend("scoring", started)
-        return victim
+            scores = [self._random.random() for _ in candidates]
+        else:
+            scores = [self._score(content) for content in candidates]
+        ranked = [*zip(scores, range(len(candidates)), candidates, strict=True)]
+        heapq.heapify(ranked)
+        return ranked
+
+    def _next(self, ranked: list[tuple[float, int, Content]]) -> Content:
+        """Take the one with the least score; scores rise where others are evicted beside."""
+        while self._policy.cost is not Cost.RANDOM:
+            before, order, content = ranked[0]
+            score = self._score(content)
+            if score <= before:
+                break
+            heapq.heapreplace(ranked, (score, order, content))
+        return heapq.heappop(ranked)[2]
+
+    def _score(self, content: Content) -> float:
+        staleness = self._ledger.clock - content.used_at + 1
+        weight = self._policy.weight_of(content.size_bytes, staleness)
+        return self._cost(content) / weight if weight > 0 else math.inf
 
     def _candidates(self) -> list[Content]:
-        """What may go: gradients under way and what was just used only if nothing else may.
+        """What may go, or a sample: what was retired first, and then the first turn there is."""
+        if self._retired:
+            retired = [c for c in self._retired if c.is_private and not c.locks]
+            if retired:
+                return retired
+        if self._look_at_all:
+            return self._first_turn(self._contents)[1]
+        size = max(_LEAST_SAMPLE, math.isqrt(len(self._contents)))
+        if size >= len(self._contents):
+            return self._first_turn(self._contents)[1]
+        turn, found = self._first_turn(self._random.sample(self._contents, size))
+        if turn:  # somebody else may come earlier
+            found = self._first_turn(self._contents)[1]
+        return found if len(found) <= size else self._random.sample(found, size)
 
-        What somebody waits for goes last of all: it will have to come back.
+    def _first_turn(self, contents: list[Content]) -> tuple[int, list[Content]]:
+        """Return the first turn that any of them has, and those whose turn it is.
+
+        Gradients under way and what was just used go only if nothing else may; what somebody waits
+        for goes last of all: it will have to come back.
         """
-        retired = [c for c in self._retired if c.is_private and not c.locks]
-        if retired:
-            return retired
-        loose = [content for content in self._contents if not content.fast_locks]
-        free = [content for content in loose if not content.locks]
         latest = self._ledger.operators - _RECENT_OPS
-        first = [c for c in free if c.last_op <= latest and not c.is_backward]
-        return first or [c for c in free if c.last_op <= latest] or free or loose
+        turns: tuple[list[Content], ...] = ([], [], [], [])
+        for content in contents:
+            if content.locks:
+                if not content.fast_locks:
+                    turns[3].append(content)
+            elif content.last_op > latest:
+                turns[2].append(content)
+            else:
+                turns[content.is_backward].append(content)
+        return next(((n, found) for n, found in enumerate(turns) if found), (3, []))
 
-    # -- what a score may ask --------------------------------------------------------------------
+    # -- what a score asks -------------------------------------------------------------------------
 
-    def staleness(self, content: Content) -> int:
-        return self._ledger.clock - content.used_at + 1
-
-    def cost(self, content: Content, kind: Cost) -> float:
+    def _cost(self, content: Content) -> float:
         """Return what `Cost` says of a content, as things are now."""
+        if content.known_cost is not None:
+            return content.known_cost
         assert content.maker is not None
         own = content.maker.cost
-        match kind:
+        match self._policy.cost:
             case Cost.NONE | Cost.RANDOM:
                 return 1
             case Cost.LOCAL:
                 return own
             case Cost.OPERATORS:
-                return own + sum(call.cost for call in _calls_before(content.maker))
+                cost = own + sum(call.cost for call in _calls_before(content.maker))
+                content.know_cost(cost)
+                self._costs_are_known = True
+                return cost
             case Cost.BEFORE:
                 return own + sum(_cost_of(c) for c in _region(content, _parents))
             case Cost.AROUND:
@@ -183,27 +239,6 @@ class Pool:
         """The nodes of the neighbours that are not resident."""
         nodes = [c.node for c in (*_parents(content), *_children(content)) if not c.is_resident]
         return [node[1] for node in nodes if node is not None and node[0] is self._classes]
-
-
-class _Candidate:
-    """What a policy may know of a content (`tightfit.eviction.policies.policy.Candidate`)."""
-
-    __slots__ = ("_content", "_pool")
-
-    def __init__(self, pool: Pool, content: Content) -> None:
-        self._pool = pool
-        self._content = content
-
-    @property
-    def size_bytes(self) -> int:
-        return self._content.size_bytes
-
-    @property
-    def staleness(self) -> float:
-        return self._pool.staleness(self._content)
-
-    def cost(self, kind: Cost) -> float:
-        return self._pool.cost(self._content, kind)
 
 
 def _cost_of(content: Content) -> int:
@@ -226,11 +261,25 @@ def _calls_before(call: Call) -> list[Call]:
     while front and len(found) < _MOST_ANCESTORS:
         for content in front.pop().reads:
             maker = content.maker
-            if not content.is_resident and maker is not None and maker not in found:
-                found[maker] = None
-                front.append(maker)
+            if not content.is_resident and maker is not None:
+                content.know_cost(maker.cost)  # it was counted: somebody must be told if it changes
+                if maker not in found:
+                    found[maker] = None
+                    front.append(maker)
     found.pop(call, None)
     return list(found)
+
+
+def _tell_those_after(content: Content) -> None:
+    """What a content costs has changed: forget what those cost that would need it first."""
+    content.know_cost(None)
+    front = [content]
+    while front:
+        for other in _children(front.pop()):
+            if other.known_cost is not None:
+                other.know_cost(None)
+                if not other.is_resident:
+                    front.append(other)
 
 
 def _region(content: Content, neighbours: object) -> dict[Content, None]:

@@ -10,11 +10,17 @@ from torch.optim import optimizer
 
 from tightfit.dynamic.ledger import Ledger, OnlineReport
 from tightfit.dynamic.pool import Pool
-from tightfit.dynamic.room import Room, allocated_bytes, storages_alive
+from tightfit.dynamic.room import (
+    Room,
+    allocated_bytes,
+    budget_exceeded,
+    is_refusal,
+    storages_alive,
+)
 from tightfit.dynamic.runtime import Runtime
 from tightfit.errors import BadInput, BudgetExceeded, HookUnavailable, InfeasibleBudget
 from tightfit.eviction.policies.policy import Policy
-from tightfit.torch_private.storages import told_of_addresses, why_memory_stays
+from tightfit.torch_private.storages import told_of_addresses, told_of_resizing, why_memory_stays
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Online"]
@@ -75,9 +81,13 @@ class Online:
         runtime, room = self._runtime, self._room
         with self._around:
             runtime.__exit__(kind, error, trace)
+            runtime.let_go_of_failed()
             lost_bytes = 0 if kind else runtime.settle_all()
             self._peak_bytes = max(self._peak_bytes, room.peak_bytes())
         self._runtime = self._room = None
+        if error is not None and is_refusal(error):
+            what = "something beside PyTorch's operators asked for memory, and all is evicted."
+            raise budget_exceeded(error, what) from error
         if lost_bytes:
             raise BudgetExceeded(
                 f"the program still holds {format_bytes(lost_bytes)} of evicted tensors at the end "
@@ -133,6 +143,7 @@ class Online:
         room.keep(runtime.make_room)
         around.callback(room.open)
         around.enter_context(told_of_addresses(runtime.need))
+        around.enter_context(told_of_resizing(runtime.resize))
         for register, hook in (
             (optimizer.register_optimizer_step_pre_hook, runtime.before_optimizer),
             (optimizer.register_optimizer_step_post_hook, runtime.after_optimizer),

@@ -7,7 +7,6 @@ than Python's stack. What a waiting call needs is locked, so that it is not evic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -17,7 +16,14 @@ from tightfit.dynamic.history import Blank, Call, Content, Place
 from tightfit.dynamic.ledger import Ledger
 from tightfit.dynamic.pool import Pool
 from tightfit.errors import BadInput
-from tightfit.torch_private.storages import below_autograd, fill, storage_of, take_memory
+from tightfit.torch_private.storages import (
+    below_autograd,
+    copy_of,
+    fill,
+    new_memory,
+    storage_of,
+    take_memory,
+)
 
 __all__ = ["Repeater"]
 
@@ -39,14 +45,32 @@ class Repeater:
         self.refused = ""
         """The operator that could not run again, if the last call of `hold` failed so."""
 
-    def hold(self, contents: Iterable[Content]) -> Held:
-        """Make contents resident and lock them."""
+    def hold(
+        self,
+        reads: Mapping[Content, torch.UntypedStorage],
+        unread: Mapping[Content, torch.UntypedStorage],
+    ) -> Held | Pinned:
+        """Make what is read resident and lock it; give memory to what is only written."""
+        clock, count = self._ledger.clock, self._ledger.operators
+        if not unread:
+            for content in reads:
+                if not content.is_resident:
+                    break
+            else:
+                return Pinned(reads, clock, count)
+        for content in reads:
+            content.use(clock, count)
         held = Held(self._pool)
-        missing = held.lock(contents)
+        missing = held.lock(reads)
         if missing:
-            top = _Frame(None, [*contents], held, missing)
+            top = _Frame(None, [*reads], held, missing)
             self._work(top)
         held.fasten()
+        try:
+            held.lend_memory(unread)
+        except BaseException:
+            held.release()
+            raise
         return held
 
     def bring_back(self, content: Content) -> None:
@@ -93,10 +117,12 @@ class Repeater:
             if isinstance(value, Place):
                 storage = written.get(value.content, value.content.memory)
                 assert storage is not None
+                if storage.nbytes() != value.content.size_bytes:
+                    raise BadInput(f"{frame.name} reads memory that was resized out of sight")
                 known.add(storage._cdata)
                 return value.tensor_in(storage)
             if isinstance(value, Blank):
-                storage = written[value] if value in written else _new_storage(value)
+                storage = written[value] if value in written else new_memory(value.size_bytes)
                 known.add(storage._cdata)
                 return value.place.tensor_in(storage)
             if isinstance(value, list | tuple):
@@ -105,10 +131,9 @@ class Repeater:
 
         args = [build(value) for value in call.args]
         kwargs = {name: build(value) for name, value in call.kwargs.items()}
-        started, search_ns = perf_counter_ns(), self._ledger.spent_ns["search"]
+        started = self._ledger.moment()
         outputs = _run_with_state(call, args, kwargs)
-        search_ns = self._ledger.spent_ns["search"] - search_ns
-        self._ledger.ran_again(call.cost, perf_counter_ns() - started - search_ns)
+        self._ledger.ran_again(call.cost, started)
         made = [*written.values()]
         for tensor in tensors_in(outputs):
             storage = storage_of(tensor)
@@ -127,13 +152,13 @@ class Repeater:
     def _to_write(self, what: Content | Blank) -> torch.UntypedStorage:
         """The memory that a call overwrites: what only it needs, or else a copy."""
         if isinstance(what, Blank):
-            return _new_storage(what)
+            return new_memory(what.size_bytes)
         storage = what.memory
         assert storage is not None
         if what.is_private and what.locks == 1 and what.maker is not None:
             self._pool.drop(what)
             return storage
-        return storage.clone()
+        return copy_of(storage)
 
     def _arrive(self, content: Content, storage: torch.UntypedStorage, frame: _Frame) -> None:
         """A content was computed: into the storage that waits for it, or for those who need it."""
@@ -154,6 +179,30 @@ class Repeater:
         self._pool.offer(content)
         if content.maker is not None:
             content.maker.let_reads_go()
+
+
+class Pinned:
+    """What an operator of the program reads, all of which was there.
+
+    Parameters
+    ----------
+    contents : iterable of Content
+        It lies in storages of the program.
+    clock, op : int
+        When.
+    """
+
+    __slots__ = ("_contents",)
+
+    def __init__(self, contents: Iterable[Content], clock: int, op: int) -> None:
+        self._contents = contents
+        for content in contents:
+            content.pin(clock, op)
+
+    def release(self) -> None:
+        """The operator has run."""
+        for content in self._contents:
+            content.unpin()
 
 
 class Held:
@@ -199,7 +248,7 @@ class Held:
     def lend_memory(self, unread: Mapping[Content, torch.UntypedStorage]) -> None:
         """Let storages whose content nobody reads be written, whether they have memory or not."""
         for content in self.lock(unread):
-            fill(unread[content], torch.UntypedStorage(content.size_bytes))
+            fill(unread[content], new_memory(content.size_bytes))
             self._lent[content] = unread[content]
         self.fasten()
 
@@ -236,7 +285,7 @@ class _Frame:
     __slots__ = ("_missing", "_reads", "_rounds", "call", "held", "wanted")
 
     def __init__(
-        self, wanted: Content | None, reads: list[Content], held: Held, missing: list[Content]
+        self, wanted: Content | None, reads: Iterable[Content], held: Held, missing: list[Content]
     ) -> None:
         self.wanted = wanted
         self.call = wanted.maker if wanted is not None else None
@@ -285,7 +334,3 @@ def _run_with_state(call: Call, args: Any, kwargs: Any) -> Any:
             return call.function(*args, **kwargs)
         finally:
             generator.set_state(now)
-
-
-def _new_storage(blank: Blank) -> torch.UntypedStorage:
-    return torch.UntypedStorage(blank.size_bytes)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 
 from tightfit.allocator.resident import granularity_of, storages_of
-from tightfit.allocator.tally import CpuTally, is_refusal
+from tightfit.allocator.tally import CpuTally, budget_exceeded, is_refusal
 from tightfit.units import rounded_up
 
-__all__ = ["Room", "allocated_bytes", "is_refusal", "storages_alive"]
+__all__ = ["Room", "allocated_bytes", "budget_exceeded", "is_refusal", "storages_alive"]
 
 
 class Room:

@@ -23,9 +23,10 @@ from tightfit.dynamic.operators import Operator, operator_of
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.repeater import Repeater
 from tightfit.dynamic.room import Room, is_refusal
+from tightfit.dynamic.settled import Settled
 from tightfit.errors import BudgetExceeded
 from tightfit.torch_private import core as private
-from tightfit.torch_private.storages import below_modes
+from tightfit.torch_private.storages import below_modes, let_go_of_failed_backward
 from tightfit.units import format_bytes
 
 __all__ = ["Runtime"]
@@ -54,10 +55,11 @@ class Runtime(private.TorchDispatchMode):
         self._ledger = ledger
         self._repeater = Repeater(pool, ledger)
         self._contents = Contents(room, pool)
+        self._settled = Settled(self._contents, pool, self._repeater)
         self._lock = threading.RLock()
         self._parameters: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._last_state: torch.Tensor | None = None
-        self._copy_bytes = 0
+        self._has_failed = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,8 +87,23 @@ class Runtime(private.TorchDispatchMode):
         if content is None or (content.is_resident and not for_good):
             return
         with self._lock, below_modes():
-            self._or_exceed(self._settle if for_good else self._repeater.bring_back, content)
+            self._or_exceed(
+                self._settled.settle if for_good else self._repeater.bring_back, content
+            )
             self._pool.sweep()
+
+    def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
+        """A storage is given another size: what was computed from it must not need it any more."""
+        content = self._contents.of_storage(storage)
+        if content is None:
+            return run()
+        with self._lock, below_modes():
+            self._or_exceed(self._settled.settle, content)
+            self._or_exceed(lambda before: self._settled.protect_readers(before, storage), content)
+            result = run()
+            self._contents.put(storage, Content(storage.nbytes(), None))
+            self._pool.sweep()
+        return result
 
     def settle_gradient(self, parameter: torch.Tensor) -> None:
         """A gradient is accumulated: it stays, and what it was computed from may go."""
@@ -98,11 +115,11 @@ class Runtime(private.TorchDispatchMode):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter in parameters:
             self.settle_gradient(parameter)
-        self._copy_bytes = sum(p.numel() * p.element_size() for p in parameters)
+        self._settled.expect_writes(sum(p.numel() * p.element_size() for p in parameters))
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """The optimizer's state stays; the step is over."""
-        self._copy_bytes = 0
+        self._settled.expect_writes(0)
         for state in optimizer.state.values():
             for tensor in tensors_in([*state.values()]):
                 self.need(tensor, for_good=True)
@@ -110,7 +127,7 @@ class Runtime(private.TorchDispatchMode):
             self._contents.notice_ends()
             for content in self._contents.computed():
                 if content.is_resident and self._pool.is_small(content):
-                    self._settle(content)
+                    self._settled.settle(content)
         self._ledger.end_step()
 
     def settle_all(self) -> int:
@@ -123,12 +140,18 @@ class Runtime(private.TorchDispatchMode):
             self._contents.notice_ends()
             for content in self._contents.computed():
                 try:
-                    self._settle(content)
+                    self._settled.settle(content)
                 except RuntimeError as error:
                     if not is_refusal(error):
                         raise
                     lost_bytes += content.size_bytes
         return lost_bytes
+
+    def let_go_of_failed(self) -> None:
+        """Free what autograd holds of a backward in which an operator has failed."""
+        if self._has_failed and not private.in_backward():
+            self._has_failed = False
+            let_go_of_failed_backward()
 
     def close(self) -> None:
         """Forget everything."""
@@ -152,15 +175,18 @@ class Runtime(private.TorchDispatchMode):
                 self._know(args[0])
             return func(*args, **kwargs)
         started = perf_counter_ns()
+        if self._has_failed:
+            self.let_go_of_failed()
         with self._lock:
             try:
                 return self._run(func, operator, args, kwargs)
-            except RuntimeError as error:
+            except Exception as error:
+                self._has_failed = True
                 if not is_refusal(error):
                     raise
                 raise self._exceeded(operator.name) from None
             finally:
-                self._ledger.spend("all", started)
+                self._ledger.inside_since(started)
 
     def _run(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         self._contents.notice_ends()
@@ -169,12 +195,8 @@ class Runtime(private.TorchDispatchMode):
             noted = Noted(self._contents, operator, args, kwargs, overwritten)
         except NotPlain:
             return self._run_outside(func, args, kwargs)
-        clock, count = self._ledger.clock, self._ledger.operators
-        for content in noted.reads:
-            content.use(clock, count)
-        held = self._repeater.hold(noted.reads)
+        held = self._repeater.hold(noted.reads, noted.unread)
         try:
-            held.lend_memory(noted.unread)
             drawn_from = self._generator(args, kwargs) if operator.draws else None
             outputs = self._timed(func, args, kwargs)
             self._record(func, operator, noted, outputs, drawn_from)
@@ -184,14 +206,13 @@ class Runtime(private.TorchDispatchMode):
         return outputs
 
     def _timed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        spent_ns = self._ledger.spent_ns
-        search_ns, started = spent_ns["search"], perf_counter_ns()
+        started = self._ledger.moment()
         self._lock.release()  # threads of the kernel may ask for room
         try:
             return func(*args, **kwargs)
         finally:
             self._lock.acquire()
-            spent_ns["first"] += perf_counter_ns() - started - (spent_ns["search"] - search_ns)
+            self._ledger.computed_since(started)
 
     def _record(
         self,
@@ -205,32 +226,41 @@ class Runtime(private.TorchDispatchMode):
         try:
             fresh = self._contents.new_among(outputs)
         except NotPlain:  # it may lie in what was given
-            self._settle_all_of(noted.reads)
+            self._settled.settle_all(noted.reads)
             return
-        size_bytes = sum(c.size_bytes for c in noted.reads) + sum(s.nbytes() for s in fresh)
+        changed = [*noted.written, *fresh] if noted.written else fresh
+        size_bytes = 0
+        for content in noted.reads:
+            size_bytes += content.size_bytes
+        for storage in fresh:
+            size_bytes += storage.nbytes()
         cost = _FIXED_COST + operator.weight * size_bytes
         self._ledger.ran_first(cost)
-        changed = [*noted.written, *fresh]
+        if not changed:
+            return
         with_grad = torch.is_grad_enabled()
         call = None
-        if noted.repeats and changed:
+        if noted.repeats:
             if operator.takes_dtype and isinstance(outputs, torch.Tensor):
                 noted.fix(outputs.dtype)
             call = noted.call(func, cost, drawn_from, with_grad)
         is_backward = not with_grad and private.in_backward()
-        clock, count = self._ledger.clock, self._ledger.operators
-        for storage in changed:
-            content = Content(storage, call, is_backward, operator.makes_blank)
-            content.use(clock, count)
-            if call is not None:
-                call.made(content)
-            self._contents.put(storage, content)
+        now = self._ledger.clock, self._ledger.operators
+        made = [
+            Content(storage.nbytes(), call, is_backward, operator.makes_blank, *now)
+            for storage in changed
+        ]
+        if call is not None:
+            call.made(made)
+        put = self._contents.put_first if changed is fresh else self._contents.put
+        for storage, content in zip(changed, made, strict=True):
+            put(storage, content)
 
     def _run_outside(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on tensors of another kind: what it is given stays."""
         tensors = private.pytree.tree_leaves((args, kwargs))
         known = [self._contents.of_tensor(t) for t in tensors if isinstance(t, torch.Tensor)]
-        self._settle_all_of([content for content in known if content is not None])
+        self._settled.settle_all([content for content in known if content is not None])
         return self._timed(func, args, kwargs)
 
     # -- contents --------------------------------------------------------------------------------
@@ -243,7 +273,7 @@ class Runtime(private.TorchDispatchMode):
         content, _ = self._contents.lying_in(parameter)
         if content.is_blank:  # about to be initialised
             return
-        self._settle(content)
+        self._settled.settle(content)
         hook = None
         if parameter.requires_grad and parameter.is_leaf:
             hook = parameter.register_post_accumulate_grad_hook(self.settle_gradient)
@@ -260,46 +290,13 @@ class Runtime(private.TorchDispatchMode):
             return []
         for argument in statistics:
             for tensor in tensors_in(argument.of(args, kwargs)):
-                self._settle(self._contents.lying_in(tensor)[0])
+                self._settled.settle(self._contents.lying_in(tensor)[0])
         tensors = [t for argument in arguments for t in tensors_in(argument.of(args, kwargs))]
         for tensor in tensors:
             content, storage = self._contents.lying_in(tensor)
             if content.maker is None:
-                self._protect_readers(content, storage)
+                self._settled.protect_readers(content, storage)
         return tensors
-
-    def _protect_readers(self, content: Content, storage: torch.UntypedStorage) -> None:
-        """Let what was computed from a content that is overwritten not need it any more.
-
-        What the program holds of that is brought back to stay, if that is less than a copy of the
-        content; or else those who need it get a copy.
-        """
-        if next(content.readers, None) is None:
-            return
-        most_bytes = max(content.size_bytes, self._copy_bytes)
-        self._settle_all_of(_held_after(content, most_bytes) or ())
-        readers = [*content.readers]
-        if readers:
-            content.move(storage.clone())
-            for reader in readers:
-                reader.let_go(content)
-            self._contents.put(storage, Content(storage, None))
-
-    def _settle_all_of(self, contents: Iterable[Content]) -> None:
-        for content in [*contents]:
-            self._settle(content)
-
-    def _settle(self, content: Content) -> None:
-        """Bring a content back, to stay: how it was computed is forgotten."""
-        if content.maker is None:
-            return
-        self._repeater.bring_back(content)
-        storage = content.memory
-        self._pool.withdraw(content)
-        content.stay()
-        if storage is not None:
-            for reader in content.readers:
-                reader.keep(content, storage)
 
     # -- random numbers, errors --------------------------------------------------------------------
 
@@ -338,19 +335,3 @@ class Runtime(private.TorchDispatchMode):
             budget_bytes=room.limit_bytes,
             measured_bytes=held_bytes + asked_bytes,
         )
-
-
-def _held_after(content: Content, most_bytes: int) -> list[Content] | None:
-    """What the program holds and was computed from a content; None if that is more than so much."""
-    found: dict[Content, None] = {}
-    front, size_bytes = [content], 0
-    while front:
-        for call in front.pop().readers:
-            for output in call.outputs:
-                if output is not None and output.maker is not None and output not in found:
-                    found[output] = None
-                    front.append(output)
-                    size_bytes += output.size_bytes if output.is_held else 0
-        if size_bytes > most_bytes:
-            return None
-    return [output for output in found if output.is_held]

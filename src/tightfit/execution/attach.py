@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from tightfit.errors import BadInput, TightfitError, as_user_sees_it
+from tightfit.errors import WITHOUT_A_PLAN, BadInput, TightfitError, as_user_sees_it
 from tightfit.progress import announce
 from tightfit.torch_private import tools
 
@@ -250,11 +250,15 @@ def _planned_forward(replaced: Any) -> Any:
 def _refuse_wrapped(module: nn.Module) -> None:
     kind = type(module).__name__
     if kind in ("OptimizedModule", "DistributedDataParallel", "DataParallel"):
-        raise BadInput(f"the model is wrapped ({kind}): fit the inner module first, then wrap it")
+        raise BadInput(
+            f"the model is wrapped ({kind}): fit the inner module first, then wrap it. "
+            f"{WITHOUT_A_PLAN}"
+        )
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):
         raise BadInput(
             "the model is wrapped by FullyShardedDataParallel (FSDP1), which runs collectives in "
-            "its forward. Shard it with torch.distributed.fsdp.fully_shard (FSDP2), then fit it"
+            "its forward. Shard it with torch.distributed.fsdp.fully_shard (FSDP2), then fit it. "
+            f"{WITHOUT_A_PLAN}"
         )
 
 

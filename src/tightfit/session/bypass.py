@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from tightfit.errors import BadInput
+from tightfit.errors import WITHOUT_A_PLAN, BadInput
 
 __all__ = ["expect_calls"]
 
@@ -78,7 +78,7 @@ def _complain(expecting: Expecting, name: str) -> None:
         f"a gradient reached {name!r} of a fitted {expecting.name} whose forward was not called: "
         "it is trained around its plan, and nothing holds the budget. Fit the module that the "
         "training calls (in Lightning: the one inside, if training_step calls that), or the "
-        "function that computes the loss, with tightfit.step"
+        f"function that computes the loss, with tightfit.step. {WITHOUT_A_PLAN}"
     )
     if expecting.on_exceed == "raise":
         raise BadInput(message)

@@ -20,6 +20,7 @@ from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.infeasible import infeasible
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.pricing.price import (
     Priced,
@@ -171,10 +172,18 @@ def _found(task: Task, options: Options, known: Plan | None) -> Outcome:
     if outcome is None:
         outcome = _interruptible(task, options, known, options.limits)
         if outcome.plan is None:
-            raise infeasible(task, outcome, options.limits, options.progress)
+            outcome = _least(task, outcome, options)
         if options.cache:
             PlanCache().store(_key(task, options), outcome)
     return outcome
+
+
+def _least(task: Task, without: Outcome, options: Options) -> Outcome:
+    """Return the plan of the least budget where the default planner has found none and it fits."""
+    least = minimum_budget(task.graph, task.gradients, options.limits, options.progress)
+    if options.planner == DEFAULT and least.found_bytes <= task.budget_bytes:
+        return judged(task, least.plan)
+    raise infeasible(task, without, least)
 
 
 def _interruptible(task: Task, options: Options, known: Plan | None, limits: Limits) -> Outcome:

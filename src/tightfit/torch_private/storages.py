@@ -18,11 +18,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 __all__ = [
     "below_autograd",
     "below_modes",
+    "copy_of",
     "fill",
+    "let_go_of_failed_backward",
     "negated",
+    "new_memory",
     "storage_of",
     "take_memory",
     "told_of_addresses",
+    "told_of_resizing",
     "why_memory_stays",
 ]
 
@@ -103,6 +107,22 @@ def below_modes() -> Iterator[None]:
         yield
 
 
+def new_memory(size_bytes: int) -> torch.UntypedStorage:
+    """Return a storage of the allocator that operators ask, whose limit holds for it."""
+    return storage_of(torch.empty(size_bytes, dtype=torch.uint8))
+
+
+def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a copy in such memory."""
+    return new_memory(storage.nbytes()).copy_(storage)
+
+
+def let_go_of_failed_backward() -> None:
+    """Free the graph of a backward that has raised: the engine holds it until another one runs."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        torch.ones((), requires_grad=True).backward()
+
+
 def negated(tensor: torch.Tensor) -> torch.Tensor:
     """Return the view of a tensor that torch reads with the other sign."""
     return torch._neg_view(tensor)
@@ -111,6 +131,26 @@ def negated(tensor: torch.Tensor) -> torch.Tensor:
 _TENSOR_METHODS = ("numpy", "data_ptr", "untyped_storage", "tolist", "__repr__", "__dlpack__")
 _FUNCTIONS = ((torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"))
 _HANDED_OUT = ("numpy", "data_ptr", "untyped_storage", "__dlpack__", "to_dlpack")
+
+
+@contextlib.contextmanager
+def told_of_resizing(
+    told: Callable[[torch.UntypedStorage, Callable[[], Any]], Any],
+) -> Iterator[None]:
+    """Let a function give a storage another size, where that happens beside the dispatcher.
+
+    It gets the storage and what resizes it.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def telling(storage: Any, size: int) -> Any:
+        return told(storage, lambda: resize(storage, size))
+
+    torch.UntypedStorage.resize_ = telling  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del torch.UntypedStorage.resize_
 
 
 @contextlib.contextmanager

@@ -88,7 +88,11 @@ class Policy:
 
     def score(self, candidate: Candidate) -> float:
         """Return the score; the candidate with the least is evicted."""
-        below = float(candidate.size_bytes) if self.by_size else 1.0
-        if self.by_staleness:
-            below *= candidate.staleness
-        return float(candidate.cost(self.cost)) / below if below > 0 else math.inf
+        staleness = candidate.staleness if self.by_staleness else 1.0
+        weight = self.weight_of(candidate.size_bytes, staleness)
+        return float(candidate.cost(self.cost)) / weight if weight > 0 else math.inf
+
+    def weight_of(self, size_bytes: int, staleness: float) -> float:
+        """Return what the cost is divided by."""
+        weight = float(size_bytes) if self.by_size else 1.0
+        return weight * staleness if self.by_staleness else weight

@@ -10,9 +10,8 @@ from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.simulate import Simulation, simulate
-from tightfit.planners.base import Limits, Task
-from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
-from tightfit.progress import Progress
+from tightfit.planners.base import Task
+from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.units import format_bytes
 
 __all__ = ["infeasible", "infeasible_message"]
@@ -130,11 +129,8 @@ def _largest(graph: Graph, tightest: Simulation) -> str:
     )
 
 
-def infeasible(
-    task: Task, outcome: Outcome, limits: Limits, progress: Progress
-) -> InfeasibleBudget:
+def infeasible(task: Task, outcome: Outcome, least: MinimumBudget) -> InfeasibleBudget:
     """Return the error that says what was asked, what is the least, and what to try."""
-    least = minimum_budget(task.graph, task.gradients, limits, progress)
     return InfeasibleBudget(
         infeasible_message(task, outcome, least),
         budget_bytes=task.budget_bytes if task.whole_bytes is None else task.whole_bytes,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tightfit.allocator.resident import granularity_of
-from tightfit.errors import InfeasibleBudget
+from tightfit.errors import WITHOUT_A_PLAN, InfeasibleBudget
 from tightfit.execution.guard import Guard
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.session.memory.account import new_gradient_bytes
@@ -141,7 +141,7 @@ class StepPlans:
         and all ranks are to run the same.
         """
         most_bytes = self.limit_bytes - held_bytes
-        left_bytes = most_bytes - self.late_bytes
+        left_bytes = most_bytes - self.late_bytes - self.options.left_bytes
         plans = situation.plans
         if worst.beside_bytes > most_bytes:
             raise self._infeasible(worst)
@@ -193,7 +193,7 @@ class StepPlans:
             f"no plans were found for the {len(ledger.calls)} parts of {self._name} within "
             f"{format_bytes(self.limit_bytes)}: {format_bytes(held)} are held between steps, and "
             f"with plans that save least a step holds {format_bytes(needed)}. Raise the budget to "
-            f"that, or {self._wanted}",
+            f"that, or {self._wanted}. {WITHOUT_A_PLAN}",
             budget_bytes=self.limit_bytes,
             minimum_bytes=needed,
         )
@@ -232,7 +232,8 @@ class StepPlans:
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
             f"{format_bytes(held)} are held when it starts: more than the budget of "
-            f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._wanted}",
+            f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._wanted}. "
+            f"{WITHOUT_A_PLAN}",
             budget_bytes=self.limit_bytes,
             minimum_bytes=held + needed,
         )

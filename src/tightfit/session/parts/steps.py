@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput
+from tightfit.errors import WITHOUT_A_PLAN, BadInput
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
@@ -28,7 +28,7 @@ from tightfit.session.report import PlannedPart, Report
 
 __all__ = ["PartSteps", "Resident"]
 
-_ADVICE = "Raise the budget, or make what lies between the parts smaller"
+_ADVICE = f"Raise the budget, or make what lies between the parts smaller. {WITHOUT_A_PLAN}"
 
 
 class Resident(Protocol):

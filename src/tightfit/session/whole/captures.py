@@ -25,6 +25,7 @@ from tightfit.plan.plan import Plan
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.options import Options
+from tightfit.session.outputs import Usage
 from tightfit.session.stages import capture_step_around_data
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -58,6 +59,7 @@ class Captures:
         self.answered: frozenset[str] = frozenset()
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
+        self._usage = Usage()
         self._kept: frozenset[Kept] = frozenset()
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self._decided: dict[Any, int] = {}  # how often computed values have decided otherwise
@@ -275,10 +277,13 @@ class Captures:
         self._by_signature.clear()
 
     def learn_outputs(self, one: Specialisation, run: Run) -> None:
-        """Note which outputs received no gradient, or did though planned without; drop the plan."""
+        """Note which outputs have received gradients; drop a plan that is made for others."""
         before = self._detached.get(one.key, frozenset())
-        self._detached[one.key] = run.detached_after(before)
+        self._usage.note(one.key, run)
+        unused = self._usage.settled(one.key)
+        self._detached[one.key] = (before | unused) - run.used
+        if self._detached[one.key] == before:
+            return
         self.forget(one)
-        if run.state != "refused":
-            unused = sorted(run.unused)
-            announce(f"output(s) {unused} receive no gradient: planning without them")
+        if unused:
+            announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")

@@ -17,6 +17,7 @@ from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
+from tightfit.session.addresses import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
@@ -54,6 +55,8 @@ class WholeSteps:
         What the user asked for.
     account : Account
         What it holds between steps.
+    addresses : Anywhere
+        Where its steps lie in memory.
 
     Attributes
     ----------
@@ -67,7 +70,9 @@ class WholeSteps:
         The calls that somebody still holds the outputs of.
     """
 
-    def __init__(self, callee: Callee, options: Options, account: Account) -> None:
+    def __init__(
+        self, callee: Callee, options: Options, account: Account, addresses: Anywhere
+    ) -> None:
         self.callee = callee
         self.options = options
         self.account = account
@@ -76,6 +81,7 @@ class WholeSteps:
         self._flight = Flight(account)
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._addresses = addresses
         self._calls = 0
 
     # -- calling ------------------------------------------------------------------------------
@@ -132,12 +138,11 @@ class WholeSteps:
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
         steps = self.guard.steps if self.guard is not None else []
-        graph = self.last.graph
         return report_of(
             self.last.outcome,
-            graph.constant_bytes,
+            self.last.graph.constant_bytes,
             self.options.usable_bytes,
-            graph.cost_source,
+            self.last.graph.cost_source,
             steps[-1] if steps else None,
             self.last.compiled_peak_bytes,
         )
@@ -221,17 +226,10 @@ class WholeSteps:
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
     ) -> tuple[Specialisation, list[Any]]:
-        """Run a forward; where its data ask for another plan than expected, run that one.
+        """Run a forward as its data decide; return what was run in the end, and flat outputs.
 
         A forward that ends early has changed nothing: buffers are written at its end, and
         generators are put back.
-
-        Returns
-        -------
-        one : Specialisation
-            What was run in the end.
-        outputs : list
-            Its flattened outputs.
         """
         for _ in range(_MOST_ATTEMPTS):
             joint = one.captured.joint
@@ -282,6 +280,7 @@ class WholeSteps:
         """Run the forward of a plan; return its flattened outputs."""
         inputs = self._inputs(one, given)
         planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
+        self._addresses.begin_step((one.key, planned.number), self)
         run = Run(self._backward_started(one), self._backward_ended)
         self.runs.add(run)
         self._calls += 1
@@ -318,8 +317,7 @@ class WholeSteps:
         except InfeasibleBudget as error:
             beside_bytes = self._flight.least_beside(one, around, self.options, len(self.waiting))
             raise advised(error, one, around, self.account, self.options, beside_bytes) from None
-        is_new = all(planned is not each for each in known)
-        if self.options.compile and is_new:
+        if self.options.compile and all(planned is not each for each in known):
             self.watch.restart()  # what compiling and trying took belongs to no step
         return planned
 
@@ -361,8 +359,7 @@ class WholeSteps:
             if one.tuner is not None:
                 one.tuner.begin()
             self.watch.before_backward()
-            if run.state == "refused" or run.unused:
-                self.captures.learn_outputs(one, run)
+            self.captures.learn_outputs(one, run)
 
         return started
 

@@ -1,0 +1,89 @@
+"""What stays: contents brought back for good, and contents that are about to be written over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from tightfit.dynamic.contents import Contents
+from tightfit.dynamic.history import Content
+from tightfit.dynamic.pool import Pool
+from tightfit.dynamic.repeater import Repeater
+from tightfit.torch_private.storages import copy_of
+
+__all__ = ["Settled"]
+
+
+class Settled:
+    """Makes contents stay, so that nothing has to compute them again.
+
+    Parameters
+    ----------
+    contents : Contents
+        What lies in which storage.
+    pool : Pool
+        What may be evicted.
+    repeater : Repeater
+        Brings back.
+    """
+
+    def __init__(self, contents: Contents, pool: Pool, repeater: Repeater) -> None:
+        self._contents = contents
+        self._pool = pool
+        self._repeater = repeater
+        self._copy_bytes = 0
+
+    def expect_writes(self, size_bytes: int) -> None:
+        """So much is about to be overwritten, as parameters are by an optimizer; 0: no longer."""
+        self._copy_bytes = size_bytes
+
+    def settle(self, content: Content) -> None:
+        """Bring a content back, to stay: how it was computed is forgotten."""
+        if content.maker is None:
+            return
+        self._repeater.bring_back(content)
+        storage = content.memory
+        self._pool.withdraw(content)
+        content.stay()
+        if storage is not None:
+            for reader in content.readers:
+                reader.keep(content, storage)
+
+    def settle_all(self, contents: Iterable[Content]) -> None:
+        """Bring some back, to stay."""
+        for content in [*contents]:
+            self.settle(content)
+
+    def protect_readers(self, content: Content, storage: torch.UntypedStorage) -> None:
+        """Let what was computed from a content that is overwritten not need it any more.
+
+        What the program holds of that is brought back to stay, if that is less than a copy of the
+        content; or else those who need it get a copy.
+        """
+        if next(content.readers, None) is None:
+            return
+        most_bytes = max(content.size_bytes, self._copy_bytes)
+        self.settle_all(_held_after(content, most_bytes) or ())
+        readers = [*content.readers]
+        if readers:
+            content.move(copy_of(storage))
+            for reader in readers:
+                reader.let_go(content)
+            self._contents.put(storage, Content(storage.nbytes(), None))
+
+
+def _held_after(content: Content, most_bytes: int) -> list[Content] | None:
+    """What the program holds and was computed from a content; None if that is more than so much."""
+    found: dict[Content, None] = {}
+    front, size_bytes = [content], 0
+    while front:
+        for call in front.pop().readers:
+            for output in call.outputs:
+                if output is not None and output.maker is not None and output not in found:
+                    found[output] = None
+                    front.append(output)
+                    size_bytes += output.size_bytes if output.is_held else 0
+        if size_bytes > most_bytes:
+            return None
+    return [output for output in found if output.is_held]
