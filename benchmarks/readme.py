@@ -48,8 +48,7 @@ def rows_in(path: Path) -> list[Row]:
 def section() -> str:
     """Return what stands in the README: the runs on a CPU, then those on a GPU."""
     on_gpu = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
-    plot = "![Time against memory](docs/training.svg)"
-    return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), plot, on_gpu])
+    return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), on_gpu])
 
 
 def gpu_section(runs: dict[str, list[Row]], proofs: dict[str, list[Row]]) -> str:

@@ -14,9 +14,10 @@ from tightfit.layout.packers.base import PackingLimits
 from tightfit.plan.plan import Plan
 from tightfit.reporting.html.facts import Measured, PlannedFor
 from tightfit.reporting.html.page import plan_page
+from tightfit.reporting.html.parts import PartInUse, WholeStep, parts_page
 from tightfit.reporting.html.sentences import Proven
 
-__all__ = ["check_page", "write_page"]
+__all__ = ["check_page", "write_page", "write_parts_page"]
 
 _PACKING_S = 2.0
 
@@ -70,4 +71,14 @@ def write_page(
         graph, plan, proven=proven, measured=measured, offsets=packed.layout.offsets, curve=curve
     )
     write_atomically(path, page)
+    return path
+
+
+def write_parts_page(path: Path | str, step: WholeStep, parts: Sequence[PartInUse]) -> Path:
+    """Write one HTML file about the plans of a model in parts; return its path.
+
+    Parameters are those of `parts_page`, and where to write, as `write_page` takes it.
+    """
+    path = check_page(path)
+    write_atomically(path, parts_page(step, parts))
     return path

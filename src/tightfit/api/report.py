@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from tightfit.api.pages import write_page
-from tightfit.errors import BadInput
+from tightfit.api.pages import write_page, write_parts_page
 from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
 from tightfit.reporting.html.facts import Measured
+from tightfit.reporting.html.parts import PartInUse, WholeStep
 from tightfit.reporting.html.sentences import Proven
 from tightfit.session import report as of_session
 from tightfit.session.fitted import Fitted
@@ -33,19 +33,15 @@ class Report(of_session.Report, frozen=True, kw_only=True):
     bound_source: str = ""
 
     def html(self, path: Path | str) -> Path:
-        """Write one offline HTML page about the plan and the last step; return its path.
+        """Write one offline HTML page about the plan, or the plans of parts; return its path.
 
         Raises
         ------
         BadInput
-            If the model is planned part by part, or the file cannot be written.
+            If the file cannot be written.
         """
         if self.graph is None or self.plan is None:
-            raise BadInput(
-                f"a page shows the plan of a whole step, and this model is planned in "
-                f"{len(self.plans)} kinds of parts: print the report instead, or plan the whole "
-                "step on fake tensors with tightfit report MODEL -o page.html"
-            )
+            return write_parts_page(path, self._whole_step(), tuple(map(_in_use, self.parts)))
         return write_page(
             path,
             self.graph,
@@ -53,6 +49,19 @@ class Report(of_session.Report, frozen=True, kw_only=True):
             proven=Proven(self.bound, self.bound_source),
             measured=None if self.measured is None else _measured(self.measured),
         )
+
+    def _whole_step(self) -> WholeStep:
+        return WholeStep(
+            budget_bytes=self.budget_bytes,
+            planned_peak_bytes=self.planned_peak_bytes,
+            measured_peak_bytes=self.measured_peak_bytes,
+            overhead=self.overhead,
+            cost_source=self.cost_source,
+        )
+
+
+def _in_use(part: of_session.PlannedPart) -> PartInUse:
+    return PartInUse(part.name, part.graph, part.plan, part.calls)
 
 
 def reported(fitted: Fitted) -> Report:

@@ -6,10 +6,11 @@ import msgspec
 
 from tightfit.arenas.arena import ArenaReport
 from tightfit.execution.guard import StepPeaks
+from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.units import format_bytes
 
-__all__ = ["Held", "Report", "report_of"]
+__all__ = ["Held", "PlannedPart", "Report", "report_of"]
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,15 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class PlannedPart(msgspec.Struct, frozen=True):
+    """A plan of a kind of part: its name, its step, the plan, and its calls in the last step."""
+
+    name: str
+    graph: Graph
+    plan: Plan
+    calls: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What the current plan promises and what the last step held.
 
@@ -79,6 +89,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         Where parts are: for each kind of part, named by the first one, the plans that run.
     calls : int
         Calls of parts in a step. Cost and overhead are of the parts.
+    parts : tuple of PlannedPart
+        Where parts are: every plan that runs, in the order of the first calls.
     arena : ArenaReport or None
         What lies at planned addresses, if an arena was asked for.
     held : Held or None
@@ -98,6 +110,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool = False
     plans: dict[str, tuple[Plan, ...]] = {}
     calls: int = 0
+    parts: tuple[PlannedPart, ...] = ()
     arena: ArenaReport | None = None
     held: Held | None = None
 

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 
 import msgspec
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from tightfit.graph.ir import Graph
 from tightfit.plan.explain import Explanation, explain
@@ -18,7 +18,7 @@ from tightfit.reporting.html.sentences import Proven, summary
 from tightfit.units import format_bytes, format_percent, format_seconds
 from tightfit.version import __version__
 
-__all__ = ["plan_page"]
+__all__ = ["beside", "plan_page", "template"]
 
 _ROWS = 12
 
@@ -56,7 +56,7 @@ def plan_page(
     )
     others = [point for point in curve if point.budget_bytes != plan.budget_bytes]
     facts = facts_of(graph, plan, measured=measured, offsets=offsets, curve=[*others, here])
-    text = _template().render(
+    text = template().render(
         title=f"{graph.name or 'A step'} within {format_bytes(plan.budget_bytes)}",
         sentences=summary(graph, explained, proven=proven, measured=measured),
         figures=_figures(explained, proven, measured),
@@ -67,7 +67,7 @@ def plan_page(
         has_layout=bool(offsets),
         facts=facts,
         data=_embedded(msgspec.json.encode(facts)),
-        **{name: _beside(file) for name, file in _PARTS.items()},
+        **{name: beside(file) for name, file in _PARTS.items()},
     )
     return text.encode()
 
@@ -103,15 +103,17 @@ def _embedded(json: bytes) -> str:
 
 
 @cache
-def _beside(file: str) -> str:
+def beside(file: str) -> str:
+    """Return the text of a file in this folder."""
     return files("tightfit.reporting.html").joinpath(file).read_text("utf-8")
 
 
-def _template():
+def template(file: str = "page.html") -> Template:
+    """Return a page to fill in, with words for bytes, shares and seconds."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {
         "bytes": format_bytes,
         "percent": format_percent,
         "seconds": format_seconds,
     }
-    return environment.from_string(_beside("page.html"))
+    return environment.from_string(beside(file))

@@ -8,6 +8,7 @@ within the budget. A part that was not foreseen is judged by what is held when i
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
 from tightfit.session.parts.ledger import Holding, Ledger, LedgerWriter
 from tightfit.session.parts.planning import StepPlans
-from tightfit.session.report import Report
+from tightfit.session.report import PlannedPart, Report
 
 __all__ = ["PartSteps", "Resident"]
 
@@ -163,6 +164,7 @@ class PartSteps:
             plan=None,
             plans=_plans_in_use(ledger),
             calls=len(ledger.calls),
+            parts=_parts_in_use(ledger),
         )
 
     def least_bytes(self) -> int:
@@ -250,6 +252,15 @@ def _plans_in_use(ledger: Ledger[Kind]) -> dict[str, tuple[Plan, ...]]:
     for kind, holding in zip(ledger.calls, ledger.holdings, strict=True):
         used.setdefault(kind.name, {})[holding] = None
     return {name: tuple(holding.plan for holding in holdings) for name, holdings in used.items()}
+
+
+def _parts_in_use(ledger: Ledger[Kind]) -> tuple[PlannedPart, ...]:
+    """Return every plan that ran with the step it is of."""
+    calls = Counter(zip(ledger.calls, ledger.holdings, strict=True))
+    return tuple(
+        PlannedPart(kind.name, kind.captured.graph, holding.plan, count)
+        for (kind, holding), count in calls.items()
+    )
 
 
 def _where(ledger: Ledger[Kind]) -> str:

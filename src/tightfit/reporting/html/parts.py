@@ -1,0 +1,125 @@
+"""The page about a model that is planned in parts: which plans run, what each keeps and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.assemble import assemble, keep_everything
+from tightfit.plan.explain import Explanation, explain
+from tightfit.plan.plan import Plan
+from tightfit.reporting.groups import ShareRow, share_rows
+from tightfit.reporting.html.page import beside, template
+from tightfit.units import format_bytes, format_percent
+from tightfit.version import __version__
+
+__all__ = ["PartInUse", "WholeStep", "parts_page"]
+
+_ROWS = 8
+
+
+class WholeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the step that the parts make: bytes with constants, a fraction of cost."""
+
+    budget_bytes: int
+    planned_peak_bytes: int
+    measured_peak_bytes: int | None
+    overhead: float
+    cost_source: str
+
+
+class PartInUse(msgspec.Struct, frozen=True):
+    """A plan that runs, the step of the part it is of, and its calls in a step."""
+
+    name: str
+    graph: Graph
+    plan: Plan
+    calls: int
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """A row of the table and the section it leads to."""
+
+    name: str
+    calls: int
+    kept_bytes: int
+    plain_bytes: int
+    explained: Explanation
+    shares: tuple[ShareRow, ...]
+
+
+def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
+    """Return one HTML file about the plans of a model in parts.
+
+    Parameters
+    ----------
+    step : WholeStep
+        What all of them together promise, and what was measured.
+    parts : sequence of PartInUse
+        Each with a plan that passes `tightfit.plan.verify` on its graph.
+    """
+    shown = tuple(map(_shown, parts))
+    rows = [
+        ("budget", format_bytes(step.budget_bytes)),
+        ("planned peak", format_bytes(step.planned_peak_bytes)),
+        (
+            "measured peak",
+            "" if step.measured_peak_bytes is None else format_bytes(step.measured_peak_bytes),
+        ),
+        ("extra compute", format_percent(step.overhead)),
+        ("calls of parts", str(sum(part.calls for part in parts))),
+        ("plans", str(len(parts))),
+    ]
+    text = template("parts.html").render(
+        title=f"A model in parts within {format_bytes(step.budget_bytes)}",
+        sentences=_sentences(step, shown),
+        figures=[(name, number) for name, number in rows if number],
+        parts=shown,
+        style=beside("style.css"),
+        version=__version__,
+    )
+    return text.encode()
+
+
+def _shown(part: PartInUse) -> _Shown:
+    explained = explain(part.plan, part.graph)
+    return _Shown(
+        name=part.name,
+        calls=part.calls,
+        kept_bytes=_kept_bytes(part.graph, part.plan),
+        plain_bytes=_kept_bytes(part.graph, _everything(part)),
+        explained=explained,
+        shares=share_rows(explained.modules)[:_ROWS],
+    )
+
+
+def _everything(part: PartInUse) -> Plan:
+    graph = part.graph
+    return assemble(graph, keep_everything(graph), budget_bytes=0, gradients=part.plan.gradients)
+
+
+def _kept_bytes(graph: Graph, plan: Plan) -> int:
+    """Return what a call holds at the end of its forward, without its constants."""
+    phases = explain(plan, graph).phases
+    forward = next((phase for phase in phases if phase.phase == "forward"), None)
+    return 0 if forward is None else max(0, forward.end_bytes - graph.constant_bytes)
+
+
+def _sentences(step: WholeStep, parts: Sequence[_Shown]) -> tuple[str, str, str]:
+    calls = sum(part.calls for part in parts)
+    kept = sum(part.calls * part.kept_bytes for part in parts)
+    plain = sum(part.calls * part.plain_bytes for part in parts)
+    measured = ""
+    if step.measured_peak_bytes is not None:
+        measured = f" (the last step was measured to hold {format_bytes(step.measured_peak_bytes)})"
+    return (
+        "The model allows no single graph, so its parts are planned one by one, within one budget: "
+        f"a step like the last one holds at most {format_bytes(step.planned_peak_bytes)} of "
+        f"{format_bytes(step.budget_bytes)}{measured}.",
+        f"Its {calls} calls of parts keep {format_bytes(kept)} for their backward, where plain "
+        f"PyTorch keeps {format_bytes(plain)}.",
+        f"This costs {format_percent(step.overhead)} more computing time in the parts (costs of "
+        f"operators: {step.cost_source}); nothing is proven of the least possible across parts.",
+    )
