@@ -16,7 +16,7 @@ $(PYTHON) -m venv $(1) 2>/dev/null || { $(PYTHON) -m venv --without-pip $(1) \
 	&& $(PYTHON) -m pip --python $(1)/bin/python install --quiet pip; }
 endef
 
-.PHONY: install test lint demo gpu-proof wheel clean
+.PHONY: install test lint docs demo gpu-proof wheel clean
 
 install: $(INSTALLED)
 
@@ -34,6 +34,11 @@ lint: install
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
+# The documentation site, in build/site; a broken link is an error.
+docs: install
+	[ -x $(BIN)/mkdocs ] || $(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 demo: install
 	$(BIN)/tightfit demo
 
@@ -41,16 +46,22 @@ demo: install
 gpu-proof: install
 	$(BIN)/python benchmarks/gpu_proof.py
 
-# Builds a wheel, installs it into an empty environment in which no compiler can be found, and
-# uses it there.
+# Builds a wheel, installs it into an empty environment in which no compiler can be found, uses it
+# there as a newcomer would, and writes beside it what it brings along (CycloneDX).
 wheel: install
 	rm -rf dist build/wheel
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
 	$(call new_environment,build/wheel)
 	cd build/wheel && PATH="$$PWD/bin" bin/python -m pip --disable-pip-version-check install \
 		--quiet --only-binary :all: --constraint ../../constraints.txt ../../dist/tightfit-*.whl
-	cd build/wheel && PATH="$$PWD/bin" bin/tightfit check zoo:mobilenet_v2 --budget-ratio 0.6
+	cd build/wheel && OMP_NUM_THREADS=1 PATH="$$PWD/bin" bin/tightfit demo --quick
+	cd build/wheel && PATH="$$PWD/bin" bin/tightfit init mine.py
+	cd build/wheel && PATH="$$PWD/bin" bin/tightfit check mine.py:make --budget-ratio 0.6
+	cd build/wheel && PATH="$$PWD/bin" bin/tightfit report mine.py:make --budget-ratio 0.6 --budgets none
 	cd build/wheel && PATH="$$PWD/bin" bin/python ../../examples/train_in_a_budget.py
+	[ -x $(BIN)/cyclonedx-py ] || $(PIP) install --quiet --constraint constraints.txt cyclonedx-bom
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --of JSON \
+		-o dist/tightfit.cdx.json build/wheel/bin/python
 
 clean:
 	rm -rf $(VENV) build dist

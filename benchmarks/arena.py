@@ -2,15 +2,14 @@
 
     python benchmarks/arena.py
 
-Time: in one process, steps in the arena and steps without it take turns; a pair's ratio is of
-processor time. Memory: each way of training runs in a process of its own; what is resident is
+Time: two processes, one with the arena, take turns step by step; a pair's ratio is of processor
+time. Memory: each way of training runs in a process of its own; what is resident is
 compared with what was before the model was made, everything imported and a small model fitted.
 Rows go to ``benchmarks/results/arena.jsonl``; ``--table`` only writes ``docs/arena-measured.md``.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import hashlib
@@ -32,11 +31,13 @@ from torch import nn
 
 import tightfit
 from benchmarks.papers_tables import table
+from benchmarks.processes import in_turns
+from benchmarks.rows import Book, Row
 from tightfit.allocator import resident_bytes
 from tightfit.studies.model import load_example
 from tightfit.units import parse_bytes
 
-__all__ = ["document", "fit_something_small", "made"]
+__all__ = ["BOOK", "document", "fit_something_small", "highest_resident", "made"]
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "arena.jsonl"
@@ -51,41 +52,26 @@ TIMED: dict[str, dict[str, Any]] = {
 }
 HELD: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("resnet50", {"batch": 16, "size": 128}, "344MiB"),
-    ("gpt2", {"batch": 4, "sequence": 256}, "1030MiB"),
+    ("mobilenet_v2", {"batch": 16, "size": 128}, "213MiB"),
+    ("unet", {"batch": 4}, "232MiB"),
+    ("gpt2", {"batch": 4, "sequence": 256}, "1250MiB"),
 )
-PAIRS = 15
+PAIRS, WARM_UP = 15, 5
 MIB = 1 << 20
 
-Row = dict[str, Any]
+
+def measure() -> None:
+    """Append all rows."""
+    for name, settings in TIMED.items():
+        BOOK.append(timed(name, settings))
+    for name, settings, budget in HELD:
+        for way in ("fit", "fit, arena"):
+            BOOK.append(in_its_process(name, settings, budget, way))
 
 
-def main() -> None:
-    """Measure, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--held", nargs=4, help="used by the benchmark itself")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.held:
-        name, settings, budget, way = options.held
-        print(json.dumps(held(name, json.loads(settings), budget, way)))
-        return
-    if not options.table:
-        ROWS.write_text("")
-        for name, settings in TIMED.items():
-            append(timed(name, settings))
-        for name, settings, budget in HELD:
-            for way in ("fit", "fit, arena"):
-                append(in_its_process(name, settings, budget, way))
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
-    PAGE.write_text(document(rows))
-
-
-def append(row: Row) -> None:
-    """Write a row and show it."""
-    with ROWS.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(row, flush=True)
+def child(name: str, settings: str, budget: str, way: str) -> None:
+    """Say what a fitted model holds in this process."""
+    print(json.dumps(held(name, json.loads(settings), budget, way)))
 
 
 def made(name: str, settings: dict[str, Any]) -> tuple[nn.Module, Any, Callable[[], None]]:
@@ -105,22 +91,13 @@ def made(name: str, settings: dict[str, Any]) -> tuple[nn.Module, Any, Callable[
 
 
 def timed(name: str, settings: dict[str, Any]) -> Row:
-    """Let steps in the arena and steps without it take turns."""
-    _, _, step = made(name, settings)
-    spent: dict[str, list[float]] = {"arena": [], "without": []}
-    faults: dict[str, list[int]] = {"arena": [], "without": []}
-    with tightfit.arena() as arena:
-        for number in range(2 * (PAIRS + 4)):
-            way = ("arena", "without")[number % 2]
-            arena.step(way)
-            around = contextlib.nullcontext() if way == "arena" else arena.interrupted()
-            before, started = _faults(), time.process_time()
-            with around:
-                step()
-            spent[way].append(time.process_time() - started)
-            faults[way].append(_faults() - before)
-        report = arena.report
-    pairs = [a / b for a, b in zip(spent["arena"][4:], spent["without"][4:], strict=True)]
+    """Let steps in the arena and plain ones take turns, each in a process of its own."""
+    arena, plain = in_turns(
+        [lambda: steps_in_an_arena(name, settings), lambda: plain_steps(name, settings)],
+        WARM_UP + PAIRS,
+    )
+    arena, plain = arena[WARM_UP:], plain[WARM_UP:]
+    pairs = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(arena, plain, strict=True)]
     low, high = _interval(pairs)
     return {
         "kind": "time",
@@ -130,13 +107,46 @@ def timed(name: str, settings: dict[str, Any]) -> Row:
         "ratio": statistics.median(pairs),
         "low": low,
         "high": high,
-        "step_s": statistics.median(spent["without"][4:]),
-        "faults": statistics.median(faults["arena"][4:]),
-        "faults_without": statistics.median(faults["without"][4:]),
-        "height_bytes": report.height_bytes,
-        "load_bytes": report.lower_bound_bytes,
-        "fallbacks": report.fallbacks,
+        "step_s": statistics.median(step["seconds"] for step in plain),
+        "faults": statistics.median(step["faults"] for step in arena),
+        "faults_without": statistics.median(step["faults"] for step in plain),
+        "height_bytes": arena[-1]["height_bytes"],
+        "load_bytes": arena[-1]["load_bytes"],
+        "fallbacks": arena[-1]["fallbacks"],
     }
+
+
+def plain_steps(name: str, settings: dict[str, Any]) -> Callable[[], Row]:
+    """Return what takes a plain step and says what it took."""
+    _, _, step = made(name, settings)
+
+    def take() -> Row:
+        faults, started = _faults(), time.process_time()
+        step()
+        return {"seconds": time.process_time() - started, "faults": _faults() - faults}
+
+    return take
+
+
+def steps_in_an_arena(name: str, settings: dict[str, Any]) -> Callable[[], Row]:
+    """Return what takes a step in an arena, the border between two steps included."""
+    _, _, step = made(name, settings)
+    arena = tightfit.arena().__enter__()
+
+    def take() -> Row:
+        faults, started = _faults(), time.process_time()
+        step()
+        arena.step()
+        spent, report = time.process_time() - started, arena.report
+        return {
+            "seconds": spent,
+            "faults": _faults() - faults,
+            "height_bytes": report.height_bytes,
+            "load_bytes": report.lower_bound_bytes,
+            "fallbacks": report.fallbacks,
+        }
+
+    return take
 
 
 def _faults() -> int:
@@ -152,7 +162,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 
 def in_its_process(name: str, settings: dict[str, Any], budget: str, way: str) -> Row:
     """Measure what a fitted model holds, in a fresh process."""
-    command = [sys.executable, __file__, "--held", name, json.dumps(settings), budget, way]
+    command = [sys.executable, __file__, "--child", name, json.dumps(settings), budget, way]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -165,7 +175,7 @@ def held(name: str, settings: dict[str, Any], budget: str, way: str) -> Row:
     tightfit.fit(model, budget, optimizer=optimizer, arena=way.endswith("arena"))
     most: list[int] = []
     spent: list[float] = []
-    with _highest_resident() as take:
+    with highest_resident() as take:
         for _ in range(8):
             started = time.process_time()
             step()
@@ -194,7 +204,7 @@ def fit_something_small() -> None:
 
 
 @contextlib.contextmanager
-def _highest_resident() -> Iterator[Callable[[], int]]:
+def highest_resident() -> Iterator[Callable[[], int]]:
     """Yield a function that returns the most that was resident since it was called last."""
     most = [0]
     ended = threading.Event()
@@ -223,9 +233,9 @@ def document(rows: Sequence[Row]) -> str:
         "Generated by `python benchmarks/arena.py` from rows in `benchmarks/results/`; do not "
         "edit. One thread of a machine that other work shared; plain SGD.",
         "## Time\n\nPlain PyTorch, nothing planned but addresses. Ratio: processor time of a step "
-        "in the arena / without it, the median of pairs that took turns in one process, with an "
-        "interval that holds it with about 95 %. Faults: pages that the system had to give in a "
-        "step. Fallbacks: requests that the ordinary allocator served instead of as planned.",
+        "in the arena / without it, the median of pairs of steps of two processes that took turns, "
+        "with an interval that holds it with about 95 %. Faults: pages that the system had to give "
+        "in a step. Fallbacks: requests that the ordinary allocator served instead of as planned.",
         _times([row for row in rows if row["kind"] == "time"]),
         "## Memory\n\nResident memory above the libraries / budget, the most over steps 4 to 8. "
         "The same parameters, bit for bit, in both ways.",
@@ -274,5 +284,8 @@ def _settings(settings: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in settings.items())
 
 
+BOOK = Book(ROWS, PAGE, document)
+
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    BOOK.main(__doc__, measure, child)

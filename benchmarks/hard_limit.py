@@ -10,7 +10,6 @@ model was made and 1.15 of the budget: a control group of the system does no mor
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -29,10 +28,11 @@ import torch
 import tightfit
 from benchmarks.arena import fit_something_small, made
 from benchmarks.papers_tables import table
+from benchmarks.rows import Book, Row
 from tightfit.allocator import CpuMeter, resident_bytes
 from tightfit.units import parse_bytes
 
-__all__ = ["document"]
+__all__ = ["BOOK", "document"]
 
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "results" / "hard_limit.jsonl"
@@ -48,41 +48,19 @@ LONG = ("mobilenet_v2", {"batch": 2, "size": 96}, "arena")
 LONG_STEPS = 200
 MIB = 1 << 20
 
-Row = dict[str, Any]
+
+def measure() -> None:
+    """Append all rows."""
+    BOOK.append(long_run(*LONG))
+    for name, settings, budget, way in LIMITED:
+        BOOK.append(limited(name, settings, budget, way))
 
 
-def main() -> None:
-    """Measure, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--train", nargs=4, help="used by the benchmark itself")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.train:
-        name, settings, budget, way = options.train
-        train(name, json.loads(settings), budget, way)
-        return
-    if not options.table:
-        ROWS.write_text("")
-        append(long_run(*LONG))
-        for name, settings, budget, way in LIMITED:
-            append(limited(name, settings, budget, way))
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
-    PAGE.write_text(document(rows))
-
-
-def append(row: Row) -> None:
-    """Write a row and show it."""
-    with ROWS.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(row, flush=True)
-
-
-def train(name: str, settings: dict[str, Any], budget: str, way: str) -> None:
+def train(name: str, settings: str, budget: str, way: str) -> None:
     """Train, and say what the libraries hold and which step comes."""
     fit_something_small()
     print(resident_bytes(), flush=True)
-    model, optimizer, step = made(name, settings)
+    model, optimizer, step = made(name, json.loads(settings))
     if way != "plain":
         tightfit.fit(model, budget, optimizer=optimizer, arena=way.endswith("arena"))
     for number in range(STEPS):
@@ -93,7 +71,7 @@ def train(name: str, settings: dict[str, Any], budget: str, way: str) -> None:
 
 def limited(name: str, settings: dict[str, Any], budget: str, way: str) -> Row:
     """Train under the limit, from before the first step on; say how far it came."""
-    command = [sys.executable, __file__, "--train", name, json.dumps(settings), budget, way]
+    command = [sys.executable, __file__, "--child", name, json.dumps(settings), budget, way]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         libraries = int(process.stdout.readline())
@@ -218,5 +196,8 @@ def document(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+BOOK = Book(ROWS, PAGE, document)
+
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    BOOK.main(__doc__, measure, train)

@@ -55,7 +55,7 @@ MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
 MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies", "reporting", "dynamic", "eviction"}
 MAY_IMPORT["cli"] = {"api", "studies", "reporting", "layout", "planners", "eviction", "plan"}
 MAY_IMPORT["cli"] |= {"graph", "costs", "capture", "dynamic"}
-MAY_IMPORT["integrations"] = {"api", "allocator"}
+MAY_IMPORT["integrations"] = {"api", "allocator", "torch_private"}
 MAY_IMPORT["__main__"] = {"cli"}
 
 ALSO = {"costs/measured": {"allocator"}}
@@ -63,14 +63,14 @@ ALSO = {"costs/measured": {"allocator"}}
 
 ORDERS: dict[str, tuple[str, ...]] = {
     "capture": (
-        "nodes origins",
+        "nodes origins flops",
         "side_effects operators",
         "calls",
         "reads",
         "opaque decisions",
         "joint_graph traced_call",
         "captured probe trace normalise",
-        "lift around_data partitioner input_uses",
+        "lift foreign around_data partitioner input_uses",
         "capture",
     ),
     "eviction": (
@@ -94,7 +94,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "callee report processes background bypass",
         "memory",
         "options",
-        "stages",
+        "stages addresses",
         "parts whole",
         "fitted",
         "handles",

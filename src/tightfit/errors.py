@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal, TypeVar
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PlanMismatch",
     "SecondForward",
     "TightfitError",
+    "as_user_sees_it",
     "with_another_way",
     "without_frames",
 ]
@@ -114,6 +116,16 @@ def with_another_way(error: Refusal, way: str) -> Refusal:
 def without_frames(error: BaseException) -> None:
     """Let go of the frames an error came through, and of all that lives in them, to keep it."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
+def as_user_sees_it(error: TightfitError) -> TightfitError:
+    """Return an error as it leaves a fitted call: without frames of ours.
+
+    With ``TIGHTFIT_FULL_TRACEBACK`` set the frames stay.
+    """
+    if os.environ.get("TIGHTFIT_FULL_TRACEBACK"):
+        return error
+    return error.with_traceback(None)
 
 
 class CompileError(TightfitError):

@@ -15,6 +15,7 @@ from torch import nn
 import tightfit
 from tightfit.errors import (
     BadInput,
+    CaptureError,
     InfeasibleBudget,
     InvalidPlan,
     PlanMismatch,
@@ -146,3 +147,20 @@ def test_what_the_model_itself_refuses_stays_what_it_is():
         model(torch.ones(4, 9))
     model(torch.ones(4, 8)).sum().backward()
     assert tightfit.report(model).planned_peak_bytes
+
+
+def test_a_refusal_names_the_last_way_out_and_shows_no_inner_frames() -> None:
+    class Decides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layer(x)
+            return x * 2 if x.sum().item() > 3 else x
+
+    model = tightfit.fit(Decides(), "1GiB", costs="unit")
+    with pytest.raises(CaptureError, match=r"Way out: .*\n.*tightfit\.online\(budget") as caught:
+        model(torch.randn(4, 8))
+    ours = [frame for frame in caught.traceback if "/tightfit/" in str(frame.path)]
+    assert len(ours) == 1

@@ -109,7 +109,10 @@ class Plain:
 
 
 class Forwarding(dict):
-    """Attributes are items, as those of many a library for settings."""
+    """Attributes are items, as those of many a library for settings; `get` is its own."""
+
+    def get(self, name):
+        return self[name]
 
     def __getattr__(self, name):
         return self[name]

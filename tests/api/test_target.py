@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tightfit.errors import BadInput
+from tightfit.studies.dry_step import graph_of
 from tightfit.studies.model import load_example, loss_function, on_fake_tensors
 
 GOOD = """
@@ -123,3 +124,22 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, text: str, message: str
 def test_what_is_wrong_with_a_target_is_said(target, options, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         load_example(target, **options)
+
+
+class SetUpLate(nn.Module):
+    """Finds out what its labels are when it first runs, as classifiers of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.kind = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind is None:
+            self.kind = "regression"
+        return (self.layer(x) + torch.arange(2)).square().sum()
+
+
+def test_what_sets_itself_up_when_it_first_runs_is_captured_on_shapes() -> None:
+    graph = graph_of(lambda: (SetUpLate(), None, (torch.ones(4, 3),), None), costs="unit")
+    assert graph.ops

@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import App
 
 from support.documents import example_of
 from support.graphs import two_layers
@@ -47,21 +49,33 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
     return code, json.loads(captured.out)
 
 
+def every_command() -> Iterator[tuple[str, App]]:
+    for name in (name for name in app if not name.startswith("-")):
+        if app[name].default_command is not None:
+            yield name, app[name]
+        else:
+            inner = (inner for inner in app[name] if not inner.startswith("-"))
+            yield from ((f"{name} {word}", app[name][word]) for word in inner)
+
+
 def test_the_command_line_is_frozen() -> None:
     options = {
         name: {
             option
-            for argument in app[name].assemble_argument_collection()
+            for argument in command.assemble_argument_collection()
             for option in argument.names
             if option != "*"  # stands for the options of models
         }
-        for name in app
-        if not name.startswith("-")
+        for name, command in every_command()
     }
     of_models = {"--batch", "--size", "--sequence", "--dropout", "--setting"}
     assert options == {
-        "demo": {"--json"},
+        "demo": {"--quick", "--json"},
         "init": {"FILE", "--json"},
+        "cache ls": {"--json"},
+        "cache rm": {"PLANS", "--all", "--json"},
+        "cache export": {"FILE", "PLANS", "--json"},
+        "cache import": {"FILE", "--json"},
         "check": {
             "MODEL",
             *of_models,
@@ -72,6 +86,7 @@ def test_the_command_line_is_frozen() -> None:
             "--gradients",
             "--planner",
             "--compare-flags",
+            "--lengths",
             "--time-limit",
             "--seed",
             "--iterations",
@@ -328,10 +343,10 @@ def test_a_file_for_ones_own_model_is_written_once_and_works(
     ("words", "message"),
     [
         (("report", "GRAPH", "--budget", "1GiB", "-o", "page.pdf"), "ends in .html, not page.pdf"),
-        (("report", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
+        (("report", "GRAPH"), "give one budget: --budget 8GiB for all"),
         (("init", "model"), "model must end in .py"),
-        (("plan", "GRAPH"), "give either --budget, such as 8GiB, or --budget-ratio"),
-        (("plan", "GRAPH", "--budget", "1GiB", "--budget-ratio", "1"), "give either --budget"),
+        (("plan", "GRAPH"), "give one budget: --budget 8GiB for all"),
+        (("plan", "GRAPH", "--budget", "1GiB", "--budget-ratio", "1"), "give one budget"),
         (("plan", "GRAPH", "--budget", "80%"), "is a percentage, not a size"),
         (("plan", "GRAPH", "--budget", "8g"), "unknown unit 'g'"),
         (("plan", "GRAPH", "--budget", "-3GiB"), "the budget must be positive, got '-3GiB'"),

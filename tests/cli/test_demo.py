@@ -14,7 +14,7 @@ SMALL = (demo.Exhibit("mobilenet_v2", (0.7,), {"batch": 4, "size": 64}),)
 
 def test_demonstration(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     proofs = demo.demonstrate(SMALL, rounds=1, planning_s=1.0)
-    monkeypatch.setattr(demo, "demonstrate", lambda **_: proofs)
+    monkeypatch.setattr(demo, "demonstrate", lambda *_, **__: proofs)
     assert main(["demo", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)["proofs"][0]
     assert row["bitwise"] and row["holds"] and row["model"] == "mobilenet_v2"

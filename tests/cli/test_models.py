@@ -134,7 +134,8 @@ def test_a_proof_that_fails(
     ("words", "message"),
     [
         (("check", "graph.json", "--budget", "1GiB"), "for a graph file use tightfit plan"),
-        (("check", "zoo:vit"), "give either a budget, such as '8GiB' or 'minimum'"),
+        (("check", "zoo:vit"), "give one budget: --budget 8GiB for all"),
+        (("check", "mine.py"), "write mine.py:make, where make is the function that returns"),
         (("check", "zoo:vit", "--budget", "80%"), "is a percentage"),
         (("check", "zoo:vit", "--budget", "1GiB", "--size", "big"), "cannot read the size 'big'"),
         (("check", "zoo:vit", "--budget", "1GiB", "--costs", "abacus"), "'abacus' (known:"),

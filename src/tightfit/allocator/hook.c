@@ -29,7 +29,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 7
+#define VERSION 8
 #define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
 /* ------------------------------------------------------------------ c10's binary interface */

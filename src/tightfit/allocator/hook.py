@@ -12,7 +12,7 @@ from tightfit.errors import HookUnavailable
 __all__ = ["MAKE_ROOM", "hook_available", "hook_unavailable_reason", "installed_hook"]
 
 _FILE = "tightfit_hook.so"
-_VERSION = 7
+_VERSION = 8
 MAKE_ROOM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 """What frees something when a limit is reached: bytes that lack in, whether it freed any out."""
 
@@ -48,6 +48,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_replay_open": (ctypes.c_int, (ctypes.c_int64,)),
     "tightfit_replay_close": (None, (ctypes.c_int,)),
     "tightfit_replay_drop_pages": (None, (ctypes.c_int,)),
+    "tightfit_replay_resident": (ctypes.c_int64, (ctypes.c_int,)),
     "tightfit_replay_add": (
         ctypes.c_int,
         (

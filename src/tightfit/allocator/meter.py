@@ -24,6 +24,7 @@ __all__ = [
     "CudaMeter",
     "Meter",
     "PeakMeasurement",
+    "anonymous_bytes",
     "code_bytes",
     "measure_peak",
     "meter_for",
@@ -238,6 +239,12 @@ def code_bytes() -> int:
     return _pages(2)
 
 
-def _pages(column: int) -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[column])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def anonymous_bytes() -> int:
+    """Return what of the resident memory is not of files: it cannot be read again from a disk."""
+    return _pages(1, less=2)
+
+
+def _pages(column: int, less: int | None = None) -> int:
+    pages = list(map(int, Path("/proc/self/statm").read_text().split()))
+    count = pages[column] - (0 if less is None else pages[less])
+    return count * os.sysconf("SC_PAGE_SIZE")

@@ -16,6 +16,10 @@
  *     if no block that is alive in the arena shares a byte with it.
  * A flag per request says whether it is alive. It is cleared last when a block is freed, and read
  * before its bytes are handed out again.
+ *
+ * A step that goes astray, because many bytes of it are served outside, would hold the arena's
+ * pages and as much again. From then on pages are given back as their blocks are freed, in the
+ * arena and by the ordinary allocator, so that the process holds what is alive.
  */
 #define _GNU_SOURCE
 #include "replay.h"
@@ -26,12 +30,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
 #define ARENAS 64
 #define PLANS 32
 #define GRANULARITY 64
 #define NOBODY (-1)
+#define PAGE 4096
+#define STRAY 32 /* one part in so many of an arena's height is served outside: a step is astray */
+#define LARGE (256 << 10) /* bytes from which on blocks are given back at once while it is */
 
 typedef struct {
     int64_t count;
@@ -57,10 +67,12 @@ typedef struct {
     atomic_int plan_count;
     atomic_bool is_closed; /* unmapped once nothing is alive in it and no thread inside */
     atomic_bool is_entered;
+    atomic_bool is_astray;
     /* the rest belongs to the thread inside */
     Plan *current;
     int64_t next;
     _Bool is_exact;
+    int64_t fallen_bytes; /* of the requests that fell back in the current step */
     int64_t statistics[STATISTICS]; /* of the current step */
 } Arena;
 
@@ -119,6 +131,45 @@ static _Bool is_occupied(Arena *arena, int64_t offset, int64_t size) {
     return 0;
 }
 
+/* ------------------------------------------------------------------ giving pages back */
+
+typedef struct {
+    int64_t begin, end;
+} Range;
+
+static int by_begin(const void *a, const void *b) {
+    const Range *left = a, *right = b;
+    return (left->begin > right->begin) - (left->begin < right->begin);
+}
+
+/* Gives back the whole pages that no living block touches. */
+static void drop_free_pages(Arena *arena) {
+    int64_t most = 1, count = 0;
+    int plans = atomic_load(&arena->plan_count);
+    for (int number = 0; number < plans; number++)
+        most += arena->plans[number]->count;
+    Range *living = calloc((size_t)most, sizeof *living);
+    if (!living)
+        return;
+    for (int number = 0; number < plans; number++)
+        for (int64_t request = 0; request < arena->plans[number]->count; request++)
+            if (is_alive(arena->plans[number], request)) {
+                int64_t begin = arena->plans[number]->offsets[request];
+                living[count++] = (Range){begin, begin + arena->plans[number]->sizes[request]};
+            }
+    living[count++] = (Range){arena->height, arena->height};
+    qsort(living, (size_t)count, sizeof *living, by_begin);
+    int64_t free_from = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t first = (free_from + PAGE - 1) / PAGE * PAGE, last = living[i].begin / PAGE * PAGE;
+        if (first < last)
+            madvise(arena->base + first, (size_t)(last - first), MADV_DONTNEED);
+        if (living[i].end > free_from)
+            free_from = living[i].end;
+    }
+    free(living);
+}
+
 /* ------------------------------------------------------------------ taking and giving back */
 
 static inline _Bool has_predecessor(Plan *plan, int64_t request) {
@@ -156,6 +207,27 @@ static inline _Bool may_lie(Arena *arena, Plan *plan, int64_t request, size_t si
     return 1;
 }
 
+/* Counts a request that falls back; notices when the step is another one than was planned. */
+static void fall_back(Arena *arena, int64_t size) {
+    arena->fallen_bytes += size;
+    if (arena->fallen_bytes <= arena->height / STRAY || atomic_load(&arena->is_astray))
+        return;
+    atomic_store(&arena->is_astray, 1);
+    drop_free_pages(arena);
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, LARGE);
+    mallopt(M_TRIM_THRESHOLD, LARGE);
+#endif
+}
+
+/* Gives back the whole pages of a block that is about to be freed. */
+static void drop_pages_of(Arena *arena, const Plan *plan, int64_t request) {
+    int64_t begin = plan->offsets[request], end = begin + plan->sizes[request];
+    begin = (begin + PAGE - 1) / PAGE * PAGE, end = end / PAGE * PAGE;
+    if (begin < end)
+        madvise(arena->base + begin, (size_t)(end - begin), MADV_DONTNEED);
+}
+
 static void leave(Arena *arena) {
     inside = NULL;
     atomic_store_explicit(&arena->is_entered, 0, memory_order_release);
@@ -171,8 +243,11 @@ void *replay_take(size_t size) {
     }
     Plan *plan = arena->current;
     int64_t request = arena->next++;
-    if (!may_lie(arena, plan, request, size))
+    if (!may_lie(arena, plan, request, size)) {
+        if (request >= plan->count || plan->offsets[request] >= 0)
+            fall_back(arena, (int64_t)size);
         return NULL;
+    }
     arena->statistics[HITS]++;
     int64_t taken = atomic_load_explicit(&plan->taken, memory_order_relaxed);
     atomic_store_explicit(&plan->taken, taken + 1, memory_order_relaxed);
@@ -204,6 +279,9 @@ _Bool replay_give(void *address) {
                 continue;
             if (atomic_load_explicit(&poisons, memory_order_relaxed))
                 memset(address, 0xFF, (size_t)plan->sizes[request]);
+            if (atomic_load_explicit(&arena->is_astray, memory_order_relaxed) &&
+                plan->sizes[request] >= LARGE)
+                drop_pages_of(arena, plan, request);
             atomic_store_explicit(&plan->owner_at[place], NOBODY, memory_order_relaxed);
             atomic_store_explicit(&plan->is_alive[request], 0, memory_order_release);
             atomic_fetch_add_explicit(&plan->given, 1, memory_order_release);
@@ -289,44 +367,6 @@ EXPORT int tightfit_replay_open(int64_t height) {
     return slot;
 }
 
-typedef struct {
-    int64_t begin, end;
-} Range;
-
-static int by_begin(const void *a, const void *b) {
-    const Range *left = a, *right = b;
-    return (left->begin > right->begin) - (left->begin < right->begin);
-}
-
-/* Gives back the whole pages that no living block touches. */
-static void drop_free_pages(Arena *arena) {
-    const int64_t page = 4096;
-    int64_t most = 1, count = 0;
-    int plans = atomic_load(&arena->plan_count);
-    for (int number = 0; number < plans; number++)
-        most += arena->plans[number]->count;
-    Range *living = calloc((size_t)most, sizeof *living);
-    if (!living)
-        return;
-    for (int number = 0; number < plans; number++)
-        for (int64_t request = 0; request < arena->plans[number]->count; request++)
-            if (is_alive(arena->plans[number], request)) {
-                int64_t begin = arena->plans[number]->offsets[request];
-                living[count++] = (Range){begin, begin + arena->plans[number]->sizes[request]};
-            }
-    living[count++] = (Range){arena->height, arena->height};
-    qsort(living, (size_t)count, sizeof *living, by_begin);
-    int64_t free_from = 0;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t first = (free_from + page - 1) / page * page, last = living[i].begin / page * page;
-        if (first < last)
-            madvise(arena->base + first, (size_t)(last - first), MADV_DONTNEED);
-        if (living[i].end > free_from)
-            free_from = living[i].end;
-    }
-    free(living);
-}
-
 /* Gives the pages back: those that no living block touches now, the others once nothing is alive
  * in the arena. A thread that is inside leaves at its next request. */
 EXPORT void tightfit_replay_close(int number) {
@@ -338,6 +378,23 @@ EXPORT void tightfit_replay_close(int number) {
         drop_free_pages(arena);
     unmap_closed();
     pthread_mutex_unlock(&arenas_lock);
+}
+
+/* Returns the bytes of the pages of an arena that are in memory. */
+EXPORT int64_t tightfit_replay_resident(int number) {
+    enum { AT_ONCE = 4096 }; /* pages that are asked about in one call */
+    Arena *arena = atomic_load(&arenas[number]);
+    unsigned char pages[AT_ONCE];
+    int64_t resident = 0;
+    for (int64_t begin = 0; begin < arena->height; begin += (int64_t)AT_ONCE * PAGE) {
+        int64_t left = arena->height - begin, most = (int64_t)AT_ONCE * PAGE;
+        int64_t size = left < most ? left : most;
+        if (mincore(arena->base + begin, (size_t)size, pages))
+            continue;
+        for (int64_t page = 0; page * PAGE < size; page++)
+            resident += (pages[page] & 1) * (int64_t)PAGE;
+    }
+    return resident;
 }
 
 /* Gives back the pages that no living block touches, of an arena that no thread is in. */
@@ -421,6 +478,8 @@ EXPORT int tightfit_replay_begin(int number, int plan) {
     arena->current = arena->plans[plan];
     arena->next = 0;
     arena->is_exact = !alive_in(arena);
+    arena->fallen_bytes = 0;
+    atomic_store(&arena->is_astray, 0);
     memset(arena->statistics, 0, sizeof arena->statistics);
     atomic_store(&arena->is_entered, 1);
     inside = arena;

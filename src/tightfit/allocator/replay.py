@@ -140,6 +140,11 @@ class Replay:
         """How many blocks lie in the arena now."""
         return int(self._hook.tightfit_replay_alive(self._number))
 
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of its pages that are in memory now."""
+        return int(self._hook.tightfit_replay_resident(self._number))
+
     def drop_pages(self) -> None:
         """Give the pages back that no living block touches, while nobody is inside."""
         self._hook.tightfit_replay_drop_pages(self._number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -41,6 +42,9 @@ class ArenaReport:
         How often a step was laid out, the first time included.
     height_bytes, lower_bound_bytes : int
         Of the highest layout in use: bytes it takes, and the most that is alive at one time.
+    outlived_bytes, elsewhere_bytes : int
+        What lies outside of it in a step: blocks that outlive the step (state of optimizers, what
+        the loop keeps); the most that other threads and interrupted parts hold at one time.
     """
 
     steps: int = 0
@@ -52,6 +56,13 @@ class ArenaReport:
     layouts: int = 0
     height_bytes: int = 0
     lower_bound_bytes: int = 0
+    outlived_bytes: int = 0
+    elsewhere_bytes: int = 0
+
+    @property
+    def fragmentation(self) -> float:
+        """What the arena takes more than is alive at one time, as a share of that."""
+        return self.height_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
 
 
 class Arena:
@@ -68,9 +79,15 @@ class Arena:
 
     Only requests of the thread that entered are planned, and only on the CPU. Tensors that outlive
     a step lie with the ordinary allocator.
+
+    Parameters
+    ----------
+    yields : bool
+        Whether it ends where its thread enters another one: nobody has asked for it in person.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, yields: bool = False) -> None:
+        self._yields = yields
         self._thread: int | None = None
         self._replay: Replay | None = None
         self._steps: dict[Hashable, _Step] = {}
@@ -78,6 +95,7 @@ class Arena:
         self._recording = contextlib.ExitStack()
         self._recorder: Recorder | None = None
         self._trims = False
+        self._exact_height_bytes = 0
         self._report = ArenaReport()
 
     def __enter__(self) -> Arena:
@@ -88,13 +106,20 @@ class Arena:
         HookUnavailable
             If the CPU's allocator cannot be hooked in this process.
         BadInput
-            If this arena is in use.
+            If this arena is in use, or its thread is in another one.
         """
         installed_hook()
         if self._thread is not None:
             raise BadInput("this arena is in use: make another one")
-        self._thread = threading.get_ident()
+        thread = threading.get_ident()
+        other = _IN_THREAD.get(thread)
+        if other is not None and not other._yields:
+            raise BadInput("this thread is in an arena already: arenas cannot be nested")
+        if other is not None:
+            other.__exit__(None, None, None)
         self._begin(None)
+        self._thread = thread
+        _IN_THREAD[thread] = self
         return self
 
     def __exit__(
@@ -107,6 +132,8 @@ class Arena:
         self._end()
         return_large_blocks_at_once(False)
         self._steps.clear()
+        if self._thread is not None and _IN_THREAD.get(self._thread) is self:
+            del _IN_THREAD[self._thread]
         self._thread = None
         if self._replay is not None:
             self._replay.close()
@@ -130,16 +157,24 @@ class Arena:
             raise BadInput("the steps of an arena are marked inside its 'with' block")
         if self._thread != threading.get_ident():
             raise BadInput("the steps of an arena are marked in the thread that entered it")
+        self.end_step()
+        self._begin(shape)
+
+    def end_step(self) -> None:
+        """End a step before the next one begins: what is requested until then belongs to none."""
         step = self._running
+        if step is None:
+            return
         replayed, recording = self._end()
         self._note_step(replayed)
-        if step is not None and step.learn(replayed, recording):
+        if step.learn(replayed, recording):
             self._note_layout()
             self._trims = True
-        if self._trims and step is not None and step.is_confirmed:
+        self._exact_height_bytes = step.height_bytes if step.is_confirmed else 0
+        if self._trims and step.is_confirmed:
             self._trims = False
             trim_ordinary_memory()  # of the steps that went there before
-        self._begin(shape)
+        return_large_blocks_at_once(True)
 
     def interrupted(self) -> contextlib.AbstractContextManager[None]:
         """Leave out of the plan what a ``with`` block requests: what no two steps have alike."""
@@ -149,6 +184,21 @@ class Arena:
     def report(self) -> ArenaReport:
         """What happened in the steps that ended."""
         return self._report
+
+    def drop_pages(self) -> None:
+        """Give pages back that hold nothing, between two steps: the next step is another one."""
+        if self._replay is not None and self._running is None:
+            self._replay.drop_pages()
+
+    @property
+    def exact_height_bytes(self) -> int:
+        """Of the layout that the last step went by exactly; 0 if it did not."""
+        return self._exact_height_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the arena's pages that are in memory now."""
+        return 0 if self._replay is None else self._replay.resident_bytes
 
     def _begin(self, shape: Hashable) -> None:
         step = self._step_of(shape)
@@ -220,8 +270,13 @@ class Arena:
             layouts=self._report.layouts + 1,
             height_bytes=highest.height_bytes,
             lower_bound_bytes=highest.lower_bound_bytes,
+            outlived_bytes=highest.outlived_bytes,
+            elsewhere_bytes=highest.elsewhere_bytes,
         )
 
+
+_IN_THREAD: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
+"""The arena that each thread has entered."""
 
 _STALE = 0.5
 """Share of requests that fall back from which on a step is another one than was laid out."""
@@ -262,6 +317,16 @@ class _Step:
     def lower_bound_bytes(self) -> int:
         """The largest load of its layout."""
         return 0 if self._layout is None else self._layout.lower_bound_bytes
+
+    @property
+    def outlived_bytes(self) -> int:
+        """Of blocks that outlived it when it was recorded."""
+        return 0 if self._layout is None else self._layout.outlived_bytes
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """The most that other threads and interrupted parts held then."""
+        return 0 if self._layout is None else self._layout.elsewhere_bytes
 
     def enter(self, replay: Replay) -> bool:
         """Take a step at planned places; False if the arena cannot have this plan."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tightfit.allocator.recording import RecordedBlock, Recording
-from tightfit.layout.blocks import CPU_ALIGNMENT_BYTES, Block
+from tightfit.layout.blocks import CPU_ALIGNMENT_BYTES, Block, largest_load
 from tightfit.layout.pack import pack
 from tightfit.layout.packers.base import PackingLimits
 from tightfit.layout.predecessors import predecessors
@@ -31,6 +31,9 @@ class Sequenced:
         Of the arena it needs, and the largest load.
     predecessors : tuple of tuple of int
         Of each request.
+    outlived_bytes, elsewhere_bytes : int
+        What lies outside: blocks that outlived the step; the most that other threads, and whatever
+        was interrupted, held at one time.
     """
 
     blocks: tuple[Block, ...]
@@ -38,6 +41,8 @@ class Sequenced:
     height_bytes: int
     lower_bound_bytes: int
     predecessors: tuple[tuple[int, ...], ...]
+    outlived_bytes: int = 0
+    elsewhere_bytes: int = 0
 
     @property
     def sizes(self) -> list[int]:
@@ -51,7 +56,15 @@ def sequenced(recording: Recording) -> Sequenced:
     Blocks that outlived the step have no place: the next step would find it taken.
     """
     requests = enumerate(_requests(recording))
-    return _laid_out([_block(number, block, recording.last_tick) for number, block in requests])
+    blocks = [_block(number, block, recording.last_tick) for number, block in requests]
+    elsewhere = [Block(b.id, b.lower, b.upper, b.size_bytes) for b in recording.blocks if b.thread]
+    return replace(
+        _laid_out(blocks),
+        outlived_bytes=sum(
+            b.rounded_bytes(CPU_ALIGNMENT_BYTES) for b in blocks if b.lower == b.upper
+        ),
+        elsewhere_bytes=largest_load(elsewhere, CPU_ALIGNMENT_BYTES),
+    )
 
 
 def requested_sizes(recording: Recording) -> list[int]:
@@ -66,12 +79,12 @@ def _requests(recording: Recording) -> list[RecordedBlock]:
 
 def enlarged(step: Sequenced, wanted: Sequence[int]) -> Sequenced:
     """Lay a step out anew with larger requests, as the paper does (section 4.3)."""
-    return _laid_out(
-        [
-            Block(block.id, block.lower, block.upper, max(block.size_bytes, size))
-            for block, size in zip(step.blocks, wanted, strict=True)
-        ]
-    )
+    blocks = [
+        Block(block.id, block.lower, block.upper, max(block.size_bytes, size))
+        for block, size in zip(step.blocks, wanted, strict=True)
+    ]
+    outlived, elsewhere = step.outlived_bytes, step.elsewhere_bytes
+    return replace(_laid_out(blocks), outlived_bytes=outlived, elsewhere_bytes=elsewhere)
 
 
 def _block(number: int, recorded: RecordedBlock, last_tick: int) -> Block:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tightfit.allocator.resident import granularity_of
-from tightfit.capture.calls.signature import flatten, refuse_lazy, refuse_subclass
+from tightfit.capture.calls.modules import refuse_lazy
+from tightfit.capture.calls.signature import flatten, refuse_subclass
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import question_of
+from tightfit.capture.flops import flops_of
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import (
     base_of,
@@ -191,7 +191,7 @@ class _Lifter:
                 alternatives=(alternative,),
                 pinned=self._pin(node, alternative),
                 random_state_bytes=random_state_bytes(node) if is_random(node) else 0,
-                flops=_flops(node),
+                flops=flops_of(node),
             )
         )
         self.calls.append((call,))
@@ -279,27 +279,3 @@ def random_state_bytes(node: fx.Node) -> int:
         torch.device("cpu"),
     )
     return torch.get_rng_state().nbytes if device.type == "cpu" else 0
-
-
-def _flops(node: fx.Node) -> int:
-    packet = getattr(node.target, "overloadpacket", None)
-    count = flop_registry.get(packet)
-    if count is None:
-        return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    try:
-        if packet is torch.ops.aten.convolution_backward:
-            return _convolution_backward_flops(args)
-        return int(count(*args, **kwargs, out_val=node.meta["val"]))
-    except (TypeError, IndexError, AttributeError, AssertionError):
-        return 0
-
-
-def _convolution_backward_flops(args: tuple[Any, ...]) -> int:
-    """As many as the forward for each of the two gradients asked for.
-
-    PyTorch's own formula counts the weight's gradient as if there was one group.
-    """
-    gradient, x, weight, _, *geometry, mask = args
-    forward = flop_registry[torch.ops.aten.convolution]
-    return int(forward(x, weight, None, *geometry, out_val=gradient)) * sum(mask[:2])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from tightfit.cli.cache import cache
 from tightfit.cli.checks.check import check
 from tightfit.cli.compare import compare_planners
 from tightfit.cli.curve import curve
@@ -48,6 +49,7 @@ _COMMANDS = (
 )
 for command in _COMMANDS:
     app.command(command)
+app.command(cache)
 app.command(compare_planners, name="compare")
 app.command(profile_op, name="profile-op")
 app.register_install_completion_command(

@@ -50,7 +50,7 @@ class ModelOptions:
     size
         Image size in pixels, such as 224 or 416x608 (height x width); zoo models.
     sequence
-        Tokens per text; zoo models.
+        Tokens per text; passed to the factory.
     dropout
         Dropout probability; zoo models.
     setting
@@ -177,6 +177,11 @@ def require_model(target: str, otherwise: str) -> None:
     BadInput
         If it names none.
     """
+    if target.endswith(".py"):
+        raise BadInput(
+            f"{target!r} names a file but no function in it: write {target}:make, where make is "
+            "the function that returns your model (tightfit init writes such a file)"
+        )
     if not is_model(target):
         raise BadInput(
             f"{target!r} names no model: write zoo:NAME, package.module:factory or "

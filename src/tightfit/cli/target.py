@@ -132,7 +132,10 @@ def chosen_budget(
         If both or none are given, or one cannot be read.
     """
     if (budget is None) == (budget_ratio is None):
-        raise BadInput("give either --budget, such as 8GiB, or --budget-ratio, such as 0.5")
+        raise BadInput(
+            "give one budget: --budget 8GiB for all that the step may hold, or --budget-ratio 0.5 "
+            "for half of what it holds now beyond its constants"
+        )
     if budget is not None:
         return parse_bytes(budget)
     assert budget_ratio is not None

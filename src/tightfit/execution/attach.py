@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from tightfit.errors import WITHOUT_A_PLAN, BadInput
+from tightfit.errors import WITHOUT_A_PLAN, BadInput, TightfitError, as_user_sees_it
 from tightfit.progress import announce
 from tightfit.torch_private import tools
 
@@ -234,8 +234,11 @@ def _planned_forward(replaced: Any) -> Any:
         attachment = self.__dict__.get(_KEY)
         if attachment is None:  # unfitted while another tool wraps this function
             return replaced(self, *args, **kwargs)
-        with tools.without_dynamo():
-            return attachment.of(self)(args, kwargs)
+        try:
+            with tools.without_dynamo():
+                return attachment.of(self)(args, kwargs)
+        except TightfitError as error:
+            raise as_user_sees_it(error) from error.__cause__
 
     forward.__signature__ = inspect.signature(replaced)  # type: ignore[attr-defined]
     forward.__doc__ = replaced.__doc__

@@ -55,7 +55,8 @@ class Runner:
         first: dict[fx.Node, int] = {}
         self.canonical = {i: first.setdefault(joint.raw_outputs[i], i) for i in through}
         self.plain = [i for i in through if self.canonical[i] == i]
-        self.differentiable = {index for index, _ in self.tangents}
+        self.differentiable = frozenset(index for index, _ in self.tangents)
+        self._without: dict[frozenset[int], frozenset[int]] = {}
         self.written = {position for _, position in joint.write_backs}
         self.summed = {
             position
@@ -89,6 +90,25 @@ class Runner:
         return [
             self._output(info, inputs, by_position, i) for i, info in enumerate(self.joint.outputs)
         ]
+
+    def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
+        """Return the positions of placeholders that have no gradient where some outputs have none.
+
+        Where others have one, what comes from the missing ones is zero.
+        """
+        if missing not in self._without:
+            reached = {
+                node
+                for node, source in zip(self.placeholders, self.joint.sources, strict=True)
+                if source.kind == "tangent" and source.index not in missing
+            }
+            for node in self.joint.module.graph.nodes:
+                if not reached.isdisjoint(node.all_input_nodes):
+                    reached.add(node)
+            self._without[missing] = frozenset(
+                position for node, position in self.joint.gradients if node not in reached
+            )
+        return self._without[missing]
 
     def announce_sum(self, position: int) -> None:
         """Say it, once, if code outside the plan adds to a gradient that is a sum itself."""
@@ -182,24 +202,18 @@ class Run:
         handle = owner.register_hook(arrived)
         weakref.finalize(self, handle.remove).atexit = False
 
-    def detached_after(self, before: frozenset[int]) -> frozenset[int]:
-        """Return the outputs to plan without a gradient for, now that backward has begun.
-
-        Parameters
-        ----------
-        before : frozenset of int
-            Those it was planned without a gradient for; it is refused if one of them got one.
-        """
-        if self.state == "refused":
-            return before - set(self.unplanned)
-        return before | self.unused
-
     @property
     def unused(self) -> frozenset[int]:
         """The outputs that were planned to receive a gradient and have received none."""
         assert self.runner is not None
         outputs = len(self.runner.joint.outputs)
         return frozenset(index for index in self.without_gradient if index < outputs)
+
+    @property
+    def used(self) -> frozenset[int]:
+        """The outputs that have received a gradient, planned or not."""
+        assert self.runner is not None
+        return (self.runner.differentiable - self.unused) | frozenset(self.unplanned)
 
     def forward(self) -> tuple[torch.Tensor, ...]:
         """Run the forward program; keep what backward needs."""
@@ -270,8 +284,8 @@ class Run:
                 "and a plan with this gradient is made"
             )
 
-    def next_gradients(self, index: int) -> list[torch.Tensor]:
-        """Return the next group of finished gradients."""
+    def next_gradients(self, index: int) -> list[torch.Tensor | None]:
+        """Return the next group of finished gradients; None as in eager, where nothing comes in."""
         assert self.runner is not None
         self._check_late_reads(index)
         try:
@@ -284,12 +298,16 @@ class Run:
                 raise budget_exceeded(error, what) from error
             raise
         groups = self.runner.program.groups
-        for position, gradient in zip(groups[index] if groups else (), gradients, strict=False):
+        positions = groups[index] if groups else ()
+        for position, gradient in zip(positions, gradients, strict=False):
             if position in self.runner.summed:
                 self.sums[position] = gradient.data_ptr()
         if index + 1 >= len(groups):
             self._end("done")
-        return gradients
+        if not self.without_gradient:
+            return gradients
+        nothing = self.runner.without_gradient(frozenset(self.without_gradient))
+        return [None if p in nothing else g for p, g in zip(positions, gradients, strict=True)]
 
     def _check_late_reads(self, index: int) -> None:
         """Refuse to read a parameter that was changed right after its gradient was there.

@@ -1,6 +1,7 @@
 """One line for users of other libraries: a file per library, which imports it and nothing above.
 
 `hugging_face` and `lightning` are callbacks that fit the model their trainer trains and log what
-was planned and measured; `pytest_plugin` is a mark that limits what a test may allocate. May
-import `api` and `allocator`; nobody imports what lies here.
+was planned and measured, `axolotl` a plugin that adds the first; `inductor` and `torchtitan` are
+plans that other compilers execute; `pytest_plugin` is a mark that limits what a test may allocate.
+May import `api`, `allocator` and `torch_private`; nobody imports what lies here.
 """

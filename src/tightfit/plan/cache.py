@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -24,23 +25,77 @@ from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.version import __version__
 
-__all__ = ["PlanCache", "plan_key"]
+__all__ = ["CachedPlan", "Kept", "PlanCache", "PlanKey", "plan_key"]
 
 _FORMAT = 1
 _SUFFIX = ".json.gz"
+_IMPORTED = "imported-"
+
+_NEAR = 0.98
+"""A plan for a budget smaller than this share of the one asked for would waste memory."""
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One cached outcome."""
+class PlanKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan is kept under.
 
-    format: int = _FORMAT
+    Parameters
+    ----------
+    digest : str
+        A hash of everything that decides what a planner answers, measured costs among it.
+    graph, device : str
+        The graph's fingerprint and the kind of its device: what decides which plans can run.
+    budget_bytes : int
+        The budget, constants included.
+    gradients : str
+        ``"fresh"`` or ``"accumulated"``.
+    planner : str
+        Who was asked.
+    name : str
+        The step's name, for people.
+    """
+
+    digest: str
+    graph: str = ""
+    device: str = ""
+    budget_bytes: int = 0
+    gradients: Gradients = "fresh"
+    planner: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.digest
+
+
+class CachedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One outcome with what it is an answer to."""
+
     outcome: Outcome
+    key: PlanKey = PlanKey(digest="")
+    format: int = _FORMAT
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the cache.
+
+    Parameters
+    ----------
+    name : str
+        By which it is named on the command line.
+    imported : bool
+        Whether it came from a file of somebody's, not from a search here.
+    """
+
+    name: str
+    imported: bool
+    size_bytes: int
+    used_s: float
+    entry: CachedPlan
 
 
 def plan_key(
     graph: Graph, *, budget_bytes: int, gradients: Gradients, planner: str, limits: msgspec.Struct
-) -> str:
-    """Return a hash of everything that decides what a planner answers.
+) -> PlanKey:
+    """Return what a plan of a graph is kept under.
 
     Parameters
     ----------
@@ -49,9 +104,10 @@ def plan_key(
     limits : Struct
         The planner's limits, such as `tightfit.planners.base.Limits`.
     """
+    structure = fingerprint(graph)
     asked = (
         __version__,
-        fingerprint(graph),
+        structure,
         [
             (variant.cost_s, variant.workspace_bytes)
             for op in graph.ops
@@ -65,7 +121,15 @@ def plan_key(
         planner,
         limits,
     )
-    return hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).hexdigest()
+    return PlanKey(
+        digest=hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).hexdigest(),
+        graph=structure,
+        device=graph.device.kind,
+        budget_bytes=budget_bytes,
+        gradients=gradients,
+        planner=planner,
+        name=graph.name,
+    )
 
 
 class PlanCache:
@@ -84,18 +148,18 @@ class PlanCache:
         self.folder = cache_folder("plans") if folder is None else folder
         self.largest_bytes = largest_bytes
 
-    def load(self, key: str, graph: Graph) -> Outcome | None:
+    def load(self, key: PlanKey, graph: Graph) -> Outcome | None:
         """Return the outcome stored under a key, or None.
 
         Its plan is verified against the graph, and its peak and overhead are computed anew. An
-        entry that cannot be used is deleted with a warning.
+        entry that cannot be used is deleted with a warning. Where this machine has planned no such
+        step, an imported plan of the same graph, device and budget serves, if it fits.
         """
-        path = self._path(key)
+        path = self._path(key.digest)
         if not path.exists():
-            return None
+            return self._imported(key, graph)
         try:
-            content = read_limited(path)
-            outcome = decode_record(content, _Entry, source=str(path), newest=_FORMAT).outcome
+            outcome = _read(path).outcome
             if outcome.plan is None:
                 raise BadInput(f"{path} holds no plan")
             verify(outcome.plan, graph)
@@ -109,7 +173,7 @@ class PlanCache:
             outcome, overhead=result.overhead, peak_bytes=result.peak_bytes
         )
 
-    def store(self, key: str, outcome: Outcome) -> None:
+    def store(self, key: PlanKey, outcome: Outcome) -> None:
         """Keep an outcome that has a plan; one without is not kept.
 
         A folder that cannot be written to gives a warning, not an error.
@@ -117,14 +181,79 @@ class PlanCache:
         if outcome.plan is None:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path(key), encode_record(_Entry(outcome=outcome)))
-            self._shrink()
+            self._write(key.digest, CachedPlan(outcome=outcome, key=key))
         except (BadInput, OSError) as error:
             warnings.warn(f"the plan is not cached: {error}", stacklevel=2)
 
-    def _path(self, key: str) -> Path:
-        return self.folder / (key + _SUFFIX)
+    def kept(self) -> tuple[Kept, ...]:
+        """Return what is kept, used last first; what cannot be read is left out."""
+        found: list[Kept] = []
+        for path in self.folder.glob("*" + _SUFFIX):
+            try:
+                entry, stat = _read(path), path.stat()
+            except (BadInput, OSError):
+                continue
+            name = path.name.removesuffix(_SUFFIX)
+            imported = name.startswith(_IMPORTED)
+            found.append(
+                Kept(
+                    name=name,
+                    imported=imported,
+                    size_bytes=stat.st_size,
+                    used_s=stat.st_mtime,
+                    entry=entry,
+                )
+            )
+        return tuple(sorted(found, key=lambda one: (-one.used_s, one.name)))
+
+    def remove(self, names: Iterable[str]) -> int:
+        """Delete what is kept under these names; return how many files there were."""
+        paths = [self._path(name) for name in names]
+        there = [path for path in paths if path.exists()]
+        for path in there:
+            path.unlink(missing_ok=True)
+        return len(there)
+
+    def take_in(self, plans: Iterable[CachedPlan]) -> int:
+        """Keep plans that somebody else has found; return how many.
+
+        They are verified when they are used, against the graph at hand.
+
+        Raises
+        ------
+        BadInput
+            If the folder cannot be written to.
+        """
+        entries = tuple(plans)
+        for entry in entries:
+            digest = hashlib.blake2b(encode_record(entry), digest_size=8).hexdigest()
+            name = f"{_imported_prefix(entry.key)}{digest}"
+            try:
+                self._write(name, entry)
+            except OSError as error:
+                raise BadInput(f"cannot write to {self.folder}: {error.strerror}") from error
+        return len(entries)
+
+    def _imported(self, key: PlanKey, graph: Graph) -> Outcome | None:
+        """Return the cheapest imported plan that fits, made for nearly this budget."""
+        fitting: list[Outcome] = []
+        for path in sorted(self.folder.glob(f"{_imported_prefix(key)}*{_SUFFIX}")):
+            try:
+                entry = _read(path)
+                outcome = _judged(entry, key, graph)
+            except BadInput:  # damaged, or costs more bytes here than there: this one does not do
+                continue
+            if outcome is not None:
+                fitting.append(outcome)
+        return min(fitting, key=lambda outcome: outcome.overhead, default=None)
+
+    def _write(self, name: str, entry: CachedPlan) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path(name), encode_record(entry))
+        self._shrink()
+
+    def _path(self, name: str) -> Path:
+        return self.folder / (name + _SUFFIX)
 
     def _shrink(self) -> None:
         """Delete the least recently used entries until the folder is small enough."""
@@ -135,3 +264,39 @@ class PlanCache:
                 return
             path.unlink(missing_ok=True)
             total -= stat.st_size
+
+
+def _read(path: Path) -> CachedPlan:
+    return decode_record(read_limited(path), CachedPlan, source=str(path), newest=_FORMAT)
+
+
+def _imported_prefix(key: PlanKey) -> str:
+    return f"{_IMPORTED}{key.graph}-{key.device}-"
+
+
+def _judged(entry: CachedPlan, key: PlanKey, graph: Graph) -> Outcome | None:
+    """Return what an imported plan is worth here; None if it answers another question.
+
+    Raises
+    ------
+    InvalidPlan
+        If it does not fit.
+    """
+    plan, other = entry.outcome.plan, entry.key
+    same = (other.gradients, other.planner) == (key.gradients, key.planner)
+    near = _NEAR * key.budget_bytes <= other.budget_bytes <= key.budget_bytes
+    if plan is None or not same or not near:
+        return None
+    plan = msgspec.structs.replace(plan, budget_bytes=key.budget_bytes)
+    verify(plan, graph)
+    result = simulate(graph, plan)
+    return msgspec.structs.replace(
+        entry.outcome,
+        plan=plan,
+        overhead=result.overhead,
+        peak_bytes=result.peak_bytes,
+        bound=min(entry.outcome.bound, result.overhead),
+        bound_source=f"{entry.outcome.bound_source}, with the costs of the machine it came from",
+        status="feasible",
+        note="imported",
+    )

@@ -60,11 +60,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         Constants included.
     gradients : str
         ``"fresh"`` or ``"accumulated"``.
+    whole_bytes : int or None
+        The user's budget, where others leave the step only this part of it.
     """
 
     graph: Graph
     budget_bytes: int
     gradients: Gradients = "fresh"
+    whole_bytes: int | None = None
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

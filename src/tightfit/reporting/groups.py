@@ -53,7 +53,8 @@ def holder_rows(holders: Sequence[Holder]) -> tuple[HolderRow, ...]:
     size: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
     for holder in holders:
-        key = (groups[holder.module], _without_number(holder.name))
+        name = holder.name.removeprefix(f"{holder.module}: ")
+        key = (groups[holder.module], _without_number(name))
         size[key] += holder.size_bytes
         count[key] += 1
     return tuple(

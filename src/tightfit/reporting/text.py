@@ -121,7 +121,10 @@ def render_explanation(explanation: Explanation) -> str:
         for p in e.phases
     ]
     lines += ["", render_table(["phase", "begin", "peak", "end"], phases)]
-    lines += ["", *_holders(e), "", *_module_table(e.modules)]
+    tables = [*_holders(e), "", *_module_table(e.modules)]
+    lines += ["", *tables]
+    if any("*" in table for table in tables):
+        lines += ["", "* stands for the numbers of layers that are alike"]
     return "\n".join(lines)
 
 

@@ -7,12 +7,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import msgspec
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.arenas.calls import CallArena
 from tightfit.capture.around_data import has_parts
 from tightfit.capture.calls.signature import input_signature, refuse_transforms
 from tightfit.capture.calls.structure import Arguments
@@ -22,6 +20,7 @@ from tightfit.errors import (
     BadInput,
     BudgetExceeded,
     CaptureError,
+    InfeasibleBudget,
     NothingToTrain,
     PlanMismatch,
     SecondForward,
@@ -31,6 +30,7 @@ from tightfit.errors import (
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.session.addresses import Anywhere, addresses_for
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
@@ -102,6 +102,8 @@ class Fitted:
         What is held between steps.
     route : Route
         The way it runs at first.
+    addresses : Anywhere
+        Where its steps lie in memory.
     is_copy : bool
         Whether nobody has asked for it: a copy has a budget of its own once it trains.
 
@@ -119,6 +121,7 @@ class Fitted:
         options: Options,
         account: Account,
         route: Route,
+        addresses: Anywhere,
         *,
         is_copy: bool = False,
     ) -> None:
@@ -130,17 +133,17 @@ class Fitted:
         self._at_leaving: list[Callable[[], None]] = []
         self._running_in: int | None = None
         self._limit = Limit(callee.name, account, is_copy=is_copy)
-        self._arena = _arena_for(callee, options, account)
-        if self._arena is not None:
-            self.at_leaving(self._arena.leave)
+        self._addresses = addresses
+        self.at_leaving(addresses.leave)
         self._join_budget()
 
     @classmethod
     def as_a_whole(cls, callee: Callee, options: Options, *, is_copy: bool = False) -> Fitted:
         """Return what runs a callable as one graph, as long as that can be captured."""
         account = Account(callee.modules, options.optimizer)
-        route = WholeSteps(callee, options, account)
-        return cls(callee, options, account, route, is_copy=is_copy)
+        addresses = addresses_for(callee.name, account, options)
+        route = WholeSteps(callee, options, account, addresses)
+        return cls(callee, options, account, route, addresses, is_copy=is_copy)
 
     @property
     def name(self) -> str:
@@ -192,6 +195,7 @@ class Fitted:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = Arguments.of(args, kwargs)
         if not self.callee.trains(given) or tools.is_exported():
+            self._addresses.end_step()
             return self.callee.function(*args, **kwargs)
         refuse_transforms(self.name)
         refuse_saving_hooks(self.name)
@@ -200,8 +204,18 @@ class Fitted:
         self._resolve_budget()
         self.account.optimizers.look()
         self._limit.begin(self.options.enforced_bytes, self.options.beside(self.account))
-        if self._arena is not None and not self.waiting:
-            self._arena.begin_step(input_signature(given.leaves, given.spec))
+        self._addresses.end_step()
+        if self._addresses.look(given.leaves, self.options):
+            self._take_options(self._addresses.changed(self.options))
+        if self.route is not self._whole:  # which begins it when its plan is known
+            self._addresses.begin_step(input_signature(given.leaves, given.spec), self)
+        try:
+            return self._run_on_route(given)
+        except InfeasibleBudget as error:
+            self._take_options(self._addresses.giving_way(self.options, error))
+            return self._run_on_route(given)
+
+    def _run_on_route(self, given: Arguments) -> Any:
         if self.route is not self._whole:
             return self.route(given)
         try:
@@ -294,9 +308,7 @@ class Fitted:
         BadInput
             If nothing has been planned yet.
         """
-        report = self.route.report()
-        arena = None if self._arena is None else self._arena.report
-        return report if arena is None else msgspec.structs.replace(report, arena=arena)
+        return self._addresses.added_to(self.route.report())
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
@@ -409,23 +421,3 @@ class Fitted:
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()
-
-
-def _arena_for(callee: Callee, options: Options, account: Account) -> CallArena | None:
-    """Return the arena that was asked for.
-
-    Raises
-    ------
-    BadInput
-        If the model lies elsewhere than on the CPU.
-    HookUnavailable
-        If the CPU's allocator cannot be hooked.
-    """
-    if not options.arena:
-        return None
-    if account.device.type != "cpu":
-        raise BadInput(
-            f"arena=True is available on the CPU only, and {callee.name} lies on "
-            f"{account.device}: leave it out"
-        )
-    return CallArena()

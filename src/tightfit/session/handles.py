@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach, attached, original_forward, was_fitted
+from tightfit.session.addresses import addresses_for
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
 from tightfit.session.memory.account import Account
@@ -45,7 +46,7 @@ def attach_by_parts(
     callee = callee_of(model)
     account = Account(callee.modules, options.optimizer)
     route = ShardedModel(callee, parts, options, account, group=group, late_bytes=late_bytes)
-    fitted = Fitted(callee, options, account, route)
+    fitted = Fitted(callee, options, account, route, addresses_for(callee.name, account, options))
     attach(model, fitted, refit)
     route.attach_parts()
     fitted.at_leaving(route.leave)

@@ -70,6 +70,8 @@ class Options:
         Whether Ctrl-C during planning stops the program; else the best plan so far is taken.
     arena : bool
         Whether the memory of a step lies at planned addresses.
+    left_bytes : int
+        What plans leave of the budget to what the process holds beside tensors; known in an arena.
     exactness : str
         How exact operators have to be that a plan may choose instead of eager's.
     """
@@ -90,6 +92,7 @@ class Options:
     compile: bool = False
     stops_on_interrupt: bool = True
     arena: bool = False
+    left_bytes: int = 0
     exactness: Exactness = "bitwise"
 
     def resolved(self, device: torch.device) -> Options:
@@ -135,14 +138,14 @@ class Options:
         open_calls : int
             Earlier calls of the callable that await their backward; what they keep is held, too.
         """
-        budget_bytes = self.usable_bytes
+        budget_bytes = self.usable_bytes - self.left_bytes
         share = self.shared.share_of(account) if self.shared is not None else None
         if share is not None:
             # needs that are known count inputs: one member's input may be what another one keeps
             counted = graph.constants_bytes["inputs"] if self._shares_needs() else 0
             own = account.new_gradient_bytes() + share.peak_bytes - counted
             budget_bytes = min(budget_bytes, held_bytes + own)
-        if budget_bytes > held_bytes:
+        if budget_bytes > held_bytes:  # calls in flight within a shared budget take equal parts
             left = max(1, self.in_flight - open_calls)
             budget_bytes = held_bytes + (budget_bytes - held_bytes) // left
         if share is None:

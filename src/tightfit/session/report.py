@@ -9,7 +9,50 @@ from tightfit.execution.guard import StepPeaks
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.units import format_bytes
 
-__all__ = ["Report", "report_of"]
+__all__ = ["Held", "Report", "report_of"]
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process held for the steps of a callable with an arena, in bytes.
+
+    Parameters
+    ----------
+    height_bytes : int
+        Of the arena.
+    tensor_bytes : int
+        Of tensors between two steps: parameters, gradients, the optimizer's state, inputs, and
+        what the loop keeps.
+    rest_bytes : int
+        Neither: objects of Python and the planner, free pages that the C library keeps,
+        workspaces that libraries take for themselves, stacks of threads. All of it came after the
+        callable was fitted.
+    file_bytes : int
+        Pages of files that were read since then: code of libraries.
+    """
+
+    height_bytes: int
+    tensor_bytes: int
+    rest_bytes: int
+    file_bytes: int
+
+    @property
+    def planned_bytes(self) -> int:
+        """The arena and the tensors beside it."""
+        return self.height_bytes + self.tensor_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything together."""
+        return self.planned_bytes + self.rest_bytes + self.file_bytes
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        return (
+            f"the process holds {format_bytes(self.total_bytes)}: arena "
+            f"{format_bytes(self.height_bytes)}, other tensors {format_bytes(self.tensor_bytes)}, "
+            f"neither {format_bytes(self.rest_bytes)}, code of libraries "
+            f"{format_bytes(self.file_bytes)}"
+        )
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +81,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         Calls of parts in a step. Cost and overhead are of the parts.
     arena : ArenaReport or None
         What lies at planned addresses, if an arena was asked for.
+    held : Held or None
+        What the process held for it then, between two steps.
     """
 
     budget_bytes: int
@@ -54,6 +99,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     plans: dict[str, tuple[Plan, ...]] = {}
     calls: int = 0
     arena: ArenaReport | None = None
+    held: Held | None = None
 
     @property
     def measured_peak_bytes(self) -> int | None:
@@ -61,7 +107,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured.peak_bytes if self.measured is not None else None
 
     def __str__(self) -> str:
-        """Return two lines for people."""
+        """Return two lines for people; a third one where an arena was asked for."""
         measured = self.measured_peak_bytes
         held = f", measured {format_bytes(measured)}" if measured is not None else ""
         return (
@@ -70,7 +116,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{format_bytes(self.planned_peak_bytes)} (constants "
             f"{format_bytes(self.constant_bytes)}){held}\n"
             f"extra compute {self.overhead:.1%}, {self._scope}"
+            f"{self._around_the_arena}"
         )
+
+    @property
+    def _around_the_arena(self) -> str:
+        if self.held is None or self.arena is None:
+            return ""
+        return f"\n{self.held}; {self.arena.exact_steps} of {self.arena.steps} steps as laid out"
 
     @property
     def _scope(self) -> str:

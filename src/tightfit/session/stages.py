@@ -15,11 +15,12 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.cache import PlanCache, plan_key
-from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.plan.cache import PlanCache, PlanKey, plan_key
+from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.infeasible import infeasible
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.pricing.price import (
     Priced,
@@ -138,13 +139,7 @@ def _priced(
     return measured_costs(captured, options.progress)
 
 
-def plan_step(
-    graph: Graph,
-    budget_bytes: int,
-    gradients: Gradients,
-    options: Options,
-    known: Plan | None = None,
-) -> Outcome:
+def plan_step(task: Task, options: Options, known: Plan | None = None) -> Outcome:
     """Return a verified plan within the budget; the one on disk if this was planned before.
 
     Parameters
@@ -159,7 +154,6 @@ def plan_step(
     InvalidPlan, PlanMismatch
         If the user gave a plan and it does not fit this graph or budget.
     """
-    task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
     key = f"plan {_key(task, options)}"
     return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known))
 
@@ -178,10 +172,18 @@ def _found(task: Task, options: Options, known: Plan | None) -> Outcome:
     if outcome is None:
         outcome = _interruptible(task, options, known, options.limits)
         if outcome.plan is None:
-            raise infeasible(task, outcome, options.limits, options.progress)
+            outcome = _least(task, outcome, options)
         if options.cache:
             PlanCache().store(_key(task, options), outcome)
     return outcome
+
+
+def _least(task: Task, without: Outcome, options: Options) -> Outcome:
+    """Return the plan of the least budget where the default planner has found none and it fits."""
+    least = minimum_budget(task.graph, task.gradients, options.limits, options.progress)
+    if options.planner == DEFAULT and least.found_bytes <= task.budget_bytes:
+        return judged(task, least.plan)
+    raise infeasible(task, without, least)
 
 
 def _interruptible(task: Task, options: Options, known: Plan | None, limits: Limits) -> Outcome:
@@ -230,7 +232,7 @@ def cached_outcome(task: Task, options: Options) -> Outcome | None:
     return PlanCache().load(_key(task, options), task.graph) if options.cache else None
 
 
-def _key(task: Task, options: Options, *, interrupted: bool = False) -> str:
+def _key(task: Task, options: Options, *, interrupted: bool = False) -> PlanKey:
     return plan_key(
         task.graph,
         budget_bytes=task.budget_bytes,

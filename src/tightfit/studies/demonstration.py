@@ -12,7 +12,7 @@ from tightfit.progress import SILENT, Progress
 from tightfit.studies.comparison import Comparison, Proof
 from tightfit.zoo import make
 
-__all__ = ["DEMONSTRATION", "Exhibit", "demonstrate"]
+__all__ = ["DEMONSTRATION", "QUICK", "Exhibit", "demonstrate"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ DEMONSTRATION = (
     Exhibit("resnet50", (0.8, 0.6, 0.45)),
     Exhibit("gpt2", (0.8, 0.7), {"batch": 2}),
 )
+
+
+QUICK = (Exhibit("mobilenet_v2", (0.5,), {"batch": 8, "size": 128}),)
+"""Half a minute of it."""
 
 
 def demonstrate(

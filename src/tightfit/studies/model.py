@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -52,9 +52,9 @@ def load_example(
     ----------
     target : str, callable or tuple
         A model's name, a factory, or what a factory returns.
-    batch : int, optional
+    batch, sequence : int, optional
         Passed to the factory.
-    size, sequence, dropout, setting
+    size, dropout, setting
         For models of the zoo; see `tightfit.zoo.make`.
 
     Raises
@@ -67,22 +67,26 @@ def load_example(
     given = {key: value for key, value in special.items() if value is not None}
     if isinstance(target, str) and target.startswith("zoo:"):
         return make(target.removeprefix("zoo:"), batch, **given)
+    given.pop("sequence", None)
     if given:
         raise BadInput(
             f"{', '.join(given)} can be set for models of the zoo only; let the factory of "
             f"{target!r} decide, or make the model yourself"
         )
-    if batch is not None and batch < 1:
-        raise BadInput(f"the batch must be positive, got {batch}")
+    asked = {"batch": batch, "sequence": sequence}
+    keywords = {key: value for key, value in asked.items() if value is not None}
+    for key, value in keywords.items():
+        if value < 1:
+            raise BadInput(f"the {key} must be positive, got {value}")
+        if isinstance(target, tuple):
+            raise BadInput(f"{key}= needs a factory: a model that exists has its inputs already")
     if isinstance(target, tuple):
-        if batch is not None:
-            raise BadInput("batch= needs a factory: a model that exists has its inputs already")
         return _checked(target, "the target")
     factory = _find(target) if isinstance(target, str) else target
     name = target if isinstance(target, str) else getattr(factory, "__name__", repr(factory))
     if not callable(factory):
         raise BadInput(f"{name} is a {type(factory).__name__}, no factory: {_RETURNS}")
-    return _checked(_called(factory, name, batch), name)
+    return _checked(_called(factory, name, keywords), name)
 
 
 def on_fake_tensors(load: Callable[[], Example]) -> Example:
@@ -209,17 +213,19 @@ def _importable_from(folder: Path) -> Iterator[None]:
 # -- calling it ---------------------------------------------------------------------------------
 
 
-def _called(factory: Callable[..., Any], name: str, batch: int | None) -> Any:
+def _called(factory: Callable[..., Any], name: str, keywords: Mapping[str, int]) -> Any:
     file = getattr(getattr(factory, "__code__", None), "co_filename", None)
     folder = Path(file).resolve().parent if file else Path.cwd()
     try:
         with _importable_from(folder):
-            return factory() if batch is None else factory(batch=batch)
+            return factory(**keywords)
     except (Exception, SystemExit) as error:
-        if batch is not None and isinstance(error, TypeError) and "'batch'" in str(error):
-            raise BadInput(
-                f"the factory {name} takes no batch; write it as factory(batch=None)"
-            ) from error
+        for key in keywords:
+            if isinstance(error, TypeError) and f"'{key}'" in str(error):
+                raise BadInput(
+                    f"the factory {name} takes no {key}; write it as factory("
+                    f"{', '.join(f'{k}=None' for k in keywords)})"
+                ) from error
         raise BadInput(f"the factory {name} failed: {explain_error(error, file)}") from error
 
 

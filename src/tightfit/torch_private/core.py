@@ -78,6 +78,7 @@ __all__ = [
     "backward_without_autocast",
     "caches_parametrizations",
     "composite",
+    "fake_mode_of",
     "forward_metadata",
     "global_settings",
     "hidden_changes_without_tangents",
@@ -320,6 +321,11 @@ def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor
         return torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=tensor.device
         )
+
+
+def fake_mode_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which tensors are made fake as a given one; none for a real one."""
+    return getattr(tensor, "fake_mode", None) or contextlib.nullcontext()
 
 
 def backward_without_autocast() -> contextlib.AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from torch import nn
 
 import tightfit
 from support.models import Detection, Outputs, Scored
+from tightfit.capture.calls.structure import Arguments, flatten
 from tightfit.errors import CaptureError
 
 
@@ -139,3 +140,20 @@ def holds_generator(h: torch.Tensor) -> Layer:
 def test_objects_that_may_hold_tensors_are_refused(make) -> None:
     with pytest.raises(CaptureError, match=r"returns a (Layer|set|list_iterator).*Way out"):
         fitted(make)(Batch(torch.randn(3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {}),
+        ((torch.ones(2), 3, None), {"scale": 0.5, "mask": nn.Parameter(torch.ones(1))}),
+        ((True, "text"), {"b": 1, "a": 2}),
+        ((torch.Size([2]), [1]), {"a": {"b": 1}}),
+    ],
+)
+def test_arguments_nest_as_they_do_in_a_tree(args: typing.Any, kwargs: typing.Any) -> None:
+    leaves, spec = flatten((args, kwargs))
+    given = Arguments.of(args, kwargs)
+    assert given.spec == spec and hash(given.spec) == hash(spec)
+    assert len(given.leaves) == len(leaves)
+    assert all(a is b for a, b in zip(given.leaves, leaves, strict=True))

@@ -198,8 +198,20 @@ class Arguments:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Return what a call was given."""
-        leaves, spec = flatten((args, kwargs))
-        return cls(args, kwargs, tuple(leaves), spec)
+        leaves = (*args, *kwargs.values())
+        if all(type(leaf) in _FLAT for leaf in leaves):
+            return cls(args, kwargs, leaves, _flat_spec(len(args), tuple(kwargs)))
+        opened_leaves, spec = flatten((args, kwargs))
+        return cls(args, kwargs, tuple(opened_leaves), spec)
+
+
+_FLAT = frozenset({torch.Tensor, nn.Parameter, bool, int, float, str, type(None)})
+"""What is a leaf whatever it is: of calls with nothing else it is known how they nest."""
+
+
+@functools.cache
+def _flat_spec(positional: int, names: tuple[str, ...]) -> Any:
+    return flatten(((0,) * positional, dict.fromkeys(names, 0)))[1]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.tally import if_room
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Result
@@ -20,6 +21,7 @@ from tightfit.costs.measured.call import (
     fixed_generators,
     materialise,
     measure_call,
+    measure_once,
 )
 from tightfit.errors import PlanMismatch
 
@@ -85,8 +87,13 @@ class OpaqueForward:
 
 
 def _measured(call: OpaqueCall, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Measurement:
-    """Return what a run of a call costs, timed the shorter the more draws there are."""
-    return measure_call(run, arguments, device=call.device, seconds=_SECONDS / len(call.draws))
+    """Return what a run of a call costs, timed the shorter the more draws there are.
+
+    Where a limit has no room for what several runs make, it is timed roughly.
+    """
+    seconds = _SECONDS / len(call.draws)
+    measured = if_room(lambda: measure_call(run, arguments, device=call.device, seconds=seconds))
+    return measured or measure_once(run, arguments, {}, device=call.device)
 
 
 def _over_draws(measured: Sequence[Measurement]) -> Measurement:

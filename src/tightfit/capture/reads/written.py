@@ -99,8 +99,9 @@ class Written:
 
     def _visit_container(self, value: Any, path: str) -> None:
         if isinstance(value, dict):
-            self._contents.append((path, value, dict(value)))
-            self._waiting.extend((item, f"{path}[{key!r}]") for key, item in value.items())
+            held = dict(dict.items(value))  # a class may answer its own `items` otherwise
+            self._contents.append((path, value, held))
+            self._waiting.extend((item, f"{path}[{key!r}]") for key, item in held.items())
         else:
             kept = set(value) if isinstance(value, set) else list(value)
             self._contents.append((path, value, kept))
@@ -148,13 +149,13 @@ def _changed_in(path: str, holder: Any, before: Any) -> str:
     if not path.endswith("."):
         return path
     names = {*holder, *before}
-    changed = (n for n in names if not same(holder.get(n, MISSING), before.get(n, MISSING)))
+    changed = (n for n in names if not same(_get(holder, n), _get(before, n)))
     return path + min(changed, default="")
 
 
 def _get(holder: Any, name: str) -> Any:
     if isinstance(holder, dict):
-        return holder.get(name, MISSING)
+        return dict.get(holder, name, MISSING)  # a class may have another `get`, as transformers'
     if isinstance(holder, type):
         return vars(holder).get(name, MISSING)
     try:
@@ -176,7 +177,7 @@ def _holds(holder: Any, before: Any) -> bool:
     if isinstance(before, set):
         return holder == before
     if isinstance(before, dict):
-        pairs: Iterable[Any] = ((holder.get(key, MISSING), old) for key, old in before.items())
+        pairs: Iterable[Any] = ((_get(holder, key), old) for key, old in before.items())
     else:
         pairs = zip(holder, before, strict=True)
     return all(now is old or same(now, old) for now, old in pairs)

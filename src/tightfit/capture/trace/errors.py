@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Literal
 
+from tightfit.allocator.tally import is_refusal
 from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError, OpaqueChanged
 from tightfit.torch_private import core as private
@@ -28,6 +29,8 @@ def explained(trail: ModuleTrail) -> Iterator[None]:
             cause="data",
         ) from error
     except Exception as error:
+        if is_refusal(error):  # of a limit that has no room for an opaque module, which runs
+            raise
         text = str(error).strip().split("\n\n")[0]
         cause = _cause(text)
         raise CaptureError(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.checks.flags import compare_flags as compare
+from tightfit.cli.checks.lengths import check_lengths
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
+_LENGTH_S = 5.0
+"""For each length that is tried."""
+
 
 def check(
     model: str,
@@ -44,6 +50,7 @@ def check(
     budget_ratio: ActivationShare = None,
     planner: PlannerName = DEFAULT,
     compare_flags: Annotated[bool, Parameter(negative="")] = False,
+    lengths: Path | None = None,
     json: Json = False,
 ) -> int:
     """Say what a model needs and what a budget costs: nothing runs, no memory is taken for it.
@@ -59,15 +66,30 @@ def check(
         The budget with a unit, such as 8GiB, constants included; or minimum.
     compare_flags
         Instead of a budget: what PyTorch's own flags would do to this model, side by side.
+    lengths
+        A file of the lengths of a data set's samples, one a line in their order (--batch of them
+        make a batch, padded to the longest), or of a length and a number of batches a line: which
+        batches would not fit. A factory takes sequence= for that.
     """
     require_model(model, "for a graph file use tightfit plan")
+    limits = search_options.limits()
+    if lengths is not None:
+        short = msgspec.structs.replace(limits, seconds=min(limits.seconds, _LENGTH_S), gap=0.02)
+        return check_lengths(
+            model, lengths, budget, options, step_options, short, planner=planner, as_json=json
+        )
+    if compare_flags and (budget is not None or budget_ratio is not None):
+        raise BadInput("--compare-flags chooses its budgets itself: leave the budget out")
+    if not compare_flags and (budget is None) == (budget_ratio is None):
+        raise BadInput(
+            "give one budget: --budget 8GiB for all that the step may hold; --budget-ratio 0.5 for "
+            "half of what it holds now beyond its constants; or --budget minimum for the least"
+        )
     from tightfit.api.check import ENOUGH
     from tightfit.api.check import check as check_model
 
-    limits = search_options.limits(gap=ENOUGH)
+    limits = msgspec.structs.replace(limits, gap=ENOUGH)
     if compare_flags:
-        if budget is not None or budget_ratio is not None:
-            raise BadInput("--compare-flags chooses its budgets itself: leave the budget out")
         return compare(model, options, step_options, limits, as_json=json)
 
     with terminal_progress() as progress:

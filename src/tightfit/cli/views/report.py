@@ -35,6 +35,7 @@ from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.curve import pareto_curve
 from tightfit.planners.questions.infeasible import infeasible
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import Progress
 from tightfit.reporting.html.facts import PlannedFor
@@ -149,7 +150,8 @@ def _planned(
     """
     outcome = plan_with(planner, task, limits, progress)
     if outcome.plan is None:
-        raise infeasible(task, outcome, Limits(seconds=10.0), progress)
+        least = minimum_budget(task.graph, task.gradients, Limits(seconds=10.0), progress)
+        raise infeasible(task, outcome, least)
     return outcome.plan, Proven(outcome.bound, outcome.bound_source)
 
 

@@ -10,9 +10,8 @@ from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.plan.simulate import Simulation, simulate
-from tightfit.planners.base import Limits, Task
-from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
-from tightfit.progress import Progress
+from tightfit.planners.base import Task
+from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.units import format_bytes
 
 __all__ = ["infeasible", "infeasible_message"]
@@ -36,8 +35,7 @@ def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> st
     known = "proven: there is none" if outcome.status == "infeasible" else "none was found"
     note = f"; {outcome.note}" if outcome.note else ""
     lines = [
-        f"no plan of {graph.name or 'this step'} fits the budget of "
-        f"{format_bytes(task.budget_bytes)} ({known}{note})",
+        f"no plan of {graph.name or 'this step'} fits {_budget(task)} ({known}{note})",
         f"  least     a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)}); "
         f"proven: none fits less than {least.lower_bytes} ({format_bytes(least.lower_bytes)}); "
         f"constants take {format_bytes(graph.constant_bytes)}",
@@ -45,11 +43,24 @@ def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> st
         f"{_modules(graph, tightest)}",
     ]
     ways = [
-        f"a budget of {_rounded_up(least.found_bytes)}",
+        f"a budget of {_rounded_up(_least_whole(task, least))}",
         _batch(task, tightest),
         _largest(graph, tightest),
     ]
     return "\n".join([*lines, "  try       " + "; ".join(way for way in ways if way)])
+
+
+def _budget(task: Task) -> str:
+    budget = format_bytes(task.budget_bytes)
+    if task.whole_bytes is None:
+        return f"the budget of {budget}"
+    return f"the {budget} that the budget of {format_bytes(task.whole_bytes)} leaves it"
+
+
+def _least_whole(task: Task, least: MinimumBudget) -> int:
+    """Return the least budget of the user: what others leave of it grows with it."""
+    whole = task.budget_bytes if task.whole_bytes is None else task.whole_bytes
+    return least.found_bytes + whole - task.budget_bytes
 
 
 def _where(graph: Graph, least: MinimumBudget, tightest: Simulation) -> str:
@@ -82,6 +93,8 @@ def _rounded_up(size_bytes: int) -> str:
     for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= 100 * factor:
             return f"{-(-size_bytes // factor)}{unit}"
+        if size_bytes >= 10 * factor:
+            return f"{-(-10 * size_bytes // factor) / 10:g}{unit}"
     return f"{size_bytes}B"
 
 
@@ -116,14 +129,11 @@ def _largest(graph: Graph, tightest: Simulation) -> str:
     )
 
 
-def infeasible(
-    task: Task, outcome: Outcome, limits: Limits, progress: Progress
-) -> InfeasibleBudget:
+def infeasible(task: Task, outcome: Outcome, least: MinimumBudget) -> InfeasibleBudget:
     """Return the error that says what was asked, what is the least, and what to try."""
-    least = minimum_budget(task.graph, task.gradients, limits, progress)
     return InfeasibleBudget(
         infeasible_message(task, outcome, least),
-        budget_bytes=task.budget_bytes,
-        minimum_bytes=least.found_bytes,
+        budget_bytes=task.budget_bytes if task.whole_bytes is None else task.whole_bytes,
+        minimum_bytes=_least_whole(task, least),
         proven=outcome.status == "infeasible",
     )

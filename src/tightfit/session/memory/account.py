@@ -69,6 +69,7 @@ class Account:
         self._tally = self._new_tally()
         self._limit_bytes: int | None = None
         self._limited_with: tuple[Account, ...] = ()
+        self._is_running = False
         self._before_now = 0
         self._known: tuple[Any, Standing] | None = None
 
@@ -141,7 +142,9 @@ class Account:
         inputs, beside = list(inputs), list(beside)
         given = self._tally.given_bytes() if self._tally is not None else None
         size = sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor))
-        key = (given, size, len(beside), self.optimizers.has_state(), self.optimizers.looked)
+        running = [keeper for keeper in _KEEPERS if keeper._is_running and keeper is not self]
+        known = self.optimizers.has_state(), self.optimizers.looked
+        key = (given, size, len(beside), *known, len(running))
         if given is None or self._known is None or self._known[0] != key:
             self._known = key, self._looked_up(inputs, beside)
         return self._known[1]
@@ -159,9 +162,19 @@ class Account:
         return Standing(gradient_bytes, state_bytes, coming_bytes, max(0, others_bytes))
 
     def _left_to_others(self, beside: Sequence[Account]) -> int:
-        """Return the budgets of others that train in this process, each within its own."""
+        """Return what others that train in this process may hold, each within its own budget.
+
+        Of one whose step is under way that is its budget, for nobody can tell what is whose; of
+        another one, what lasts of it.
+        """
         within = (self, *beside)
-        return sum(k._limit_bytes or 0 for k in self._keepers() if k not in within)
+        return sum(self._left_to(k) for k in self._keepers() if k not in within)
+
+    def _left_to(self, keeper: Account) -> int:
+        limit_bytes = keeper._limit_bytes or 0
+        if keeper is self or keeper._is_running or self._tally is None:
+            return limit_bytes
+        return min(limit_bytes, self._tally.counted_bytes(keeper._own()))
 
     def _keepers(self) -> list[Account]:
         return [k for k in _KEEPERS if k.device == self.device]
@@ -216,7 +229,15 @@ class Account:
         """
         if self._tally is None or self._limit_bytes is None:
             return
-        limit_bytes = sum(keeper._limit_bytes or 0 for keeper in self._keepers())
+        self._is_running = True
+        for keeper in self._keepers():
+            keeper._refuse_more()
+
+    def _refuse_more(self) -> None:
+        """If its step is under way: refuse what would exceed its limit and those of others."""
+        if not self._is_running or self._tally is None:
+            return
+        limit_bytes = sum(map(self._left_to, self._keepers()))
         if self.held_bytes() <= limit_bytes:
             self._tally.keep_to(limit_bytes, self._before_now)
 
@@ -224,6 +245,10 @@ class Account:
         """Refuse nothing until the limit is enforced again."""
         if self._tally is not None:
             self._tally.keep_to(None, 0)
+        if self._is_running:
+            self._is_running = False
+            for keeper in self._keepers():
+                keeper._refuse_more()
 
     def _count_before(self) -> None:
         if self._tally is not None and self._limit_bytes is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tightfit.errors import BadInput
+from tightfit.plan.plan import Gradients
 from tightfit.session.memory.account import Account
 from tightfit.units import format_bytes, parse_bytes
 
@@ -53,7 +54,9 @@ class Budget:
         self._members: weakref.WeakKeyDictionary[Account, weakref.ref[Member]] = (
             weakref.WeakKeyDictionary()
         )
-        self._needs: weakref.WeakKeyDictionary[Account, Needs] = weakref.WeakKeyDictionary()
+        self._needs: weakref.WeakKeyDictionary[Account, dict[Gradients, Needs]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._outer: weakref.WeakSet[Account] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -97,13 +100,24 @@ class Budget:
         """Take all members to be called between each other's forward and backward."""
         self._outer.update(self._members)
 
-    def declare(self, account: Account, needs: Needs) -> None:
-        """Note what a member's plans can do with."""
-        self._needs[account] = needs
+    def declare(self, account: Account, gradients: Gradients, needs: Needs) -> None:
+        """Note what a member's plans can do with, for new gradients or for those that exist."""
+        self._needs.setdefault(account, {})[gradients] = needs
 
-    def knows(self, account: Account) -> bool:
-        """Whether it is known what a member's plans can do with."""
-        return account in self._needs
+    def knows(self, account: Account, gradients: Gradients | None = None) -> bool:
+        """Whether it is known what a member's plans can do with; None: for any gradients."""
+        known = self._needs.get(account, {})
+        return bool(known) if gradients is None else gradients in known
+
+    def _needs_of(self, account: Account) -> Needs:
+        """Return the most of what a member's plans need."""
+        known = self._needs[account].values()
+        return Needs(
+            least_peak=max(needs.least_peak for needs in known),
+            least_kept=max(needs.least_kept for needs in known),
+            most_peak=max(needs.most_peak for needs in known),
+            most_kept=max(needs.most_kept for needs in known),
+        )
 
     def share_of(self, account: Account) -> Share | None:
         """Return what a member may hold besides what lasts; None: all that is there."""
@@ -114,7 +128,7 @@ class Budget:
         room = max(0, self.size_bytes - lasting)
         if not all(map(self.knows, members)):
             return Share(room // max(1, len(members)))
-        return divided(room, [self._needs[member] for member in members], self._needs[account])
+        return divided(room, [*map(self._needs_of, members)], self._needs_of(account))
 
 
 @dataclass(frozen=True)

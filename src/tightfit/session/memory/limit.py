@@ -61,8 +61,8 @@ class Limit:
         self._account.let_go()
         if is_refusal(error):
             what = (
-                f"{self._name} needs more than was planned for, and was stopped before it took "
-                "that; its state is as before the call."
+                f"{self._name} needs more than the budget has room for, and was stopped before it "
+                "took that; its state is as before the call."
             )
             raise budget_exceeded(error, what) from error
 

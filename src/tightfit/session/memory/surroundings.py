@@ -35,6 +35,8 @@ class Surroundings:
         What is held the whole time that is neither of the step nor of its model.
     budget_bytes : int
         Of the budget what the step may use, all of these included.
+    whole_bytes : int
+        The budget.
     """
 
     gradients: Gradients
@@ -43,6 +45,7 @@ class Surroundings:
     outside_bytes: int
     others_bytes: int
     budget_bytes: int
+    whole_bytes: int
 
     @property
     def held_bytes(self) -> int:
@@ -78,6 +81,7 @@ class Surroundings:
             graph=self.around(captured),
             budget_bytes=self.budget_bytes,
             gradients=self.gradients,
+            whole_bytes=self.whole_bytes if self.whole_bytes != self.budget_bytes else None,
         )
 
 

@@ -13,7 +13,8 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.signature import call_signature, same_attributes
+from tightfit.capture.calls.modules import SeenModules, same_attributes
+from tightfit.capture.calls.signature import call_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.input_uses import captured_by_uses
@@ -31,6 +32,7 @@ from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.progress import announce
 from tightfit.session.options import Options
+from tightfit.session.outputs import Usage
 from tightfit.session.parts.ledger import Holding, holding_of
 from tightfit.session.processes import agreed
 
@@ -130,7 +132,8 @@ class KnownCalls:
         self._capture = capture
         self._known: dict[Any, list[tuple[Part, Kind, Reads]]] = {}
         self._detached: dict[Any, frozenset[int]] = {}
-        self._unused: dict[Any, tuple[Part, frozenset[int]]] = {}
+        self._usage = Usage()
+        self._called: dict[Any, Part] = {}
 
     def __len__(self) -> int:
         """Return how many kinds of calls are known."""
@@ -188,24 +191,25 @@ class KnownCalls:
     def learn_outputs(self, part: Part, key: Any, run: Run) -> None:
         """Note which outputs of a call have received no gradient, or did though planned without."""
         if run.state == "refused":
-            self._detached[key] = run.detached_after(self._detached.get(key, frozenset()))
+            self._detached[key] = self._detached.get(key, frozenset()) - run.used
             self._known.pop(key, None)
-        _, unused = self._unused.get(key, (part, run.unused))
-        self._unused[key] = part, unused & run.unused
+        self._usage.note(key, run)
+        self._called.setdefault(key, part)
 
     def settle_outputs(self) -> None:
         """Plan from now on without the gradients of outputs that received none in any call."""
-        for key, (part, unused) in self._unused.items():
+        for key, part in self._called.items():
+            unused = self._usage.settled(key)
             if unused:
                 self._detached[key] = self._detached.get(key, frozenset()) | unused
                 self._known.pop(key, None)
                 announce(f"outputs {sorted(unused)} of part {part.name!r} receive no gradient")
-        self._unused.clear()
+        self._called.clear()
 
 
 def _key(part: Part, given: Arguments) -> Any:
     modules = part.modules
-    return call_signature(given.leaves, given.spec, modules, modules["part"])
+    return call_signature(given.leaves, given.spec, SeenModules(modules), modules["part"])
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:

@@ -141,7 +141,7 @@ class StepPlans:
         and all ranks are to run the same.
         """
         most_bytes = self.limit_bytes - held_bytes
-        left_bytes = most_bytes - self.late_bytes
+        left_bytes = most_bytes - self.late_bytes - self.options.left_bytes
         plans = situation.plans
         if worst.beside_bytes > most_bytes:
             raise self._infeasible(worst)

@@ -8,6 +8,7 @@ from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.progress import SILENT
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
+from tightfit.session.options import Options
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes
 
@@ -21,8 +22,8 @@ def advised(
     one: Specialisation,
     around: Surroundings,
     account: Account,
-    reserve_bytes: int,
-    calls: int,
+    options: Options,
+    beside_bytes: int,
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
@@ -39,10 +40,10 @@ def advised(
         What lies around it.
     account : Account
         What its callable holds.
-    reserve_bytes : int
-        What the user leaves unused of the budget.
-    calls : int
-        That still may be open at once and share the budget.
+    options : Options
+        The user's.
+    beside_bytes : int
+        What calls to come that are open at the same time keep, at least.
     """
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
     new_bytes = account.new_gradient_bytes()
@@ -53,23 +54,25 @@ def advised(
         outside_bytes=around.outside_bytes,
         others_bytes=max(around.others_bytes, handed_out_bytes(one.captured)) + more_bytes,
         budget_bytes=around.budget_bytes,
+        whole_bytes=around.whole_bytes,
     )
     graph = later.around(one.captured)
     adding = minimum_budget(graph, "accumulated", _QUICKLY, SILENT).found_bytes
     stepping = graph.constant_bytes + account.optimizers.passing_bytes()
     every = {
         "this call": error.minimum_bytes or 0,
-        "calls that add to gradients": adding,
+        "calls that add to gradients": adding + beside_bytes,
         "the optimizer's step": stepping,
     }
     most = max(every, key=every.__getitem__)
-    held = graph.constant_bytes
-    needed = held + max(0, every[most] - held) * calls + reserve_bytes
+    needed = every[most] + options.reserve_bytes
     if needed == error.minimum_bytes:
         return error
+    verb = "needs" if most == "the optimizer's step" else "need"
+    why = "" if most == "this call" else f": {most} {verb} more than this one"
     return InfeasibleBudget(
-        f"{error}\n  for good  a budget of {needed} bytes ({format_bytes(needed)}) holds for the "
-        f"steps to come as well: {most} need{'s' * (most[-1] != 's')} that",
+        f"{error}\n  later     a budget of {needed} bytes ({format_bytes(needed)}) is enough for "
+        f"all steps to come{why}",
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
         proven=error.proven,

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from tightfit.capture.around_data import of_the_same_class
-from tightfit.capture.calls.signature import (
-    call_signature,
-    differ_in_sizes_only,
-    hooked_modules,
-)
+from tightfit.capture.calls.modules import SeenModules, hooked_modules
+from tightfit.capture.calls.signature import call_signature, differ_in_sizes_only
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured, outputs_beside_the_loss
+from tightfit.capture.captured import (
+    Captured,
+    outputs_beside_the_loss,
+    placeholder_tensors,
+)
 from tightfit.capture.probe import probe
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, forget
 from tightfit.capture.traced_call import TracedCall
@@ -24,6 +25,7 @@ from tightfit.plan.plan import Plan
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.options import Options
+from tightfit.session.outputs import Usage
 from tightfit.session.stages import capture_step_around_data
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -52,10 +54,12 @@ class Captures:
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
+        self._seen = SeenModules(callee.modules)
         self.opaque: frozenset[str] = frozenset()
         self.answered: frozenset[str] = frozenset()
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
+        self._usage = Usage()
         self._kept: frozenset[Kept] = frozenset()
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self._decided: dict[Any, int] = {}  # how often computed values have decided otherwise
@@ -73,8 +77,18 @@ class Captures:
     def signature(self, given: Arguments) -> Any:
         """Return what a step depends on: inputs, modules, modes."""
         kept = self._changing.union(place[:2] for place in self._kept)
-        callee = self.callee
-        return call_signature(given.leaves, given.spec, callee.modules, callee.root, kept)
+        return call_signature(given.leaves, given.spec, self._seen, self.callee.root, kept)
+
+    def inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
+        """Return the tensors of the placeholders of a call whose signature was asked for."""
+        joint = one.captured.joint
+        if joint.outside:
+            return placeholder_tensors(joint, self.callee.modules, given.leaves)
+        return [
+            given.leaves[source.index] if source.kind == "input" else self._seen.tensor(source.name)
+            for source in joint.sources
+            if source.kind != "tangent"
+        ]
 
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
         """Return what was captured for a signature, where inputs decide the same again."""
@@ -263,10 +277,13 @@ class Captures:
         self._by_signature.clear()
 
     def learn_outputs(self, one: Specialisation, run: Run) -> None:
-        """Note which outputs received no gradient, or did though planned without; drop the plan."""
+        """Note which outputs have received gradients; drop a plan that is made for others."""
         before = self._detached.get(one.key, frozenset())
-        self._detached[one.key] = run.detached_after(before)
+        self._usage.note(one.key, run)
+        unused = self._usage.settled(one.key)
+        self._detached[one.key] = (before | unused) - run.used
+        if self._detached[one.key] == before:
+            return
         self.forget(one)
-        if run.state != "refused":
-            unused = sorted(run.unused)
-            announce(f"output(s) {unused} receive no gradient: planning without them")
+        if unused:
+            announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")

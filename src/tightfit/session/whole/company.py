@@ -24,7 +24,8 @@ def declare(
     """Tell a budget what plans of a step can do with; return the least."""
     least = smallest_budget(one, around, dataclasses.replace(options, limits=_QUICKLY))
     new_bytes = account.new_gradient_bytes()
-    budget.declare(account, needs_of(around.around(one.captured), least.plan, new_bytes))
+    needs = needs_of(around.around(one.captured), least.plan, new_bytes)
+    budget.declare(account, around.gradients, needs)
     return least
 
 
@@ -45,7 +46,7 @@ def begin_in_company(
     if shared is None or len(shared.members()) < 2:
         return
     shared.begins(account)
-    if not shared.knows(account):
+    if not shared.knows(account, around.gradients):
         declare(one, around, account, options, shared)
 
 

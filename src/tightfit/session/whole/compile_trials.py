@@ -195,7 +195,7 @@ class _Tries:
         return None
 
     def _plan(self, budget_bytes: int) -> Outcome:
-        return plan_step(self.captured.graph, budget_bytes, self.task.gradients, self.options)
+        return plan_step(self._task(budget_bytes), self.options)
 
     def _task(self, budget_bytes: int) -> Task:
         return msgspec.structs.replace(

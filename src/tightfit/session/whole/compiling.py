@@ -101,7 +101,7 @@ def _one_by_one(
 ) -> Planned:
     """Return the plan whose operators run one by one."""
     known = one.known_plan(task.gradients)
-    outcome = plan_step(captured.graph, task.budget_bytes, task.gradients, options, known)
+    outcome = plan_step(msgspec.structs.replace(task, graph=captured.graph), options, known)
     assert outcome.plan is not None
     one.remember_plan(outcome.plan)
     runner = Runner(captured, lower(captured, outcome.plan))

@@ -189,7 +189,7 @@ def _searching(one: Specialisation, task: Task, options: Options) -> Callable[[P
 
     def search(progress: Progress) -> Outcome:
         own = dataclasses.replace(options, progress=progress)
-        return plan_step(task.graph, task.budget_bytes, task.gradients, own, known)
+        return plan_step(task, own, known)
 
     return search
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +41,8 @@ class Planned:
         What was measured of the compiled plan; None: it runs operator by operator.
     beats_compiled : bool
         Whether it runs operator by operator because that was faster than compiled plans.
+    number : int
+        Tells it from all other plans of the process.
     """
 
     graph: Graph
@@ -47,6 +50,7 @@ class Planned:
     runner: Runner
     compiled: CompiledPlan | None = None
     beats_compiled: bool = False
+    number: int = field(default_factory=itertools.count().__next__)
 
     @property
     def compiled_peak_bytes(self) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.captured import Captured
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
@@ -17,6 +17,7 @@ from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
+from tightfit.session.addresses import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
@@ -33,6 +34,7 @@ from tightfit.session.whole.company import (
     is_new_in_company,
 )
 from tightfit.session.whole.deciding import with_deciding_ops
+from tightfit.session.whole.flight import Flight
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.planning import planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -53,6 +55,8 @@ class WholeSteps:
         What the user asked for.
     account : Account
         What it holds between steps.
+    addresses : Anywhere
+        Where its steps lie in memory.
 
     Attributes
     ----------
@@ -66,14 +70,18 @@ class WholeSteps:
         The calls that somebody still holds the outputs of.
     """
 
-    def __init__(self, callee: Callee, options: Options, account: Account) -> None:
+    def __init__(
+        self, callee: Callee, options: Options, account: Account, addresses: Anywhere
+    ) -> None:
         self.callee = callee
         self.options = options
         self.account = account
         self.captures = Captures(callee)
         self.watch = Watch(callee.name, account)
+        self._flight = Flight(account)
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._addresses = addresses
         self._calls = 0
 
     # -- calling ------------------------------------------------------------------------------
@@ -130,12 +138,11 @@ class WholeSteps:
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
         steps = self.guard.steps if self.guard is not None else []
-        graph = self.last.graph
         return report_of(
             self.last.outcome,
-            graph.constant_bytes,
+            self.last.graph.constant_bytes,
             self.options.usable_bytes,
-            graph.cost_source,
+            self.last.graph.cost_source,
             steps[-1] if steps else None,
             self.last.compiled_peak_bytes,
         )
@@ -219,17 +226,10 @@ class WholeSteps:
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
     ) -> tuple[Specialisation, list[Any]]:
-        """Run a forward; where its data ask for another plan than expected, run that one.
+        """Run a forward as its data decide; return what was run in the end, and flat outputs.
 
         A forward that ends early has changed nothing: buffers are written at its end, and
         generators are put back.
-
-        Returns
-        -------
-        one : Specialisation
-            What was run in the end.
-        outputs : list
-            Its flattened outputs.
         """
         for _ in range(_MOST_ATTEMPTS):
             joint = one.captured.joint
@@ -280,6 +280,7 @@ class WholeSteps:
         """Run the forward of a plan; return its flattened outputs."""
         inputs = self._inputs(one, given)
         planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
+        self._addresses.begin_step((one.key, planned.number), self)
         run = Run(self._backward_started(one), self._backward_ended)
         self.runs.add(run)
         self._calls += 1
@@ -288,7 +289,7 @@ class WholeSteps:
         return planned.runner(inputs, run)
 
     def _inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
-        return placeholder_tensors(one.captured.joint, self.callee.modules, given.leaves)
+        return self.captures.inputs(one, given)
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -298,6 +299,8 @@ class WholeSteps:
         if self.options.shared is not None:
             alone = self._around(one, inputs, Share(0))
             begin_in_company(one, alone, self.account, self.options)
+        elif self.options.in_flight > 1 and not self.waiting:
+            self._flight.begin(one, self._around(one, inputs, Share(0)), self.options)
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
         try:
@@ -312,11 +315,9 @@ class WholeSteps:
                 least=is_new_in_company(one, self.options),
             )
         except InfeasibleBudget as error:
-            calls = max(1, self.options.in_flight - len(self.waiting))
-            reserve_bytes = self.options.reserve_bytes
-            raise advised(error, one, around, self.account, reserve_bytes, calls) from None
-        is_new = all(planned is not each for each in known)
-        if self.options.compile and is_new:
+            beside_bytes = self._flight.least_beside(one, around, self.options, len(self.waiting))
+            raise advised(error, one, around, self.account, self.options, beside_bytes) from None
+        if self.options.compile and all(planned is not each for each in known):
             self.watch.restart()  # what compiling and trying took belongs to no step
         return planned
 
@@ -328,6 +329,9 @@ class WholeSteps:
         standing = account.standing(inputs, self.options.beside(account))
         state_bytes = standing.state_bytes + standing.coming_bytes
         others_bytes = standing.others_bytes + one.surplus_bytes
+        if share is None and self.options.in_flight > 1 and self.options.shared is None:
+            alone = self._around(one, inputs, Share(0))
+            share = self._flight.share(one, alone, self.options, len(self.waiting))
         if share is None:
             held = standing.gradient_bytes + state_bytes + others_bytes
             held += graph.constant_bytes + root_gradient_bytes(one.captured)
@@ -339,6 +343,7 @@ class WholeSteps:
             outside_bytes=max(one.outside_bytes, share.others_bytes),
             others_bytes=others_bytes,
             budget_bytes=share.peak_bytes,
+            whole_bytes=self.options.usable_bytes,
         )
 
     def _alone(self, one: Specialisation, given: Arguments) -> Surroundings:
@@ -354,8 +359,7 @@ class WholeSteps:
             if one.tuner is not None:
                 one.tuner.begin()
             self.watch.before_backward()
-            if run.state == "refused" or run.unused:
-                self.captures.learn_outputs(one, run)
+            self.captures.learn_outputs(one, run)
 
         return started
 

@@ -1,0 +1,84 @@
+"""Which values of another compiler's joint graph stay for its backward, within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import fx
+
+from tightfit.capture.foreign import lift_foreign
+from tightfit.costs import with_costs
+from tightfit.graph.ir import Device, Graph, ValueId
+from tightfit.plan.plan import Compute, Enter, Free, HandOver, Outcome, Plan
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.questions.infeasible import infeasible
+from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.progress import SILENT
+from tightfit.units import parse_bytes
+
+__all__ = ["Saving", "plan_saving"]
+
+_LIMITS = Limits(seconds=10.0, gap=0.005)
+
+
+class Saving(NamedTuple):
+    """What a forward hands to its backward, what the backward makes again, and the plan."""
+
+    saved: list[fx.Node]
+    again: list[fx.Node]
+    outcome: Outcome
+
+
+def plan_saving(
+    module: fx.GraphModule,
+    budget: int | str,
+    *,
+    is_backward: Callable[[fx.Node], bool],
+    is_tangent: Callable[[fx.Node], bool],
+    device: str = "cpu",
+) -> Saving:
+    """Plan a joint graph: what its forward hands to its backward.
+
+    Parameters
+    ----------
+    budget : int or str
+        Bytes for the inputs of the graph, parameters among them, and all that it makes. The
+        optimizer's state and what the compiler's kernels need besides are not in it.
+    device : str
+        ``"cpu"`` or ``"cuda"``: how sizes are rounded.
+    module, is_backward, is_tangent
+        As `tightfit.capture.foreign.lift_foreign` takes them.
+
+    Raises
+    ------
+    InfeasibleBudget
+        If no plan fits; says the least budget.
+    CaptureError
+        If sizes are symbols.
+    """
+    where = Device(kind=device, granularity_bytes=512 if device == "cuda" else 64)
+    found = lift_foreign(module, is_backward, is_tangent, where)
+    graph = with_costs(found.graph, "cpu")
+    task = Task(graph=graph, budget_bytes=parse_bytes(budget), gradients="fresh")
+    outcome = plan_with(DEFAULT, task, _LIMITS, SILENT)
+    if outcome.plan is None:
+        raise infeasible(task, outcome, _LIMITS, SILENT)
+    alive = _alive_between(outcome.plan, graph)
+    backward = [node for node in module.graph.nodes if is_backward(node)]
+    return Saving(*found.split(alive, backward), outcome)
+
+
+def _alive_between(plan: Plan, graph: Graph) -> frozenset[ValueId]:
+    """Return the values that are alive when the backward begins."""
+    alive: set[ValueId] = set()
+    for step in plan.instructions:
+        if isinstance(step, Compute):
+            alive.update(graph.ops[step.op].alternatives[step.alternative].writes)
+        elif isinstance(step, Free):
+            alive.discard(step.value)
+        elif isinstance(step, HandOver):
+            alive.difference_update(step.values)
+        elif isinstance(step, Enter) and step.segment > 0:
+            break
+    return frozenset(alive)

@@ -1,0 +1,55 @@
+"""Files of plans that travel between people: several outcomes, each with what it answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tightfit.errors import BadInput
+from tightfit.files import decode_record, encode_record, read_limited, write_atomically
+from tightfit.plan.cache import CachedPlan
+
+__all__ = ["load_shared", "save_shared"]
+
+_FORMAT = 1
+_NAME = re.compile(r"[0-9a-z_]+")
+
+
+class Plans(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Plans in one file.
+
+    Parameters
+    ----------
+    made_with : str
+        The versions with which they were found, for people.
+    """
+
+    plans: tuple[CachedPlan, ...]
+    made_with: str = ""
+    format: int = _FORMAT
+
+
+def save_shared(path: Path | str, plans: Sequence[CachedPlan], *, made_with: str = "") -> None:
+    """Write plans to a ``.json`` or ``.json.gz`` file, all or nothing."""
+    write_atomically(path, encode_record(Plans(plans=tuple(plans), made_with=made_with)))
+
+
+def load_shared(path: Path | str) -> Plans:
+    """Return the plans in a file; each is to be verified against its graph before it runs.
+
+    Raises
+    ------
+    BadInput
+        If the file cannot be read, is none of plans, or a plan in it names another graph than it
+        is kept for.
+    """
+    found = decode_record(read_limited(path), Plans, source=str(path), newest=_FORMAT)
+    for entry in found.plans:
+        if not _NAME.fullmatch(entry.key.graph) or not _NAME.fullmatch(entry.key.device):
+            raise BadInput(f"{path}: {entry.key.graph!r} is no fingerprint of a graph")
+        if entry.outcome.plan is None or entry.outcome.plan.graph != entry.key.graph:
+            raise BadInput(f"{path}: the plan of {entry.key.name!r} does not belong to its graph")
+    return found

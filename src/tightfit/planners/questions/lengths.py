@@ -1,0 +1,114 @@
+"""The longest inputs that fit a budget: a bisection over the lengths that a data set has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tightfit.graph.ir import Graph
+from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan.plan import Gradients, Outcome
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.questions.minimum import minimum_budget
+from tightfit.planners.registry import plan_with
+from tightfit.progress import Progress
+
+__all__ = ["LongestFit", "TriedLength", "longest_fit"]
+
+
+class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
+    """A length that was captured and planned.
+
+    Parameters
+    ----------
+    length : int
+        Of the inputs, such as tokens.
+    eager_peak_bytes : int
+        The peak with nothing recomputed, constants included.
+    outcome : Outcome
+        The plan within the budget, or that there is none.
+    """
+
+    length: int
+    eager_peak_bytes: int
+    outcome: Outcome
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan."""
+        return self.outcome.plan is not None
+
+
+class LongestFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Which lengths fit.
+
+    Parameters
+    ----------
+    longest : int or None
+        The longest of the lengths asked about that fits; None: none does.
+    tried : tuple of TriedLength
+        What was planned, the shortest first. Memory is taken to grow with the length between.
+    minimum_bytes : int or None
+        A budget that holds the longest of all; None where it fits as it is.
+    """
+
+    longest: int | None
+    tried: tuple[TriedLength, ...]
+    minimum_bytes: int | None
+
+
+def longest_fit(
+    captured: Callable[[int], Graph],
+    lengths: Sequence[int],
+    budget_bytes: int,
+    *,
+    gradients: Gradients,
+    planner: str,
+    limits: Limits,
+    progress: Progress,
+) -> LongestFit:
+    """Find the longest inputs for which there is a plan within the budget.
+
+    Parameters
+    ----------
+    captured : callable
+        Returns the step's graph at a length.
+    lengths : sequence of int
+        Those that occur; at least one.
+    budget_bytes : int
+        Constants included.
+    limits : Limits
+        Of each plan.
+    """
+    distinct = sorted(set(lengths))
+    tried: dict[int, TriedLength] = {}
+    graphs: dict[int, Graph] = {}
+
+    def fits(position: int) -> bool:
+        length = distinct[position]
+        if length not in tried:
+            graph = graphs[length] = captured(length)
+            task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
+            tried[length] = TriedLength(
+                length=length,
+                eager_peak_bytes=eager_peak_bytes(graph, gradients=gradients),
+                outcome=plan_with(planner, task, limits, progress),
+            )
+        return tried[length].fits
+
+    least_bytes = None
+    low, high = -1, len(distinct) - 1  # what fits, and what may not
+    if fits(high):
+        low = high
+    else:
+        graph = graphs[distinct[high]]
+        least_bytes = minimum_budget(graph, gradients, limits, progress).found_bytes
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return LongestFit(
+        longest=distinct[low] if low >= 0 else None,
+        tried=tuple(tried[length] for length in sorted(tried)),
+        minimum_bytes=least_bytes,
+    )

@@ -1,0 +1,226 @@
+"""Steps at planned addresses, and what plans leave of the budget to what lies outside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import msgspec
+
+from tightfit.allocator import anonymous_bytes, code_bytes
+from tightfit.allocator.replay import return_large_blocks_at_once, trim_ordinary_memory
+from tightfit.arenas.calls import CallArena, Caller
+from tightfit.errors import BadInput, InfeasibleBudget
+from tightfit.progress import announce
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.optimizers import hear_of_steps
+from tightfit.session.options import Options
+from tightfit.session.report import Held, Report
+from tightfit.units import format_bytes
+
+__all__ = ["Addresses", "Anywhere", "addresses_for"]
+
+_SPARE = 1 / 64  # of the budget: what is left besides, as what the process holds varies
+_MOST_ROUNDS = 4
+_MOST_CALLS = 8  # between two steps of an optimizer that are told apart
+
+
+class Anywhere:
+    """Steps whose memory lies wherever the allocator puts it."""
+
+    def end_step(self) -> None:
+        """End the step before: what is done until the next one begins belongs to none."""
+
+    def begin_step(self, shape: Hashable, caller: Caller) -> None:
+        """Begin a step that is called by its shape, and by the plan that it runs.
+
+        Parameters
+        ----------
+        shape : hashable
+            Steps of one shape request the same.
+        caller : Caller
+            While a call of it awaits its backward, the step goes on.
+        """
+
+    def look(self, inputs: Iterable[Any], options: Options) -> bool:
+        """Look, between two steps, what the process holds; return whether plans are to change.
+
+        Parameters
+        ----------
+        inputs : iterable
+            Of the call that comes; tensors among them count.
+        options : Options
+            As they are now.
+        """
+        return False
+
+    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
+        """Return the options with nothing left, where no plan does with less.
+
+        Raises
+        ------
+        InfeasibleBudget
+            The error, if nothing was left.
+        """
+        raise error
+
+    def changed(self, options: Options) -> Options:
+        """Return the options with what plans are to leave."""
+        return options
+
+    def added_to(self, report: Report) -> Report:
+        """Return a report with what happened in the arena, and what the process held for it."""
+        return report
+
+    def leave(self) -> None:
+        """Give the arena back, once nothing in it is alive."""
+
+
+class Addresses(Anywhere):
+    """The arena of a fitted callable, and the loop that closes around it.
+
+    A plan bounds what PyTorch's allocator gives out. What the process holds for the steps is the
+    arena, what tensors hold outside it, and what is neither: objects of Python and the planner,
+    free pages of the C library, workspaces that libraries take for themselves, their code. That
+    is measured between two steps, and so is by how much the arena is higher than the plan said;
+    the next plans leave both of the budget.
+
+    Parameters
+    ----------
+    name : str
+        Of the callable, for messages.
+    account : Account
+        What tensors hold around its steps.
+
+    Raises
+    ------
+    BadInput
+        If the model lies elsewhere than on the CPU.
+    HookUnavailable
+        If the CPU's allocator cannot be hooked.
+
+    Attributes
+    ----------
+    left_bytes : int
+        What plans are to leave of the budget.
+    """
+
+    def __init__(self, name: str, account: Account) -> None:
+        if account.device.type != "cpu":
+            raise BadInput(
+                f"arena=True is available on the CPU only, and {name} lies on {account.device}: "
+                "leave it out"
+            )
+        self.left_bytes = 0
+        self._name = name
+        self._account = account
+        self._arena = CallArena()
+        self._calls = 0  # since an optimizer has stepped
+        hear_of_steps(self)
+        return_large_blocks_at_once(True)  # also while the first step is captured and planned
+        trim_ordinary_memory()
+        own_bytes = account.lasting_bytes(expected=False)
+        self._before_bytes = anonymous_bytes() - own_bytes
+        self._files_before_bytes = code_bytes()
+        self._looked_at: set[int] = set()
+        self._rounds = 0
+        self._held: Held | None = None
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """End the step before."""
+        self._arena.end_step()
+
+    def begin_step(self, shape: Hashable, caller: Caller) -> None:
+        """Begin a step.
+
+        Calls whose gradients are added up differ in what follows them: only after the last one
+        the optimizer steps.
+        """
+        self._calls = min(self._calls + 1, _MOST_CALLS)
+        self._arena.begin_step((shape, self._calls), caller)
+
+    def before_step(self, optimizer: Any) -> None:
+        """Note that an optimizer is about to step."""
+        self._calls = 0
+
+    def leave(self) -> None:
+        """Give the arena back, once nothing in it is alive."""
+        self._arena.leave()
+
+    # -- what the process holds ---------------------------------------------------------------
+
+    def look(self, inputs: Iterable[Any], options: Options) -> bool:
+        """Look once when the first step was planned, and once for each layout after an exact step.
+
+        Nothing is left of a budget that others share, or under a plan of the user's own.
+        """
+        if options.shared is not None or options.ranks is not None or options.plan is not None:
+            return False
+        if self._arena.is_running or not self._arena.is_alone:
+            return False
+        height_bytes = self._arena.exact_height_bytes
+        if height_bytes in self._looked_at or (self._looked_at and not height_bytes):
+            return False
+        if not self._looked_at:
+            gc.collect()  # what capturing and planning left behind
+        trim_ordinary_memory()
+        self._looked_at.add(height_bytes)
+        self._held = held = self._measured(inputs, height_bytes)
+        budget_bytes = options.usable_bytes
+        over_bytes = held.planned_bytes - (budget_bytes - self.left_bytes)
+        needed_bytes = held.rest_bytes + held.file_bytes + max(0, over_bytes)
+        spare_bytes = round(_SPARE * budget_bytes)
+        is_close = needed_bytes <= self.left_bytes <= needed_bytes + 4 * spare_bytes
+        if is_close or self._rounds == _MOST_ROUNDS:
+            return False
+        self._rounds += 1
+        self.left_bytes = needed_bytes + spare_bytes
+        self._arena.drop_pages()  # while the next step is planned, too, the budget holds
+        return True
+
+    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
+        """Return the options with nothing left, and say by how much the budget is exceeded."""
+        if not self.left_bytes:
+            raise error
+        announce(
+            f"{self._name}: the process holds {format_bytes(self.left_bytes)} beside tensors, and "
+            f"no plan leaves that of the budget: what it holds exceeds the budget by so much. "
+            f"{str(error).splitlines()[0]}"
+        )
+        self.left_bytes = 0
+        self._rounds = _MOST_ROUNDS
+        return self.changed(options)
+
+    def changed(self, options: Options) -> Options:
+        """Return the options with what plans are to leave."""
+        return dataclasses.replace(options, left_bytes=self.left_bytes)
+
+    def added_to(self, report: Report) -> Report:
+        """Return a report with what happened in the arena, and what the process held for it."""
+        return msgspec.structs.replace(report, arena=self._arena.report, held=self._held)
+
+    def _measured(self, inputs: Iterable[Any], height_bytes: int) -> Held:
+        arena_bytes = self._arena.resident_bytes
+        tensor_bytes = self._account.held_bytes() or self._account.resident_bytes(inputs)
+        anonymous = anonymous_bytes() - self._before_bytes
+        return Held(
+            height_bytes=height_bytes,
+            tensor_bytes=tensor_bytes,
+            rest_bytes=max(0, anonymous - arena_bytes - tensor_bytes),
+            file_bytes=max(0, code_bytes() - self._files_before_bytes),
+        )
+
+
+def addresses_for(name: str, account: Account, options: Options) -> Anywhere:
+    """Return where the steps of a callable lie, as its user asked.
+
+    Raises
+    ------
+    BadInput, HookUnavailable
+        As `Addresses` does.
+    """
+    return Addresses(name, account) if options.arena else Anywhere()

@@ -1,0 +1,64 @@
+"""Several forwards before their backwards: all within one budget, in whichever order they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.training_loops import Life, Run, live
+
+Backwards = Callable[[list[Tensor]], None]
+
+ORDERS: dict[str, Backwards] = {
+    "their sum": lambda losses: sum(losses[1:], losses[0]).backward(),
+    "first comes first": lambda losses: [loss.backward() for loss in losses] and None,
+    "last comes first": lambda losses: [loss.backward() for loss in losses[::-1]] and None,
+}
+
+
+def loop_of(calls: int, order: Backwards, set_to_none: bool) -> Callable[[Run], None]:
+    """Return a loop that calls its model so often before a backward."""
+
+    def loop(run: Run) -> None:
+        layers = [layer for _ in range(6) for layer in (nn.Linear(48, 48), nn.GELU())]
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        run.fit(model, in_flight=calls)
+        for _ in range(run.steps):
+            views = [torch.randn(256, 48) for _ in range(calls)]
+            losses = [model(view).square().mean() for view in views]
+            optimizer.zero_grad(set_to_none=set_to_none)
+            order(losses)
+            optimizer.step()
+            run.note(*losses)
+        run.trained(model)
+
+    return loop
+
+
+def lived(loop: Callable[[Run], None], budget_bytes: int | None) -> Life:
+    return live(loop, Run(budget_bytes, steps=5, small=True, cache=False))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False], ids=["new gradients", "zeroed gradients"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("calls", [2, 3])
+def test_all_calls_keep_to_one_budget(calls: int, order: str, set_to_none: bool) -> None:
+    loop = loop_of(calls, ORDERS[order], set_to_none)
+    plain = lived(loop, None)
+    fitted = lived(loop, int(0.6 * plain.whole_bytes))
+    if fitted.advised_bytes is not None:
+        assert fitted.advised_bytes < 0.85 * plain.whole_bytes
+        fitted = lived(loop, fitted.advised_bytes)
+    assert not fitted.error
+    assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
+    assert fitted.budget_bytes is not None and fitted.largest_bytes <= fitted.budget_bytes
+
+
+def test_what_does_not_fit_is_told_in_terms_of_the_budget() -> None:
+    loop = loop_of(2, ORDERS["their sum"], True)
+    error = lived(loop, 400_000).error
+    assert "that the budget of 390.62 KiB leaves it" in error

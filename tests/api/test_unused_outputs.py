@@ -1,0 +1,59 @@
+"""Parameters behind an output that receives no gradient have none, as in plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from benchmarks.training_loops import Run, live
+
+
+class Heads(nn.Module):
+    """Two heads on one trunk; with a value read in Python it is trained in parts."""
+
+    def __init__(self, in_parts: bool) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+        self.heads = nn.ModuleList(nn.Linear(16, width) for width in (3, 2))
+        self.in_parts = in_parts
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = self.trunk(x)
+        if self.in_parts:
+            assert h.detach().numpy().size
+        return tuple(head(h) for head in self.heads)
+
+
+@pytest.mark.parametrize("in_parts", [False, True], ids=["whole", "in parts"])
+@pytest.mark.parametrize("period", [1, 2, 100], ids=["in turns", "in pairs", "one of them"])
+def test_heads_that_are_trained_in_turns(period: int, in_parts: bool) -> None:
+    def loop(run: Run) -> None:
+        model = Heads(in_parts)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        run.fit(model)
+        for step in range(run.steps):
+            loss = model(torch.randn(4, 8))[step // period % 2].sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.note(loss)
+        run.trained(model)
+
+    plain, fitted = (live(loop, Run(b, steps=7, small=True)) for b in (None, 1 << 30))
+    assert not fitted.error
+    assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
+
+
+def test_what_is_used_late_is_refused_once_and_then_planned(capfd) -> None:
+    model = Heads(False)
+    tightfit.fit(model, "1GiB")
+    x = torch.randn(4, 8)
+    for _ in range(4):
+        model(x)[0].sum().backward()
+    assert "output(s) [1] receive no gradient" in capfd.readouterr().err
+    with pytest.raises(tightfit.PlanMismatch, match="output 1"):
+        model(x)[1].sum().backward()
+    for head in (1, 0, 0, 0, 0, 1):
+        model(x)[head].sum().backward()
