@@ -26,6 +26,7 @@ from tightfit.eviction.simulator import Simulator
 from tightfit.files import write_atomically
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.clairvoyant import CLAIRVOYANT, clairvoyant, slowdown_of
+from tightfit.units import format_bytes
 
 __all__ = ["document"]
 
@@ -118,7 +119,7 @@ def document(rows: Sequence[Row]) -> str:
         f"`tightfit compare zoo:NAME {_COMPARED} --costs p100 --planners "
         f"{','.join(_PLANNERS)} --time-limit 20`. `none`: proven that there is no plan, `-`: none "
         "found. A recurrent network with the gradients of its shared weights added in place "
-        "(`zoo:lstm`) is refused by the papers' planners and by these.",
+        "(`zoo:lstm`) is refused by the papers' planners and by these; `lstm` expands its weights.",
     )
     for name, setting in COMPARED.items():
         parts += [f"### {name}, `{setting}`", _compared(name)]
@@ -137,7 +138,11 @@ _PLANNERS = (
     "ap_sqrt",
     "ap_greedy",
 )
-COMPARED = {"vgg16": "--batch 176 --size 224", "unet": "--setting monet"}
+COMPARED = {
+    "vgg16": "--batch 176 --size 224",
+    "unet": "--setting monet",
+    "lstm": "benchmarks/expanded_lstm.py:expanded_lstm, --time-limit 8",
+}
 """Models whose rows ``tightfit compare -o`` has written to ``results/eviction_compare_*.csv``."""
 
 
@@ -150,7 +155,7 @@ def _compared(name: str) -> str:
         [planner, *(_percent_and_seconds(found[planner, budget]) for budget in budgets)]
         for planner in _PLANNERS
     ]
-    return table(["planner", *(f"{budget / 2**30:.2f} GiB" for budget in budgets)], body)
+    return table(["planner", *(format_bytes(budget) for budget in budgets)], body)
 
 
 def _percent_and_seconds(row: dict[str, str]) -> str:

@@ -268,6 +268,9 @@ address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` 
 seen writing as a whole. Printing, saving, copying or reading an evicted tensor brings it back;
 whoever goes around PyTorch's Python interface gets PyTorch's error, not wrong data.
 
+**Without an optimizer** nothing tells a step's end: `region.keep(state)` lets what is carried on
+stay, and the batches that it came from go.
+
 **Limits**: one region at a time in a process; what other threads of the program compute counts, but
 is not seen, so it is never evicted; operators of other devices run, but nothing there is evicted;
 an extension that keeps a raw address across an allocation of its own is not seen

@@ -341,6 +341,26 @@ def test_an_operator_that_does_not_fit_is_named_and_a_smaller_step_follows() -> 
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
 
 
+def test_a_loop_without_an_optimizer_lets_its_batches_go() -> None:
+    def states(region: tightfit.Online | None) -> torch.Tensor:
+        torch.manual_seed(3)
+        state = torch.zeros(64, 64)
+        for _ in range(50):
+            state = (state + torch.randn(1024, 64).T @ torch.ones(1024, 64)).tanh()
+            if region is not None:
+                region.keep(state)
+        return state
+
+    expected = states(None)
+    gc.collect()
+    with tightfit.online(resident_bytes() + 2_000_000) as region:
+        assert torch.equal(states(region), expected)
+        region.evict(AMPLE)
+        assert region.report().evictions <= 4
+    with pytest.raises(BadInput, match="inside the region"):
+        region.keep(expected)
+
+
 def test_a_backward_that_fails_holds_nothing_of_its_step() -> None:
     """Autograd's engine keeps what was still to run of one that raised, until another one runs."""
     weight, narrow = torch.randn(64, 64, requires_grad=True), torch.randn(64, requires_grad=True)

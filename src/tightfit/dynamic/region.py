@@ -6,6 +6,7 @@ import contextlib
 import threading
 from typing import Any
 
+import torch
 from torch.optim import optimizer
 
 from tightfit.dynamic.ledger import Ledger, OnlineReport
@@ -114,6 +115,29 @@ class Online:
         if self._runtime is None:
             raise BadInput("memory can be freed inside the region only")
         self._runtime.make_room(parse_bytes(size, what="size"))
+
+    def keep(self, *tensors: torch.Tensor) -> None:
+        """Let tensors stay, and forget how they were computed, from what, and with which inputs.
+
+        For what a program without an optimizer carries from step to step: weights that a function
+        updates, a hidden state. Otherwise every batch it came from is held to compute it again.
+
+        Parameters
+        ----------
+        *tensors : torch.Tensor
+            Of any shape.
+
+        Raises
+        ------
+        BadInput
+            Outside the region.
+        BudgetExceeded
+            If one was evicted and has no room.
+        """
+        if self._runtime is None:
+            raise BadInput("tensors can be kept inside the region only")
+        for tensor in tensors:
+            self._runtime.need(tensor, True)
 
     def report(self) -> OnlineReport:
         """Return what happened so far, and where the time went."""

@@ -111,26 +111,9 @@ class Repeater:
     def _run(self, frame: _Frame, call: Call) -> None:
         self._ledger.stop_if_thrashing()
         written = {what: self._to_write(what) for what in call.written}
-        known = {storage._cdata for storage in written.values()}
-
-        def build(value: Any) -> Any:
-            if isinstance(value, Place):
-                storage = written.get(value.content, value.content.memory)
-                assert storage is not None
-                if storage.nbytes() != value.content.size_bytes:
-                    raise BadInput(f"{frame.name} reads memory that was resized out of sight")
-                known.add(storage._cdata)
-                return value.tensor_in(storage)
-            if isinstance(value, Blank):
-                storage = written[value] if value in written else new_memory(value.size_bytes)
-                known.add(storage._cdata)
-                return value.place.tensor_in(storage)
-            if isinstance(value, list | tuple):
-                return type(value)(build(each) for each in value)
-            return value
-
-        args = [build(value) for value in call.args]
-        kwargs = {name: build(value) for name, value in call.kwargs.items()}
+        args = [_tensors_for(value, written, frame) for value in call.args]
+        kwargs = {name: _tensors_for(value, written, frame) for name, value in call.kwargs.items()}
+        known = {storage_of(tensor)._cdata for tensor in tensors_in([*args, *kwargs.values()])}
         started = self._ledger.moment()
         outputs = _run_with_state(call, args, kwargs)
         self._ledger.ran_again(call.cost, started)
@@ -334,3 +317,21 @@ def _run_with_state(call: Call, args: Any, kwargs: Any) -> Any:
             return call.function(*args, **kwargs)
         finally:
             generator.set_state(now)
+
+
+def _tensors_for(
+    value: Any, written: Mapping[Content | Blank, torch.UntypedStorage], frame: _Frame
+) -> Any:
+    """Return an argument with tensors in the place of places and blanks."""
+    if isinstance(value, Place):
+        storage = written.get(value.content, value.content.memory)
+        assert storage is not None
+        if storage.nbytes() != value.content.size_bytes:
+            raise BadInput(f"{frame.name} reads memory that was resized out of sight")
+        return value.tensor_in(storage)
+    if isinstance(value, Blank):
+        storage = written[value] if value in written else new_memory(value.size_bytes)
+        return value.place.tensor_in(storage)
+    if isinstance(value, list | tuple):
+        return type(value)(_tensors_for(each, written, frame) for each in value)
+    return value
