@@ -103,10 +103,10 @@ def fit(
         run one by one where none does or that is faster, which is said. Results of compiled plans
         differ from eager by rounding.
     arena : bool
-        Whether the memory of a step lies at planned addresses in one mapping, so that the process
-        holds what the step needs and no more (CPU). Everything that the training thread requests
-        from one call of the model to the next is a step; what differs from the plan is served as
-        without the arena, and counted in the report.
+        Whether the memory of a step lies at planned addresses (Sekiyama et al. 2018), on the CPU.
+        The budget then bounds what the process holds: plans leave of it what was measured beside
+        tensors, and the report names that. What differs from the plan is served as without the
+        arena, and counted.
 
     Returns
     -------

@@ -150,6 +150,7 @@ class Addresses(Anywhere):
     def leave(self) -> None:
         """Give the arena back, once nothing in it is alive."""
         self._arena.leave()
+        return_large_blocks_at_once(False)
 
     # -- what the process holds ---------------------------------------------------------------
 
