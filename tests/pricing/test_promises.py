@@ -82,9 +82,15 @@ def test_an_alternative_that_breaks_its_promise_is_left_out(price, function, exa
     assert len(captured.calls) == len(captured.graph.ops) == len(captured.nodes)
 
 
-def test_what_has_no_room_to_be_compared_is_left_out_unless_its_kind_was():
+@pytest.mark.parametrize(("exactness", "kept"), [("bitwise", set()), ("rounding", {"silu.other"})])
+def test_what_has_no_room_to_be_compared_is_left_out_if_it_promises_the_same_bits(exactness, kept):
+    captured = with_way(nearly, exactness)
+    assert names(keeping_promises(captured, SILENT, room_bytes=10)) == kept
+
+
+def test_what_has_no_room_to_run_by_itself_is_left_out():
     captured = with_way(nearly, "rounding")
-    assert names(keeping_promises(captured, SILENT, room_bytes=10)) == set()
+    assert names(quick_costs(captured, SILENT, room_bytes=10).captured) == set()
 
 
 def test_a_backward_is_compared_on_what_its_forward_makes():

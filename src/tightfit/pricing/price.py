@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ __all__ = [
     "prices_of",
     "scaled_costs",
     "with_prices",
+    "without_room",
 ]
 
 _CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chosen by shape
@@ -122,7 +124,8 @@ def measured_costs(captured: Captured, progress: Progress) -> Priced:
     captured = keeping_promises(captured, progress)
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Measurement, measure_call, progress)
-    return priced_by(captured, known, "measured")
+    unknown = without_room(calls, known)
+    return priced_by(captured, known, "measured", unknown)
 
 
 def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
@@ -134,7 +137,21 @@ def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
     captured = keeping_promises(captured, progress)
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Footprint, measure_workspace, progress)
-    return priced_by(captured, known, captured.graph.cost_source)
+    unknown = without_room(calls, known)
+    return priced_by(captured, known, captured.graph.cost_source, unknown)
+
+
+def without_room(calls: Iterable[Call], known: Mapping[str, Footprint]) -> frozenset[str]:
+    """Return the keys of calls that a budget has had no room to run by themselves.
+
+    Parameters
+    ----------
+    calls : iterable of Call
+        Those that were to be run.
+    known : mapping of str to Footprint
+        What is known, by the keys of calls.
+    """
+    return frozenset(key_of(call) for call in calls) - known.keys()
 
 
 def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Priced:
@@ -164,7 +181,9 @@ def scaled_costs(captured: Captured, neighbour: Graph, progress: Progress) -> Pr
         if may_need_workspace(likes[op.id]) or is_opaque(call)
     ]
     taken = recorded(captured, hungry, Footprint, measure_workspace, progress)
-    priced = priced_by(captured, {**taken, **known}, captured.graph.cost_source)
+    known = {**taken, **known}
+    unknown = without_room([*strange, *hungry], known)
+    priced = priced_by(captured, known, captured.graph.cost_source, unknown)
     scaled = priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour))
     return Priced(scaled, priced.strides)
 
@@ -177,7 +196,12 @@ def may_need_workspace(like: Op) -> bool:
     )
 
 
-def priced_by(captured: Captured, known: Mapping[str, Any], source: str) -> Priced:
+def priced_by(
+    captured: Captured,
+    known: Mapping[str, Any],
+    source: str,
+    unknown: frozenset[str] = frozenset(),
+) -> Priced:
     """Return the captured step with what is known of its calls, and the strides kernels gave.
 
     Parameters
@@ -188,7 +212,11 @@ def priced_by(captured: Captured, known: Mapping[str, Any], source: str) -> Pric
         By the key of a call; a `Measurement` also tells its cost. Others count as traced.
     source : str
         Where the costs come from.
+    unknown : set of str
+        The keys of calls of which nobody knows what they work with: no plan takes them where
+        there is another way.
     """
+    captured = captured.keeping(lambda op, way, call: key_of(call) not in unknown)
     records = [[known.get(key_of(c), UNKNOWN) for c in calls] for calls in captured.calls]
     strides: dict[str, tuple[Strides, ...]] = {}
     for node, (default, *_) in zip(captured.nodes, records, strict=True):
@@ -215,7 +243,24 @@ def priced_by(captured: Captured, known: Mapping[str, Any], source: str) -> Pric
         for op, calls in zip(captured.graph.ops, captured.calls, strict=True)
     )
     graph = msgspec.structs.replace(captured.graph, ops=ops, cost_source=source)
-    return Priced(captured.with_graph(graph), strides)
+    priced = captured.with_graph(graph)
+    return Priced(_without_unknown_extras(priced, unknown) if unknown else priced, strides)
+
+
+def _without_unknown_extras(captured: Captured, unknown: frozenset[str]) -> Captured:
+    """Return a step in which no plan takes an op of ours whose first way is not known.
+
+    Such ops only serve alternatives. Their first way stays, as that of any op, and takes all room.
+    """
+    too_much = sum(value.size_bytes for value in captured.graph.values)
+    ops = list(captured.graph.ops)
+    for op, (first, *_) in zip(captured.graph.ops, captured.calls, strict=True):
+        if isinstance(first.function, types.FunctionType) and key_of(first) in unknown:
+            way = op.alternatives[0]
+            variant = msgspec.structs.replace(way.variants[0], workspace_bytes=too_much)
+            way = msgspec.structs.replace(way, variants=(variant,))
+            ops[op.id] = msgspec.structs.replace(op, alternatives=(way, *op.alternatives[1:]))
+    return captured.with_graph(msgspec.structs.replace(captured.graph, ops=tuple(ops)))
 
 
 def _with_true_sizes(captured: Captured, records: Sequence[Sequence[Footprint]]) -> Captured:

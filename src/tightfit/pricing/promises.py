@@ -93,7 +93,9 @@ def keeping_promises(
     """Return the step without the alternatives that are less exact than they say.
 
     Elementwise operators are compared once for each kind of arguments, others at every shape.
-    One that there is no room to compare is kept if another of its kind kept its promise.
+    One that there is no room to compare is kept if another of its kind kept its promise, or if it
+    does not promise the same bits: where the logits of a language model have no room, neither has
+    the default that their replacement would be compared with.
 
     Parameters
     ----------
@@ -163,7 +165,9 @@ def _layout(tensor: torch.Tensor) -> str:
 def _is_kept(claim: _Claim, verdicts: Mapping[str, Verdict]) -> bool:
     """Whether a claim was found true; lossy ones only promise results of the same kind."""
     verdict = verdicts.get(claim.key) or verdicts.get(claim.kind)
-    if verdict is None or verdict.difference < 0:
+    if verdict is None:
+        return claim.exactness != "bitwise"
+    if verdict.difference < 0:
         return False
     if claim.exactness == "lossy":
         return True

@@ -23,7 +23,7 @@ from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId
-from tightfit.pricing.price import Priced, may_need_workspace, priced_by
+from tightfit.pricing.price import Priced, may_need_workspace, priced_by, without_room
 from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import UNKNOWN, Brief, is_opaque, key_of, name_of, recorded
 from tightfit.progress import Progress
@@ -64,6 +64,11 @@ class _Asked:
     plain: Footprint | None
     by_stretches: bool
 
+    @property
+    def must_run(self) -> bool:
+        """Whether nothing else tells what it works with."""
+        return self.plain is None and not self.by_stretches
+
 
 def quick_costs(
     captured: Captured,
@@ -81,8 +86,9 @@ def quick_costs(
     progress : Progress
         Told of each call that runs.
     room_bytes : int, optional
-        What a call that runs may read and make. One that needs more is priced by other calls of
-        its operator: its cost, and its workspace in proportion. Opaque modules run in any case.
+        What a call that runs may read and make. A default that needs more is priced by other calls
+        of its operator: its cost, and its workspace in proportion; another way is left out. Opaque
+        modules run in any case.
     neighbour : Graph, optional
         Priced, of the same callable on inputs of another shape: costs are scaled from it, and
         calls that need no workspace there do not run.
@@ -99,7 +105,8 @@ def quick_costs(
         chosen += _typical([one for one in fitting if one.plain is not None])
     calls = [one.call for one in chosen]
     known = recorded(captured, calls, Brief, _brief, progress)
-    priced = priced_by(captured, _scaled(asked, known), "measured")
+    unknown = without_room((one.call for one in asked.values() if one.must_run), known)
+    priced = priced_by(captured, _scaled(asked, known), "measured", unknown)
     if neighbour is None:
         return priced
     return Priced(
