@@ -104,17 +104,17 @@ class Watch:
 
     def _learn(self, one: Specialisation, options: Options, last: Planned, guard: Guard) -> None:
         shared = options.shared
-        alone = shared is None or len(shared.members()) <= 1
+        alone = (shared is None or len(shared.members()) <= 1) and options.in_flight == 1
         if not self._told:
             self._told = True
-            self._tell(last, guard)
+            self._tell(last, guard, options)
         step = guard.steps[-1]
         one.saw_backward(last, step.constant_bytes + step.backward_bytes)
         # what lies between forward and backward of one in company is theirs, too
         if alone and not one.outside_is_known and one.plans:
             self._learn_outside(one, options, last, guard)
 
-    def _tell(self, last: Planned, guard: Guard) -> None:
+    def _tell(self, last: Planned, guard: Guard, options: Options) -> None:
         step = guard.steps[-1]
         held = guard.meter.held_bytes() if guard.meter is not None else 0
         code = code_bytes() if self._account.device.type == "cpu" else 0
@@ -123,7 +123,8 @@ class Watch:
             f"{self._name}: planned peak {format_bytes(last.outcome.peak_bytes)}, measured "
             f"{format_bytes(step.program_bytes)}; whole step {format_bytes(step.peak_bytes)} of a "
             f"budget of {format_bytes(guard.budget_bytes)}; the process holds "
-            f"{format_bytes(held)}{libraries} (fragmentation is not bounded yet)"
+            f"{format_bytes(held)}{libraries}"
+            f"{'' if options.arena else ': the budget bounds tensors, arena=True all of it'}"
         )
 
     def _learn_outside(
