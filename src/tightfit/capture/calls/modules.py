@@ -214,7 +214,7 @@ class _SeenModule:
         """Look at all of it anew."""
         module = self._module()
         assert module is not None
-        own = module.__dict__
+        own = _attributes_of(module)
         self._kind = type(module)
         self._attributes = _Attributes(own, self._left_out)
         self._hooks = () if self._is_root else _hook_keys(own)
@@ -233,7 +233,7 @@ class _SeenModule:
         module = self._module()
         if module is None or type(module) is not self._kind:
             return False
-        own = module.__dict__
+        own = _attributes_of(module)
         return (
             self._attributes.hold(own)
             and (self._is_root or _hook_keys(own) == self._hooks)
@@ -244,7 +244,7 @@ class _SeenModule:
     def is_elsewhere(self) -> bool:
         """Whether it is gone, or has other modules within."""
         module = self._module()
-        return module is None or _children(module.__dict__) != self._children
+        return module is None or _children(_attributes_of(module)) != self._children
 
     def tensors(self) -> list[torch.Tensor]:
         """Return its own parameters and buffers."""
@@ -252,10 +252,20 @@ class _SeenModule:
 
     def held(self, holder: str) -> dict[str, Any]:
         """Return its own parameters or buffers by name."""
-        return self._module().__dict__[holder]
+        module = self._module()
+        assert module is not None
+        return _attributes_of(module)[holder]
 
 
 _hooks_of, _holders = itemgetter(*_HOOKS), itemgetter(*_HOLDERS)
+
+
+def _attributes_of(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module; a scripted one has some of them elsewhere."""
+    own = module.__dict__
+    if "training" in own and "_parameters" in own:
+        return own
+    return {**own, **{name: getattr(module, name) for name in _EVERY_MODULES}}
 
 
 def _hook_keys(own: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
@@ -265,7 +275,7 @@ def _hook_keys(own: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
 def _children(own: dict[str, Any]) -> tuple[Any, ...]:
     """Return which modules are within; addresses do, since each of them is known to be alive."""
     within = own["_modules"]
-    return (*within, *map(id, within.values())) if within else ()
+    return (*within.keys(), *map(id, within.values())) if within else ()
 
 
 class _Attributes:
@@ -305,6 +315,7 @@ class _Attributes:
 
 
 _FLAGS = ("training", "_is_full_backward_hook")  # of every module, and two make a tuple
+_EVERY_MODULES = (*_FLAGS, *_HOOKS, *_HOLDERS, "_modules")
 _UNKNOWN = "holds more than plain values"
 
 
@@ -324,7 +335,7 @@ class _SeenTensors:
     """The parameters or the buffers of a module, as they were when it was looked at."""
 
     def __init__(self, held: dict[str, Any], name: str) -> None:
-        self._names = tuple(held)
+        self._names = tuple(held.keys())
         self._seen: list[tuple[Any, Any] | None] = []
         self.part: tuple[Any, ...] = ()
         for key, tensor in held.items():
@@ -342,7 +353,7 @@ class _SeenTensors:
             return False
         if not held:
             return True
-        return tuple(held) == self._names and all(map(_is_same, self._seen, held.values()))
+        return tuple(held.keys()) == self._names and all(map(_is_same, self._seen, held.values()))
 
 
 def _is_same(seen: tuple[Any, Any] | None, tensor: torch.Tensor | None) -> bool:

@@ -257,7 +257,7 @@ class Captures:
         warnings.warn(
             f"hooks on module {named} are captured with the step: their operators run every step, "
             "their Python code does not run again. Adding or removing a hook makes a new plan",
-            stacklevel=10,
+            stacklevel=11,
         )
 
     # -- letting go ---------------------------------------------------------------------------

@@ -303,6 +303,8 @@ class WholeSteps:
             self._flight.begin(one, self._around(one, inputs, Share(0)), self.options)
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
+        if self.options.compile:
+            self.account.let_go()  # compiled plans are tried: it shows then what they hold
         try:
             planned = planned_for(
                 one,
@@ -317,8 +319,10 @@ class WholeSteps:
         except InfeasibleBudget as error:
             beside_bytes = self._flight.least_beside(one, around, self.options, len(self.waiting))
             raise advised(error, one, around, self.account, self.options, beside_bytes) from None
-        if self.options.compile and all(planned is not each for each in known):
-            self.watch.restart()  # what compiling and trying took belongs to no step
+        if self.options.compile:
+            self.account.enforce()
+            if all(planned is not each for each in known):
+                self.watch.restart()  # what compiling and trying took belongs to no step
         return planned
 
     def _around(
