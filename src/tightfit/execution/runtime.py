@@ -304,10 +304,12 @@ class Run:
                 self.sums[position] = gradient.data_ptr()
         if index + 1 >= len(groups):
             self._end("done")
-        if not self.without_gradient:
-            return gradients
-        nothing = self.runner.without_gradient(frozenset(self.without_gradient))
-        return [None if p in nothing else g for p, g in zip(positions, gradients, strict=True)]
+        if self.without_gradient:
+            nothing = self.runner.without_gradient(frozenset(self.without_gradient))
+            for place, position in enumerate(positions):
+                if position in nothing:
+                    gradients[place] = None
+        return gradients
 
     def _check_late_reads(self, index: int) -> None:
         """Refuse to read a parameter that was changed right after its gradient was there.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from tightfit.capture.captured import Captured
+from tightfit.execution.guard import StepPeaks
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
@@ -20,6 +23,7 @@ from tightfit.session.background import Search, searching
 from tightfit.session.memory.surroundings import Surroundings, assumed_outside_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
+from tightfit.session.report import Report, report_of
 from tightfit.session.whole.compile_trials import CompiledPlan
 
 __all__ = ["Planned", "Specialisation"]
@@ -56,6 +60,28 @@ class Planned:
     def compiled_peak_bytes(self) -> int | None:
         """The measured peak of the compiled plan; None: it runs operator by operator."""
         return self.compiled.peak_bytes(self.graph) if self.compiled is not None else None
+
+    def report(self, more_bytes: int, budget_bytes: int, steps: Sequence[StepPeaks]) -> Report:
+        """Return what it promises and what the last of some steps held.
+
+        Parameters
+        ----------
+        more_bytes : int
+            What is held more now than when the plan was made.
+        budget_bytes : int
+            What the user allows.
+        steps : sequence of StepPeaks
+            As they were measured.
+        """
+        compiled = self.compiled_peak_bytes
+        return report_of(
+            msgspec.structs.replace(self.outcome, peak_bytes=self.outcome.peak_bytes + more_bytes),
+            self.graph.constant_bytes + more_bytes,
+            budget_bytes,
+            self.graph.cost_source,
+            steps[-1] if steps else None,
+            None if compiled is None else compiled + more_bytes,
+        )
 
 
 class Specialisation:
@@ -126,6 +152,11 @@ class Specialisation:
             if _fits(planned, made_for, around) and planned.compiled is None
         ]
         return min(fitting, key=lambda planned: planned.outcome.overhead, default=None)
+
+    def held_more(self, planned: Planned, around: Surroundings) -> int:
+        """Return how much more is held now than where a plan was made for."""
+        made_for = (other for other, known in self._plans.items() if known is planned)
+        return around.held_bytes - next(made_for, around).held_bytes
 
     def may_gain(self, around: Surroundings, planned: Planned) -> bool:
         """Whether a search may find a plan that uses room which a plan at hand leaves."""

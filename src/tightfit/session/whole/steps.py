@@ -24,7 +24,7 @@ from tightfit.session.memory.budget import Budget, Share
 from tightfit.session.memory.surroundings import Surroundings, root_gradient_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import Replicas
-from tightfit.session.report import Report, report_of
+from tightfit.session.report import Report
 from tightfit.session.whole.advice import advised
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.company import (
@@ -83,6 +83,7 @@ class WholeSteps:
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._addresses = addresses
         self._calls = 0
+        self._more_bytes = 0  # held now than when the last plan was made
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -138,14 +139,7 @@ class WholeSteps:
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
         steps = self.guard.steps if self.guard is not None else []
-        return report_of(
-            self.last.outcome,
-            self.last.graph.constant_bytes,
-            self.options.usable_bytes,
-            self.last.graph.cost_source,
-            steps[-1] if steps else None,
-            self.last.compiled_peak_bytes,
-        )
+        return self.last.report(self._more_bytes, self.options.usable_bytes, steps)
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
@@ -319,6 +313,7 @@ class WholeSteps:
         except InfeasibleBudget as error:
             beside_bytes = self._flight.least_beside(one, around, self.options, len(self.waiting))
             raise advised(error, one, around, self.account, self.options, beside_bytes) from None
+        self._more_bytes = one.held_more(planned, around)
         if self.options.compile:
             self.account.enforce()
             if all(planned is not each for each in known):
