@@ -270,8 +270,11 @@ class OpaqueCall:
         python = PythonState({"": self.module})
         with fixed_generators(self.device), python:
             generator = torch.get_rng_state()
-            result = replace(self._explained(tensors, copies), record=None)
+            result = self._explained(tensors, copies)
+            outputs = tuple(Geometry.of(t) for t in result.outputs)
             drew = not torch.equal(generator, torch.get_rng_state())
+            result = replace(result, record=None, outputs=())
+            del tensors  # further runs take the place of this one
             kept = self._kept(result, copies, drew) if self.has_record else {}
         self.draws = tuple(kept)[: None if len({*kept.values()}) > 1 else 1] or (0,)
         size = max(
@@ -284,7 +287,7 @@ class OpaqueCall:
         if self.device.type == "cuda" and any(map(_keeps_dropout_state, self.module.modules())):
             changed.append("the state of cuDNN's dropout, which nobody can set back,")
         self.profile = Profile(
-            outputs=tuple(Geometry.of(t) for t in result.outputs),
+            outputs=outputs,
             differentiable=result.differentiable,
             structure=result.structure,
             passed=result.passed,
