@@ -13,6 +13,7 @@ from tightfit.graph.ir import Device, Graph, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Outcome, Plan
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.infeasible import infeasible
+from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.progress import SILENT
 from tightfit.units import parse_bytes
@@ -63,7 +64,8 @@ def plan_saving(
     task = Task(graph=graph, budget_bytes=parse_bytes(budget), gradients="fresh")
     outcome = plan_with(DEFAULT, task, _LIMITS, SILENT)
     if outcome.plan is None:
-        raise infeasible(task, outcome, _LIMITS, SILENT)
+        least = minimum_budget(task.graph, task.gradients, _LIMITS, SILENT)
+        raise infeasible(task, outcome, least)
     alive = _alive_between(outcome.plan, graph)
     backward = [node for node in module.graph.nodes if is_backward(node)]
     return Saving(*found.split(alive, backward), outcome)

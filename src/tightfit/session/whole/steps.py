@@ -298,7 +298,7 @@ class WholeSteps:
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
         if self.options.compile:
-            self.account.let_go()  # compiled plans are tried: it shows then what they hold
+            self.account.let_go()  # what a compiled plan holds shows when it runs, and is learned
         try:
             planned = planned_for(
                 one,
@@ -314,10 +314,8 @@ class WholeSteps:
             beside_bytes = self._flight.least_beside(one, around, self.options, len(self.waiting))
             raise advised(error, one, around, self.account, self.options, beside_bytes) from None
         self._more_bytes = one.held_more(planned, around)
-        if self.options.compile:
-            self.account.enforce()
-            if all(planned is not each for each in known):
-                self.watch.restart()  # what compiling and trying took belongs to no step
+        if self.options.compile and all(planned is not each for each in known):
+            self.watch.restart()  # what compiling and trying took belongs to no step
         return planned
 
     def _around(
