@@ -216,7 +216,8 @@ def priced_by(
         The keys of calls of which nobody knows what they work with: no plan takes them where
         there is another way.
     """
-    captured = captured.keeping(lambda op, way, call: key_of(call) not in unknown)
+    if unknown:
+        captured = captured.keeping(lambda op, way, call: key_of(call) not in unknown)
     records = [[known.get(key_of(c), UNKNOWN) for c in calls] for calls in captured.calls]
     strides: dict[str, tuple[Strides, ...]] = {}
     for node, (default, *_) in zip(captured.nodes, records, strict=True):
