@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.tally import is_refusal
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
 from tightfit.capture.opaque.record import (
@@ -270,7 +271,7 @@ class OpaqueCall:
         python = PythonState({"": self.module})
         with fixed_generators(self.device), python:
             generator = torch.get_rng_state()
-            result = self._explained(tensors, copies)
+            result = _explained(self, tensors, copies)
             outputs = tuple(Geometry.of(t) for t in result.outputs)
             drew = not torch.equal(generator, torch.get_rng_state())
             result = replace(result, record=None, outputs=())
@@ -283,9 +284,7 @@ class OpaqueCall:
             _LARGEST.get(self.module, {}).get(self.operands_key, 0),
         )
         changed = [n for n in copies if n in buffers and copies[n]._version != versions[n]]
-        changed += python.changed
-        if self.device.type == "cuda" and any(map(_keeps_dropout_state, self.module.modules())):
-            changed.append("the state of cuDNN's dropout, which nobody can set back,")
+        changed += [*python.changed, *_changed_by_cudnn(self)]
         self.profile = Profile(
             outputs=outputs,
             differentiable=result.differentiable,
@@ -297,19 +296,6 @@ class OpaqueCall:
             random=drew or not isinstance(self.module, nn.RNNBase),
             changed=tuple(changed),
         )
-
-    def _explained(self, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]) -> Result:
-        try:
-            return self.forward(tensors, state)
-        except (CaptureError, PlanMismatch):
-            raise
-        except Exception as error:
-            raise CaptureError(
-                f"the opaque module {self.name!r} fails when it is run by itself to be measured: "
-                f"{type(error).__name__}: {str(error)[:300]}. It gets tensors of the shapes of "
-                "this step; values are those of the call only where an input of the call goes "
-                "straight into it"
-            ) from error
 
     def seed(self, seed: int) -> None:
         """Let the next run draw as all runs of this seed; for use where generators are put back."""
@@ -448,3 +434,28 @@ def _flat_weights_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for each, attributes in zip(recurrent, kept, strict=True):
             each.__dict__.update(attributes)
+
+
+def _explained(
+    call: OpaqueCall, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]
+) -> Result:
+    """Run a call to look at it; say so where it fails."""
+    try:
+        return call.forward(tensors, state)
+    except (CaptureError, PlanMismatch):
+        raise
+    except Exception as error:
+        if is_refusal(error):
+            raise
+        raise CaptureError(
+            f"the opaque module {call.name!r} fails when it is run by itself to be measured: "
+            f"{type(error).__name__}: {str(error)[:300]}. It gets tensors of the shapes of "
+            "this step; values are those of the call only where an input of the call goes "
+            "straight into it"
+        ) from error
+
+
+def _changed_by_cudnn(call: OpaqueCall) -> list[str]:
+    if call.device.type == "cuda" and any(map(_keeps_dropout_state, call.module.modules())):
+        return ["the state of cuDNN's dropout, which nobody can set back,"]
+    return []
