@@ -21,6 +21,7 @@ __all__ = [
     "Captured",
     "outputs_beside_the_loss",
     "placeholder_tensors",
+    "tensors_of",
 ]
 
 
@@ -147,8 +148,21 @@ def placeholder_tensors(
             members[f"{prefix}.{key}"] = parameter
         for key, buffer in module.named_buffers(remove_duplicate=False):
             members[f"{prefix}.{key}"] = buffer
+    return tensors_of(joint, leaves, members.__getitem__)
+
+
+def tensors_of(joint: JointGraph, leaves: Sequence[Any], member: Callable[[str], Any]) -> list[Any]:
+    """Return the tensors of the placeholders of a call, tangents left out.
+
+    Parameters
+    ----------
+    leaves : sequence
+        The call's flattened inputs.
+    member : callable
+        Returns a parameter or buffer by its name.
+    """
     return [
-        leaves[source.index] if source.kind == "input" else members[source.name]
+        leaves[source.index] if source.kind == "input" else member(source.name)
         for source in joint.sources
         if source.kind != "tangent"
     ]

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tightfit
-from tightfit.capture.calls.modules import SeenModules, module_signature
+from tightfit.capture.calls.modules import SeenModules
 
 
 def signature(value: Any) -> Any:
     module = nn.ReLU()
     module.attribute = value
-    return module_signature({"model": module}, module)
+    return SeenModules({"model": module}).signature(module)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_is_asked_again_is_told_as_if_asked_for_the_first_time(changes, giv
     for change in ("nothing", *changes):
         CHANGES[change](model)
         leaves = [torch.ones(3)] if given_ is None else [model.second[0].weight]
-        anew = module_signature(modules, None, leaves=leaves)
+        anew = SeenModules(modules).signature(None, leaves=leaves)
         assert seen.signature(None, leaves=leaves) == anew
         for name, tensor in {
             **dict(model.named_parameters()),

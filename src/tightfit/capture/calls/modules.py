@@ -18,7 +18,6 @@ __all__ = [
     "ModuleSignature",
     "SeenModules",
     "hooked_modules",
-    "module_signature",
     "refuse_lazy",
     "same_attributes",
     "tensor_signature",
@@ -49,16 +48,6 @@ _HOOKS = (
 _HOLDERS = ("_parameters", "_buffers")
 
 Place = tuple[str, str]
-
-
-def module_signature(
-    modules: Mapping[str, nn.Module],
-    root: nn.Module | None,
-    kept: frozenset[Place] = frozenset(),
-    leaves: Iterable[Any] = (),
-) -> tuple[Any, ...]:
-    """Return what matters of modules that are asked for once; see `SeenModules.signature`."""
-    return SeenModules(modules).signature(root, kept, leaves)
 
 
 class ModuleSignature:

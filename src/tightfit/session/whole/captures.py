@@ -15,6 +15,7 @@ from tightfit.capture.captured import (
     Captured,
     outputs_beside_the_loss,
     placeholder_tensors,
+    tensors_of,
 )
 from tightfit.capture.probe import probe
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, forget
@@ -84,11 +85,7 @@ class Captures:
         joint = one.captured.joint
         if joint.outside:
             return placeholder_tensors(joint, self.callee.modules, given.leaves)
-        return [
-            given.leaves[source.index] if source.kind == "input" else self._seen.tensor(source.name)
-            for source in joint.sources
-            if source.kind != "tangent"
-        ]
+        return tensors_of(joint, given.leaves, self._seen.tensor)
 
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
         """Return what was captured for a signature, where inputs decide the same again."""

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
-from tightfit.session.whole.planning import needs_of, smallest_budget
+from tightfit.session.whole.planning import quick_needs
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["begin_in_company", "declare", "end_in_company", "is_new_in_company"]
-
-_QUICKLY = Limits(seconds=1.0)  # a step waits for it
 
 
 def declare(
     one: Specialisation, around: Surroundings, account: Account, options: Options, budget: Budget
 ) -> MinimumBudget:
     """Tell a budget what plans of a step can do with; return the least."""
-    least = smallest_budget(one, around, dataclasses.replace(options, limits=_QUICKLY))
-    new_bytes = account.new_gradient_bytes()
-    needs = needs_of(around.around(one.captured), least.plan, new_bytes)
+    least, needs = quick_needs(one, around, options, account.new_gradient_bytes())
     budget.declare(account, around.gradients, needs)
     return least
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 
 from tightfit.plan.plan import Gradients
-from tightfit.planners.base import Limits
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Needs, Share, divided
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
-from tightfit.session.whole.planning import needs_of, smallest_budget
+from tightfit.session.whole.planning import quick_needs
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["Flight"]
-
-_QUICKLY = Limits(seconds=1.0)  # a step waits for it
 
 
 class Flight:
@@ -85,10 +81,8 @@ class Flight:
     def _needs_of(self, one: Specialisation, alone: Surroundings, options: Options) -> Needs:
         known = self._needs.setdefault(one, {})
         if alone.gradients not in known:
-            quick = dataclasses.replace(options, limits=_QUICKLY)
-            least = smallest_budget(one, alone, quick)
             new_bytes = self._account.new_gradient_bytes()
-            known[alone.gradients] = needs_of(alone.around(one.captured), least.plan, new_bytes)
+            _, known[alone.gradients] = quick_needs(one, alone, options, new_bytes)
         return known[alone.gradients]
 
     def _gradients_of_another(self) -> int:

@@ -19,7 +19,7 @@ from tightfit.plan.assemble import assemble, handing_over_singly, keep_everythin
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
-from tightfit.planners.base import Task
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.planners.registry import DEFAULT
@@ -33,8 +33,9 @@ from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
-__all__ = ["needs_of", "planned_for", "smallest_budget"]
+__all__ = ["planned_for", "quick_needs", "smallest_budget"]
 
+_QUICKLY = Limits(seconds=1.0)
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 
 
@@ -273,7 +274,15 @@ def smallest_budget(one: Specialisation, around: Surroundings, options: Options)
     return least
 
 
-def needs_of(graph: Graph, least: Plan, new_gradient_bytes: int) -> Needs:
+def quick_needs(
+    one: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
+) -> tuple[MinimumBudget, Needs]:
+    """Return the least budget of a step and what its plans can do with; a step waits for it."""
+    least = smallest_budget(one, around, dataclasses.replace(options, limits=_QUICKLY))
+    return least, _needs_of(around.around(one.captured), least.plan, new_gradient_bytes)
+
+
+def _needs_of(graph: Graph, least: Plan, new_gradient_bytes: int) -> Needs:
     """Return what plans of a step can do with, for a budget that is to be shared.
 
     Parameters
