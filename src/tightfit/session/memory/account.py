@@ -220,7 +220,8 @@ class Account:
         beside : sequence of Account
             Of callables within the same budget, which keep to it through this one.
         """
-        if limit_bytes is not None and any(keeper is not self for keeper in _KEEPERS):
+        within = (self, *beside)
+        if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
             gc.collect()  # those that were let go of keep to nothing
         self._limit_bytes, self._limited_with = limit_bytes, tuple(beside)
         (_KEEPERS.discard if limit_bytes is None else _KEEPERS.add)(self)
@@ -267,6 +268,13 @@ class Account:
     def limit_bytes(self) -> int | None:
         """What it keeps to."""
         return self._limit_bytes
+
+    @property
+    def keeper(self) -> Account | None:
+        """The one through which it keeps to a limit: itself, or one beside; None: no limit."""
+        if self._limit_bytes is not None:
+            return self
+        return next((k for k in self._keepers() if self in k._limited_with), None)
 
     def refusals(self) -> Refusals:
         """Return the requests that were refused because of the limit."""
