@@ -206,7 +206,6 @@ class Fitted:
 
     def _run_without_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._addresses.end_step()
-        self._resolve_budget()
         limits = self.options.enforced_bytes, self.options.beside(self.account)
         open_calls = self.options.shared.open_members() if self.options.shared else self.waiting
         with self._limit.briefly(*limits, goes_on=bool(open_calls)):
