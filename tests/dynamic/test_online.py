@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 from collections.abc import Callable
@@ -19,12 +20,25 @@ from benchmarks.online_models import PROGRAMS, Program, mlp
 from support.evicting import EvictEverything
 from support.models import CASES, Case
 from tightfit.allocator import CpuMeter
+from tightfit.dynamic.native.build import CoreUnavailable, compiled_core
 from tightfit.dynamic.room import allocated_bytes, storages_alive
 from tightfit.errors import BadInput, BudgetExceeded, InfeasibleBudget
 from tightfit.eviction.policies.registry import POLICIES
 
 AMPLE = "1TiB"
 KIB = 1 << 10
+
+
+@pytest.fixture(params=["C++", "Python"], autouse=True)
+def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let every region of a test have one core, then the other."""
+    if request.param == "C++":
+        try:
+            compiled_core()
+        except CoreUnavailable as error:
+            pytest.skip(str(error))
+    monkeypatch.setattr(tightfit, "online", functools.partial(tightfit.online, core=request.param))
+    return request.param
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -243,6 +257,17 @@ def test_what_was_computed_from_a_tensor_outlives_its_change() -> None:
         large.zero_()  # what was computed comes back instead
         region.evict(AMPLE)
         assert bool((from_small == 2).all()) and from_large.tolist() == [4 * KIB] * 2
+
+
+def test_what_ends_while_others_come_back_is_computed_once_more() -> None:
+    with tightfit.online(AMPLE, smallest=1, policy="lru") as region:
+        source = torch.ones(KIB) + 1
+        first = source * 2
+        torch.zeros(KIB)
+        second = source * 3
+        region.evict(AMPLE)  # first, source, second: only the first one keeps the source's storage
+        del source
+        assert bool((second + first == 10).all())  # it ends when the first one is there
 
 
 def test_weights_changed_by_hand_and_gradients_added_up() -> None:

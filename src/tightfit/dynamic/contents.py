@@ -148,12 +148,11 @@ class Contents:
         self._held.pop(content, None)
         if content.is_private:
             return
-        was_resident = content.is_resident
-        self._pool.withdraw(content)
+        if content.is_resident:
+            self._pool.ended(content)
+            return
         content.lose_storage()
-        if was_resident:
-            self._pool.left(content)
-        elif content.maker is not None:
+        if content.maker is not None:
             content.maker.let_reads_go()
 
 
