@@ -24,7 +24,7 @@ import torch
 from tightfit.files import cache_folder, write_atomically
 from tightfit.progress import said_while_waiting
 
-__all__ = ["CoreUnavailable", "compiled_core"]
+__all__ = ["CoreUnavailable", "built_library", "compiled_core"]
 
 _NAME = "tightfit_online_core"
 _HERE = Path(__file__).parent
@@ -56,21 +56,27 @@ def compiled_core() -> Any:
 def _compiled_core() -> Any:
     """Return the module, or in words why there is none."""
     try:
-        module = _load(_built())
+        module = _load(built_library())
         reason = str(module.install())
     except (CoreUnavailable, ImportError, OSError) as error:
         return str(error).strip() or type(error).__name__
     return reason or module
 
 
-def _built() -> Path:
+def built_library() -> Path:
+    """Return the compiled file; compiles it where nobody has before, or nobody with this PyTorch.
+
+    Raises
+    ------
+    CoreUnavailable
+        Without a compiler or headers, or if the compiler refuses, now or before.
+    """
     command = _command()
     key = hashlib.sha256("\0".join((*command, *_circumstances())).encode())
     for source in _sources():
         key.update(source.read_bytes())
     folder = cache_folder("online_core")
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{key.hexdigest()[:24]}.so"
     with _alone(library.with_suffix(".lock")):
         if not library.exists():
@@ -90,8 +96,8 @@ def _circumstances() -> tuple[str, ...]:
 
 def _command() -> list[str]:
     """Return the command that compiles the core, less its output."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if not compiler:
+    named = shlex.split(os.environ.get("CXX") or "c++")
+    if not named or not shutil.which(named[0]):
         raise CoreUnavailable("no C++ compiler was found")
     python = Path(sysconfig.get_paths()["include"])
     torch_home = Path(torch.__file__).parent
@@ -100,10 +106,10 @@ def _command() -> list[str]:
         if not header.exists():
             raise CoreUnavailable(f"{header} is missing")
     return [
-        *shlex.split(compiler),
+        *named,
         *_FLAGS,
         f"-DTIGHTFIT_MODULE={_NAME}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-isystem{folder}" for folder in headers),
         str(_HERE / "module.cpp"),
         f"-L{torch_home / 'lib'}",
