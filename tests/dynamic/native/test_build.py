@@ -1,4 +1,4 @@
-"""The core in C++ is compiled where that can be, and Python takes its place elsewhere, with a reason."""
+"""The core is compiled where that can be; elsewhere Python takes its place and says why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_compiler_that_refuses_is_asked_once(
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(CoreUnavailable, match="the compiler refuses, see"):
         built_library()
-    with pytest.raises(CoreUnavailable, match="refused before, see .*delete it to try again"):
+    with pytest.raises(CoreUnavailable, match=r"refused before, see .*delete it to try again"):
         built_library()
     monkeypatch.setenv("CXX", str(tmp_path / "no_such_compiler"))
     with pytest.raises(CoreUnavailable, match="no C\\+\\+ compiler was found"):
