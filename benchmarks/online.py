@@ -315,7 +315,7 @@ def _slowdown_part(rows: list[Row]) -> list[str]:
     ok = [row for row in found if row["status"] == "ok"]
     spent = {part: sum(row["shares"][part] for row in ok) for part in ok[0]["shares"]}
     total = sum(spent.values()) or 1.0
-    shares = ", ".join(f"{part} {100 * s / total:.0f} %" for part, s in spent.items())
+    shares = ", ".join(f"{part} {100 * s / total:.1f} %" for part, s in spent.items())
     return [
         "## Slowdown by ratio",
         "A ratio is a share of the activation peak of plain PyTorch, fresh gradients included. "
