@@ -368,7 +368,7 @@ def _largest_part(rows: list[Row]) -> list[str]:
         "## The largest input in a fixed budget",
         "As the paper's Table 1, at CPU sizes: the largest that trains (parameters, gradients and "
         "momentum count), computing at most four times as much again, found to a sixteenth; sizes "
-        "end at 128.",
+        "above 256 are not tried.",
         table(("program", "size counts", "budget", "plain PyTorch", "in a region"), lines),
     ]
 

@@ -309,6 +309,34 @@ def test_sparse_gradients_and_sampled_indices() -> None:
         assert same(run(), expected)
 
 
+def in_inference_mode() -> torch.Tensor:
+    """Operators that are views or copies, as it happens, and that nobody takes apart."""
+    with torch.inference_mode():
+        y = nn.functional.dropout(torch.randn(1, 64, 32), 0.5)
+        y = nn.functional.scaled_dot_product_attention(y, y, y).transpose(1, 2).reshape(-1)
+        return nn.functional.layer_norm(y, (2048,)).contiguous().clone()
+
+
+def in_quanta() -> torch.Tensor:
+    quantized = torch.quantize_per_tensor(torch.randn(64) * 2, 0.1, 0, torch.qint8)
+    return quantized.dequantize() * quantized.int_repr()
+
+
+def nested() -> torch.Tensor:
+    tensors = torch.nested.nested_tensor([torch.randn(3, 8) + 1, torch.randn(5, 8)]) * 2
+    return torch.cat(tensors.unbind())
+
+
+@pytest.mark.filterwarnings("ignore")  # of prototypes
+@pytest.mark.parametrize("run", [in_inference_mode, in_quanta, nested])
+def test_tensors_of_other_kinds(run: Callable[[], torch.Tensor]) -> None:
+    torch.manual_seed(3)
+    expected = run()
+    torch.manual_seed(3)
+    with tightfit.online(AMPLE, smallest=1, most_again=1e9) as region, EvictEverything(region):
+        assert torch.equal(run(), expected)
+
+
 def test_memory_that_is_resized_keeps_its_readers() -> None:
     """As fully_shard does with weights that were gathered: freed after use, and filled anew."""
     with tightfit.online(AMPLE, smallest=1) as region:

@@ -178,6 +178,9 @@ class Runtime(Core, private.TorchDispatchMode):
         if types and not _PLAIN.issuperset(types):
             return NotImplemented  # a class has a rule of its own: inner operators come here
         operator = operator_of(func)
+        if operator.is_composite:
+            with self:
+                return func.decompose(*args, **kwargs)
         if operator.is_view:
             if args and type(args[0]) is torch.nn.Parameter:
                 self._know(args[0])

@@ -37,16 +37,14 @@ std::shared_ptr<py::object> function_of(const py::object& owner, const char* nam
             }};
 }
 
-using Facts = std::tuple<std::string, bool, bool, bool, bool, bool, std::int64_t, std::vector<int>,
-                         std::vector<int>, int, int>;
+using Facts = std::tuple<std::string, bool, bool, bool, bool, bool, bool, std::int64_t,
+                         std::vector<int>, std::vector<int>, int, int>;
 
 Operator operator_from(const c10::OperatorHandle& op, Facts facts) {
     Operator what;
-    std::tie(what.name, what.is_view, what.makes_blank, what.draws, what.repeats, what.replaces,
-             what.weight, what.written, what.statistics, what.training, what.dtype) =
-        std::move(facts);
-    what.is_composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-                        !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+    std::tie(what.name, what.is_composite, what.is_view, what.makes_blank, what.draws,
+             what.repeats, what.replaces, what.weight, what.written, what.statistics,
+             what.training, what.dtype) = std::move(facts);
     what.arguments = static_cast<int>(op.schema().arguments().size());
     what.returns = static_cast<int>(op.schema().returns().size());
     return what;

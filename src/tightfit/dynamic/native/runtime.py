@@ -142,6 +142,7 @@ class NativeRuntime(Core):
         arguments = [argument.name for argument in function._schema.arguments]
         return (
             operator.name,
+            operator.is_composite,
             operator.is_view,
             operator.makes_blank,
             operator.draws,
