@@ -100,10 +100,10 @@ void begin(Runtime& runtime) {
     see(true);
 }
 
-void end_of(Runtime& runtime) {
-    see(false);
+void forget(Runtime& runtime) {
     Runtime* expected = &runtime;
     active.compare_exchange_strong(expected, nullptr);
+    runtime.close();
 }
 
 py::tuple take_counts(Runtime& runtime) {
@@ -120,7 +120,7 @@ PYBIND11_MODULE(TIGHTFIT_MODULE, module) {
     py::class_<Runtime>(module, "Runtime")
         .def(py::init(&runtime_of))
         .def("begin", &begin)
-        .def("end", &end_of)
+        .def("end", [](Runtime&) { see(false); })
         .def("take_counts", &take_counts)
         .def("refused", &Runtime::refused, WithoutLock())
         .def(
@@ -152,5 +152,5 @@ PYBIND11_MODULE(TIGHTFIT_MODULE, module) {
         .def("settle_all", &Runtime::settle_all, WithoutLock())
         .def("weights", &Runtime::weights, WithoutLock())
         .def("let_go_of_failed", &Runtime::let_go_of_failed, WithoutLock())
-        .def("close", &Runtime::close, WithoutLock());
+        .def("close", &forget, WithoutLock());
 }
