@@ -107,10 +107,11 @@ def _is_users_object(holder: Any) -> bool:
 
 def _holds_traced(wrapper: Any) -> bool:
     """Whether a cached result is a tensor of a trace, or a container or an object with one."""
-    waiting: Iterable[Any] = [r for r in gc.get_referents(wrapper) if isinstance(r, dict)]
-    for _ in range(3):
-        found = [x for each in waiting for x in gc.get_referents(each)]
+    found = gc.get_referents(wrapper)  # of a cache with a largest size the results themselves
+    waiting: Iterable[Any] = [x for x in found if isinstance(x, dict | tuple | list)]
+    for _ in range(4):
         if any(isinstance(x, torch.Tensor) and private.is_traced(x) for x in found):
             return True
+        found = [x for each in waiting for x in gc.get_referents(each)]
         waiting = [x for x in found if not isinstance(x, type | str | int | float)]
     return False
