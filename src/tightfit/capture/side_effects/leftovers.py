@@ -108,10 +108,12 @@ def _is_users_object(holder: Any) -> bool:
 def _holds_traced(wrapper: Any) -> bool:
     """Whether a cached result is a tensor of a trace, or a container or an object with one."""
     found = gc.get_referents(wrapper)  # of a cache with a largest size the results themselves
-    waiting: Iterable[Any] = [x for x in found if isinstance(x, dict | tuple | list)]
-    for _ in range(4):
-        if any(isinstance(x, torch.Tensor) and private.is_traced(x) for x in found):
-            return True
+    if any(issubclass(type(x), torch.Tensor) and private.is_traced(x) for x in found):
+        return True
+    waiting: Iterable[Any] = [x for x in found if type(x) in (dict, tuple, list)]
+    for _ in range(3):
         found = [x for each in waiting for x in gc.get_referents(each)]
+        if any(issubclass(type(x), torch.Tensor) and private.is_traced(x) for x in found):
+            return True
         waiting = [x for x in found if not isinstance(x, type | str | int | float)]
     return False
