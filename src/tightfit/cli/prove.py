@@ -16,6 +16,7 @@ from tightfit.cli.options import (
     chosen_limits,
 )
 from tightfit.cli.output import print_result
+from tightfit.errors import first_of
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
@@ -127,9 +128,5 @@ def _results(proof: Any) -> str:
             f"{proof.max_relative_difference:.3g}, within the tolerance of {proof.tolerance:.3g} "
             "(8 times what runs of plain PyTorch differ by)"
         )
-    shown = ", ".join(proof.differing[:_DIFFERENCES_SHOWN])
-    more = len(proof.differing) - _DIFFERENCES_SHOWN
-    return (
-        f"DIFFER by up to {proof.max_relative_difference:.3g}: {shown}"
-        f"{f' and {more} more' if more > 0 else ''}"
-    )
+    shown = first_of(proof.differing, _DIFFERENCES_SHOWN)
+    return f"DIFFER by up to {proof.max_relative_difference:.3g}: {shown}"
