@@ -134,6 +134,8 @@ def _by_rows(captured: Captured, asked: Iterable[_Asked], room_bytes: int) -> di
         if is_opaque(one.call):
             continue
         for numbers in _numbers_of_rows(most, whole):
+            if one.running_bytes * max(numbers) > whole * room_bytes:
+                continue
             runs = {rows: _on_rows(captured, one.call, nodes, rows) for rows in numbers}
             if None not in runs.values():
                 found[key_of(one.call)] = _grown(runs, whole)  # type: ignore[arg-type]
