@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
+    BudgetText,
     Json,
     ModelOptions,
     PlannerName,
@@ -30,7 +30,7 @@ def prove(
     /,
     *,
     options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    budget: BudgetText = None,
     budget_ratio: float | None = None,
     steps: int = 3,
     rounds: int = 5,
