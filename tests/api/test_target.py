@@ -93,12 +93,12 @@ def test_a_loss_carried_by_the_output() -> None:
             "def factory(batch=None): return 1, 2",
             "returned a tuple of 2: an int, an int; a factory",
         ),
-        ("def factory(batch=None): return 1, 2, 3, 4", "the model of .* is a int"),
+        ("def factory(batch=None): return 1, 2, 3, 4", "the model of .* is an int"),
         (
             "from torch import nn\nfactory = lambda: (nn.ReLU(), 3, (), 0)",
-            "the loss of .* is a int",
+            "the loss of .* is an int",
         ),
-        ("from torch import nn\nfactory = lambda: (nn.ReLU(), None, 3, 0)", "the args of .* a int"),
+        ("from torch import nn\nfactory = lambda: (nn.ReLU(), None, 3, 0)", "the args of .* an int"),
         (
             "import torch\nfactory = lambda: (torch.nn.ReLU(), None, torch.ones(1), 0)",
             r"are one tensor: put it into a tuple \(x,\)",
