@@ -98,7 +98,10 @@ def test_a_loss_carried_by_the_output() -> None:
             "from torch import nn\nfactory = lambda: (nn.ReLU(), 3, (), 0)",
             "the loss of .* is an int",
         ),
-        ("from torch import nn\nfactory = lambda: (nn.ReLU(), None, 3, 0)", "the args of .* an int"),
+        (
+            "from torch import nn\nfactory = lambda: (nn.ReLU(), None, 3, 0)",
+            "the args of .* an int",
+        ),
         (
             "import torch\nfactory = lambda: (torch.nn.ReLU(), None, torch.ones(1), 0)",
             r"are one tensor: put it into a tuple \(x,\)",
