@@ -33,12 +33,15 @@ class Standing:
     others_bytes : int
         What else was given out since the callable was fitted and is still held: outputs of steps
         before, averages of weights, other models; but not the inputs.
+    others_coming_bytes : int
+        Gradients and state that others within the same budget will hold.
     """
 
     gradient_bytes: int
     state_bytes: int
     coming_bytes: int
     others_bytes: int
+    others_coming_bytes: int
 
 
 class Account:
@@ -158,8 +161,13 @@ class Account:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
             others_bytes += sum(map(self._before_bytes, beside)) - self._left_to_others(beside)
-            others_bytes += sum(other.expected_bytes() for other in beside)
-        return Standing(gradient_bytes, state_bytes, coming_bytes, max(0, others_bytes))
+        return Standing(
+            gradient_bytes,
+            state_bytes,
+            coming_bytes,
+            max(0, others_bytes),
+            sum(other.expected_bytes() for other in beside),
+        )
 
     def _left_to_others(self, beside: Sequence[Account]) -> int:
         """Return what others that train in this process may hold, each within its own budget.

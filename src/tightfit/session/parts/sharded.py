@@ -237,7 +237,7 @@ def _refuse_options(options: Options) -> None:
         "a shared Budget": options.shared is not None,
         "plan=": options.plan is not None,
         "compile=": options.compile,
-        "in_flight=": options.in_flight != 1,
+        "in_flight=": options.in_flight not in (None, 1),
     }
     refused = [name for name, is_wanted in wanted.items() if is_wanted]
     if refused:
