@@ -224,7 +224,7 @@ def _headline_parts(rows: Sequence[Row]) -> list[str]:
         "constants counted: measured with cuDNN's workspaces in the paper, without any here, "
         "which makes our shares the harder ones. Operators are today's, alternatives have the "
         "default's bits. Overhead / proven bound in percent (seconds); `=`: proven optimal. "
-        "MobileNetV2 is planned at a batch of 272, where the paper's table 3 has 256: at that, too, "
+        "MobileNetV2 is planned at a batch of 272, where the paper's table 3 has 256: there, too, "
         "its overhead is the same to 0.01 points.",
         table(
             ["model", "share", "MONeT", "ours", "ours without alternatives"],
