@@ -56,6 +56,7 @@ class Flight:
         self._beside: Hashable = None
         self._seen: dict[Hashable, deque[int]] = {}
         self._told = 1
+        self._looked: Specialisation | None = None  # whose first call has left room
         self._needs: weakref.WeakKeyDictionary[Specialisation, dict[Gradients, Needs]] = (
             weakref.WeakKeyDictionary()
         )
@@ -97,6 +98,10 @@ class Flight:
         # a callable may be called more often in the company of others than without
         self._beside = frozenset(map(id, options.shared.open_members() if options.shared else ()))
         self.calls = self._expected(options)
+        if self._looked is not None:
+            if self.calls == 1:  # nobody has come: the plan left room for nothing
+                self._looked.forget_plans()
+            self._looked = None
         if self.calls > 1:
             self._divide(one, around(), options)
         elif looks and not self._seen and _may_look(options):
@@ -163,7 +168,7 @@ class Flight:
             return
         needs = self._needs_of(one, alone, options)
         if needs.working_bytes + 2 * needs.least_kept <= room_bytes:
-            self.calls = 2
+            self.calls, self._looked = 2, one
             self._divide(one, alone, options)
 
     def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
