@@ -3,11 +3,11 @@
 python benchmarks/planning.py --graphs ../shared/data/graphs --costs p100 \\
     --ratios 0.2,0.3,0.4 --time-limit 30 --json benchmarks/results/planning.jsonl
 
-``--zoo`` takes models of the zoo instead, captured at the batch sizes of the MONeT paper, ``--chain
-N`` a transformer's step of N ops (also measured: memory of the process). Ratios are of the
-activation peak without recomputation; of the files their ``peak``, in which gradients of parameters
-are not counted. With ``--iterations`` rows are reproducible on any machine. ``benchmarks/
-planning_tables.py`` makes ``docs/planning.md`` of the rows.
+``--zoo`` takes models of the zoo instead, captured at the batch sizes of the MONeT paper or those
+of another ``--setting``, ``--chain N`` a transformer's step of N ops (also measured: memory of the
+process). Ratios are of the activation peak without recomputation; of the files their ``peak``, in
+which gradients of parameters are not counted. With ``--iterations`` rows are reproducible on any
+machine. ``benchmarks/planning_tables.py`` makes ``docs/planning.md`` of the rows.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def parse() -> argparse.Namespace:
     source.add_argument("--graphs", type=Path, help="folder of graph files")
     source.add_argument("--zoo", action="store_true", help="models at MONeT's batch sizes")
     source.add_argument("--chain", type=int, help="ops of a transformer's step")
+    parser.add_argument("--setting", default="monet", help="batch sizes of models of the zoo")
     parser.add_argument("--costs", choices=("p100", "a100"), default="p100")
     parser.add_argument("--ratios", default="0.2,0.25,0.3,0.4,0.5,0.6,0.7,0.8")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds per cell")
@@ -93,8 +94,8 @@ def sources(options: argparse.Namespace) -> Iterator[tuple[str, GraphFile]]:
         yield graph.name, with_peak(graph)
     else:
         for name in only or MONET_MODELS:
-            graph = graph_of(f"zoo:{name}", optimizer="none", costs=options.costs, setting="monet")
-            yield name, with_peak(graph)
+            asked = {"costs": options.costs, "setting": options.setting}
+            yield name, with_peak(graph_of(f"zoo:{name}", optimizer="none", **asked))
 
 
 def with_peak(graph: Graph) -> GraphFile:

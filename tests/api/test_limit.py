@@ -138,6 +138,45 @@ def test_the_budget_that_is_advised_holds_for_further_steps(metered, accumulates
     assert peak() <= budget
 
 
+class Convolutions(nn.Module):
+    """Convolutions whose workspace is larger than what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+            for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+
+
+def test_what_a_refusal_names_trains_and_a_tenth_less_does_not(metered) -> None:
+    images = torch.randn(16, 3, 32, 32)
+
+    def trained(budget: int) -> None:
+        model = Convolutions()
+        peak = metered(model)
+        tightfit.fit(model, budget, cache=False, limits=(1, 0.01))  # measures operators
+        for _ in range(2):
+            model(images).backward()
+            model.zero_grad()
+        assert peak() <= budget
+
+    with pytest.raises(InfeasibleBudget) as refused:
+        trained(2 * MIB)  # less than its largest operators need: they run on fewer rows
+    named = refused.value.minimum_bytes
+    assert named is not None
+    trained(named)
+    with pytest.raises(InfeasibleBudget):
+        trained(int(0.9 * named))
+
+
 def test_models_that_share_a_budget_take_turns(metered) -> None:
     """A plain run of both holds little more than of one: neither is refused what it needs."""
     first, second = dense(4), dense(4)

@@ -47,7 +47,7 @@ from tightfit.capture.nodes import base_of, is_getitem, storage_bytes
 from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import Alternative
 from tightfit.pricing.price import measured_costs
-from tightfit.pricing.promises import TOLERANCES
+from tightfit.pricing.promises import TOLERANCES, keeping_promises
 from tightfit.progress import SILENT
 from tightfit.torch_private import core as private
 
@@ -451,7 +451,7 @@ def test_dropout_from_bits(dtype, shape, probability) -> None:
     x = torch.randn(shape, dtype=dtype)
     model = Between(lambda h: F.dropout(h, probability), x)
     battery = battery_of(model, step_of(model, x), x, tangent=special)
-    assert battery.compared["dropout.from_bits"] == 1
+    assert battery.compared["dropout.from_bits"] == battery.compared["dropout.mask_again"] == 1
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -556,6 +556,28 @@ def test_convolutions_are_split_where_they_read_a_value_last_or_are_large(
     assert battery.compared["convolution.split"] == split
 
 
+def by_images() -> nn.Module:
+    """Grouped, dilated, strided and transposed convolutions of more than a megabyte each."""
+    return nn.Sequential(
+        nn.Conv2d(8, 32, 3, padding=2, dilation=2),
+        nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False),
+        nn.ConvTranspose2d(32, 16, 2, stride=2, bias=False),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_convolutions_by_images(dtype, layout) -> None:
+    """Of a batch that is no multiple of what runs at once; kept are those that keep their bits."""
+    model = by_images().to(dtype).to(memory_format=layout)
+    x = normal(shaped((9, 8, 40, 40), dtype, layout))
+    captured = keeping_promises(step_of(model, x, exactness="rounding"), SILENT)
+    compared = battery_of(model, captured, x, tangent=normal).compared
+    assert compared["convolution.by_images_1"] + compared["convolution.by_images_2"] >= 4
+    assert compared["convolution.gradients_by_images_2"] >= 2
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
 def test_the_backward_reads_what_was_kept_in_fewer_bytes(layout) -> None:
     """A ReLU's output without its zeros has every bit: it is rounded only if it has too few."""
@@ -590,6 +612,7 @@ def one_of_each() -> Iterator[tuple[nn.Module, torch.Tensor]]:
     yield Words(), torch.randint(0, 7000, (2, 40))
     yield Residual(F.relu), torch.randn(2, 8, 11, 13)
     yield Convolutions(nn.GELU), torch.randn(2, 3, 16, 16)
+    yield by_images(), torch.randn(2, 8, 64, 64)
     functions = (
         *ACTIVATIONS.values(),
         partial(F.max_pool2d, kernel_size=2),

@@ -29,6 +29,9 @@ PARAMETERS = {
     "bert": 109_514_298,
     "vit": 86_567_656,
     "lstm": 14_448_400,
+    "mlp_mixer": 59_880_472,
+    "regnet": 5_495_976,
+    "transformer": 63_082_496,
 }
 SMALL = {
     "resnet50": {"batch": 2, "size": 32},
@@ -45,6 +48,11 @@ SMALL = {
     "bert": {"batch": 1, "sequence": 4},
     "vit": {"batch": 1, "size": 32},
     "lstm": {"batch": 2, "sequence": 3},
+    "mlp_mixer": {"batch": 1, "size": 32},
+    "regnet": {"batch": 2, "size": 32},
+    "fno": {"batch": 1, "size": 24},
+    "ufno": {"batch": 2, "size": 24},
+    "transformer": {"batch": 1, "sequence": 4},
 }
 
 

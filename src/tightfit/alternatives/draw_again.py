@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from tightfit.alternatives.base import Extension, OpView, Way
+import torch
 
-__all__ = ["draw_again"]
+from tightfit.alternatives.base import Extension, OpView, Way, is_dense
+
+__all__ = ["draw_again", "drawn", "mask_again"]
+
+aten = torch.ops.aten
 
 
 def draw_again(view: OpView) -> Extension | None:
@@ -18,3 +22,29 @@ def draw_again(view: OpView) -> Extension | None:
     call = view.call
     again = Way("draw_again", call.function, call.args, call.kwargs, use="again")
     return Extension((again,), default_use="first")
+
+
+def drawn(shape: tuple[int, ...], strides: tuple[int, ...], keep: float) -> torch.Tensor:
+    """Return a dropout's mask from the generator's state, as a CPU draws it.
+
+    Parameters
+    ----------
+    shape, strides : tuple of int
+        Of the mask.
+    keep : float
+        The probability to be kept.
+    """
+    return aten.bernoulli_.float(torch.empty_strided(shape, strides, dtype=torch.bool), keep)
+
+
+def mask_again(view: OpView) -> Extension | None:
+    """Offer the mask of a dropout once more without what was dropped from, on a CPU.
+
+    The generator's old state takes 5 KB; a draw costs more than a multiplication.
+    """
+    value = view.node.meta["val"][1]
+    if not view.runs_on_cpu or view.op.pinned is not None or not is_dense(value):
+        return None
+    args = (tuple(value.shape), tuple(value.stride()), 1 - view.call.args[1])
+    way = Way("dropout.mask_again", drawn, args, outputs=1, use="again", compiles=False)
+    return Extension((way,))

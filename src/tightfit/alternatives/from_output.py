@@ -2,7 +2,8 @@
 
 The sign of a leaky ReLU's output is that of its input, a hardtanh's output lies at a limit
 exactly where its input is not inside, and beyond zero an ELU's slope is its output plus alpha:
-the operators of the backward give the same from the output (MONeT, table 2).
+the operators of the backward give the same from the output (MONeT, table 2). The slope of a
+softplus is ``1 - exp(-beta * output)``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from torch import fx
 from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
 from tightfit.graph.ir import Exactness
 
-__all__ = ["elu_gradient", "hardtanh_gradient", "leaky_relu_gradient"]
+__all__ = [
+    "elu_gradient",
+    "hardtanh_gradient",
+    "leaky_relu_gradient",
+    "softplus_gradient",
+    "times_slope",
+]
 
 aten = torch.ops.aten
 
@@ -46,6 +53,30 @@ def elu_gradient(view: OpView) -> Extension | None:
     return _from_output(
         view, "elu", forward, lambda y: (gradient, *scales, True, y), exactness="rounding"
     )
+
+
+def times_slope(gradient: torch.Tensor, output: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return the gradient of the input of ``log(1 + exp(beta * x)) / beta``.
+
+    Parameters
+    ----------
+    gradient, output : Tensor
+        Of the softplus.
+    beta : float
+        Of the softplus. Above its threshold it gives its input, and the slope rounds to one.
+    """
+    return output.mul(-beta).expm1_().neg_().mul_(gradient)
+
+
+def softplus_gradient(view: OpView) -> Extension | None:
+    """Offer the gradient of a softplus from its output."""
+    gradient, x, beta, threshold = arguments_of(view.node)
+    forward = view.reader_of(x, (aten.softplus.default,), beta, threshold)
+    if forward is None or beta <= 0:
+        return None
+    name, args = "softplus.from_output", (gradient, forward, beta)
+    way = Way(name, times_slope, args, exactness="rounding", rests_on=(forward,))
+    return Extension((way,))
 
 
 def _from_output(

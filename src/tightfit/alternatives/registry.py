@@ -14,20 +14,29 @@ import torch
 from tightfit.alternatives.assembling import Assembly
 from tightfit.alternatives.base import Contributor, OpView, Way
 from tightfit.alternatives.batch_norm import batch_norm_again, update_again
+from tightfit.alternatives.by_images import (
+    convolution_by_images,
+    gradients_of_convolution_by_images,
+)
 from tightfit.alternatives.convolution import split_gradient
 from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
-from tightfit.alternatives.draw_again import draw_again
+from tightfit.alternatives.draw_again import draw_again, mask_again
 from tightfit.alternatives.dropout import dropout_gradient
-from tightfit.alternatives.from_output import elu_gradient, hardtanh_gradient, leaky_relu_gradient
+from tightfit.alternatives.from_output import (
+    elu_gradient,
+    hardtanh_gradient,
+    leaky_relu_gradient,
+    softplus_gradient,
+)
 from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
 from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
 from tightfit.alternatives.relu import relu_gradient
-from tightfit.alternatives.softplus import softplus_gradient
 from tightfit.alternatives.stash import kept_in_fewer_bytes
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
 from tightfit.alternatives.together import TOGETHER, together
 from tightfit.capture.captured import Captured
+from tightfit.capture.operators.dropout import scaled_dropout
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness
 
@@ -76,10 +85,18 @@ ENTRIES = (
     Entry(linear_cross_entropy, "intermediate", (aten.nll_loss_forward.default,)),
     Entry(folded_embedding_gradient, "intermediate", (aten.add_.Tensor,)),
     Entry(split_gradient, "conv", (aten.convolution_backward.default,)),
+    Entry(convolution_by_images, "conv", (aten.convolution.default,)),
+    Entry(
+        gradients_of_convolution_by_images,
+        "conv",
+        (aten.convolution_backward.default,),
+        exactness="rounding",
+    ),
     Entry(together, "together", TOGETHER),
     Entry(kept_in_fewer_bytes, "stash", None, exactness="lossy"),
     Entry(in_place, "inplace", tuple(IN_PLACE)),  # behind all whose ways may run in place too
     Entry(draw_again, "again", None),
+    Entry(mask_again, "again", (aten.native_dropout.default, scaled_dropout)),
 )
 
 GROUPS = ("none", "conv", "output", "intermediate", "together", "stash", "inplace", "all")

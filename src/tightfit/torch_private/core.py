@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -101,6 +102,7 @@ __all__ = [
     "symbols_in",
     "watched_autocast",
     "without_autocast",
+    "without_meta_log",
     "without_modes",
 ]
 
@@ -440,6 +442,21 @@ def without_modes() -> Iterator[None]:
             yield
         finally:
             torch._C._autograd._saved_tensors_hooks_set_tracing(tracing)
+
+
+@contextlib.contextmanager
+def without_meta_log() -> Iterator[None]:
+    """Keep PyTorch from writing the traceback of an error that is raised anyway to the console."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return "failed while attempting to run meta" not in str(record.msg)
+
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 def is_tracing() -> bool:

@@ -14,6 +14,11 @@ __all__ = ["MODELS", "Entry", "make"]
 
 _UNET = {"channels": 1, "classes": 2, "width": 32, "depth": 4}
 _UNET_OF_PAPERS = {"channels": 3, "classes": 2, "width": 64, "depth": 4}
+_REGNET_400M = {"depth": 22, "first": 24, "slope": 24.48, "factor": 2.54, "group": 16}
+_REGNET_32G = {"depth": 23, "first": 320, "slope": 69.86, "factor": 2.0, "group": 168}
+_FNO = {"width": 32, "modes": 12, "layers": 4}
+_UFNO = {"width": 36, "modes": 12, "layers": 6}
+_TRANSFORMER = {"width": 512, "heads": 8}
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,49 @@ MODELS: dict[str, Entry] = {
         "tightfit.zoo.vit:vit",
         "ViT-B/16, 87 million parameters",
         {"default": {"batch": 6, "size": 224, "dropout": 0.0}},
+    ),
+    "mlp_mixer": Entry(
+        "tightfit.zoo.mixer:mlp_mixer",
+        "MLP-Mixer B/16, 60 million parameters",
+        {"default": {"batch": 4, "size": 224}, "hiremate": {"batch": 64, "size": 224}},
+    ),
+    "regnet": Entry(
+        "tightfit.zoo.regnet:regnet",
+        "RegNetX-400MF, 5.5 million parameters (hiremate: RegNetX-32GF, 108 million)",
+        {
+            "default": {"batch": 16, "size": 128, **_REGNET_400M},
+            "hiremate": {"batch": 32, "size": 224, **_REGNET_32G},
+        },
+    ),
+    "fno": Entry(
+        "tightfit.zoo.fourier:fno",
+        "Fourier neural operator, 4 layers of 12 frequencies a side, 1.2 million parameters",
+        {
+            "default": {"batch": 8, "size": 96, **_FNO},
+            "hiremate": {"batch": 64, "size": 256, **_FNO},
+        },
+    ),
+    "ufno": Entry(
+        "tightfit.zoo.fourier:ufno",
+        "U-FNO: 6 Fourier layers, the last 3 with U-Nets",
+        {
+            "default": {"batch": 6, "size": 64, **_UFNO},
+            "hiremate": {"batch": 32, "size": 256, **_UFNO},
+        },
+    ),
+    "transformer": Entry(
+        "tightfit.zoo.transformer:transformer",
+        "Transformer, encoder and decoder, tied embeddings, loss inside, 63 million parameters",
+        {
+            "default": {"batch": 4, "sequence": 128, "dropout": 0.1, "layers": 6, **_TRANSFORMER},
+            "hiremate": {
+                "batch": 16,
+                "sequence": 256,
+                "dropout": 0.1,
+                "layers": 27,
+                **_TRANSFORMER,
+            },
+        },
     ),
     "lstm": Entry(
         "tightfit.zoo.lstm:lstm",

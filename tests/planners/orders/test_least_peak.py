@@ -86,6 +86,35 @@ def test_a_forward_pass_on_cuda_keeps_its_order() -> None:
     assert found.ops == (0, 1, 2, 3, 4, 5)
 
 
+def kept_early() -> Graph:
+    """A large value that is kept to the end, traced before one that soon becomes small."""
+    values = (
+        Value(id=0, name="kept", size_bytes=9, fate="returned"),
+        Value(id=1, name="large", size_bytes=9),
+        Value(id=2, name="small", size_bytes=1, fate="returned"),
+    )
+    slow, fast = Variant(cost_s=2.0), Variant(cost_s=1.0)
+    makes = [Alternative(reads=(), writes=(v,), variants=(slow,)) for v in range(2)]
+    ways = [
+        Alternative(name=name, reads=(1,), writes=(2,), variants=(one,))
+        for name, one in (("default", slow), ("faster", fast))
+    ]
+    ops = (
+        Op(id=0, target="test", alternatives=(makes[0],)),
+        Op(id=1, target="test", alternatives=(makes[1],)),
+        Op(id=2, target="test", alternatives=tuple(ways)),
+    )
+    return validate_graph(Graph(values=values, ops=ops))
+
+
+def test_what_one_order_has_no_room_for_another_may_have() -> None:
+    """Also where alternatives leave something to search for."""
+    task = Task(graph=kept_early(), budget_bytes=12)
+    outcome = plan_with("anytime", task, Limits(seconds=1.0))
+    assert outcome.plan is not None and outcome.peak_bytes <= 12
+    assert outcome.bound <= outcome.overhead <= 0
+
+
 def test_the_default_planner_reorders_before_it_recomputes() -> None:
     task = Task(graph=branches(), budget_bytes=11)
     outcome = plan_with("anytime", task, Limits(seconds=1))

@@ -85,19 +85,39 @@ def run_anytime(
         easy = order_only(task, least, limits, started)
     if easy is not None and (easy.status == "optimal" or not alternatives):
         return _at_once(easy)
-    easy = prove_by_working_set(task, started)
-    if easy is not None:
-        return _at_once(easy)
+    if easy is None:
+        proof = _prove_infeasible(task, least, started)
+        if proof is not None:
+            return _at_once(proof)
     problem = build_problem(task, alternatives=alternatives)
     small = solve_small(task, problem, limits, started)
     if small is not None:
-        return _at_once(small)
+        return _at_once(_better(small, easy))
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
     progress.start("plan", at_most_s=limits.seconds)
     with contextlib.suppress(KeyboardInterrupt):
         orders.run(problem, seeds, least)
     progress.stop()
-    return AnytimeResult(orders.outcome(), orders.first, orders.schedules())
+    return AnytimeResult(_better(orders.outcome(), easy), orders.first, orders.schedules())
+
+
+def _prove_infeasible(task: Task, least: LeastPeak | None, started: float) -> Outcome | None:
+    """Return the proof that one op alone needs more than the budget, in either order."""
+    proof = prove_by_working_set(task, started)
+    if proof is None or least is None:
+        return proof
+    other = msgspec.structs.replace(task, graph=reorder(task.graph, least.ops))
+    return proof if prove_by_working_set(other, started) is not None else None
+
+
+def _better(found: Outcome, easy: Outcome | None) -> Outcome:
+    """Return what was found, or an answer without recomputation that costs less.
+
+    That may be in an order in which nothing else was found.
+    """
+    if easy is None or (found.plan is not None and found.overhead <= easy.overhead):
+        return found
+    return easy
 
 
 def _at_once(easy: Outcome) -> AnytimeResult:

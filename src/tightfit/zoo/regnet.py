@@ -1,0 +1,114 @@
+"""RegNetX (Radosavovic et al., 2020): widths of blocks by a rule of four numbers."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+
+from torch import Tensor, nn
+
+from tightfit.zoo.example import (
+    Example,
+    ImageSize,
+    classification,
+    height_and_width,
+    initialise_convolutions,
+)
+
+__all__ = ["RegNet", "regnet", "widths_of"]
+
+_STEM = 32
+_MULTIPLE = 8
+
+
+def widths_of(depth: int, first: int, slope: float, factor: float, group: int) -> list[int]:
+    """Return the channels of each block: a line, rounded to powers of a factor (section 3.3).
+
+    Parameters
+    ----------
+    depth : int
+        Blocks.
+    first : int
+        Channels at the start of the line, a power 0 of the factor.
+    slope : float
+        Channels that each block adds to the line.
+    factor : float
+        Between the channels of neighbouring stages.
+    group : int
+        Channels of a group, of which each width is a multiple.
+    """
+    widths = []
+    for block in range(depth):
+        power = round(math.log((first + slope * block) / first, factor))
+        width = _MULTIPLE * round(first * factor**power / _MULTIPLE)
+        group_here = min(group, width)
+        widths.append(group_here * int(width / group_here + 0.5))
+    return widths
+
+
+class Block(nn.Module):
+    """1x1, grouped 3x3, 1x1 convolutions around a shortcut: [N, C, H, W] -> [N, W, H/s, W/s]."""
+
+    def __init__(self, channels: int, width: int, group: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        groups = width // min(group, width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, groups=groups, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width)
+        self.act = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        y = self.act(self.bn1(self.conv1(x)))
+        y = self.act(self.bn2(self.conv2(y)))
+        return self.act(self.bn3(self.conv3(y)) + self.shortcut(x))
+
+
+class RegNet(nn.Module):
+    """A stem, a stage for each width, a linear head: [N, 3, H, W] -> [N, classes]."""
+
+    def __init__(self, widths: list[int], group: int, classes: int = 1000) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, _STEM, 3, 2, padding=1, bias=False),
+            nn.BatchNorm2d(_STEM),
+            nn.ReLU(inplace=True),
+        )
+        channels = _STEM
+        self.stages = nn.Sequential()
+        for width, blocks in groupby(widths):
+            stage = nn.Sequential()
+            for position, _ in enumerate(blocks):
+                stage.append(Block(channels, width, group, 2 if position == 0 else 1))
+                channels = width
+            self.stages.append(stage)
+        self.average = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(channels, classes)
+        initialise_convolutions(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.fc(self.average(self.stages(self.stem(images))).flatten(1))
+
+
+def regnet(
+    batch: int,
+    size: ImageSize,
+    *,
+    depth: int,
+    first: int,
+    slope: float,
+    factor: float,
+    group: int,
+) -> Example:
+    """Return a RegNetX with images of `size` pixels; cross-entropy outside the model."""
+    model = RegNet(widths_of(depth, first, slope, factor, group), group)
+    return classification(model, batch, height_and_width(size))
