@@ -311,6 +311,16 @@ def test_sparse_gradients_and_sampled_indices() -> None:
         assert same(run(), expected)
 
 
+def test_what_was_computed_from_a_tensor_outlives_a_sparse_change() -> None:
+    with tightfit.online(AMPLE, smallest=1) as region:
+        given, made = torch.ones(8, 8), torch.ones(8, 8) * 2
+        from_both = given * made * 3
+        for tensor in (given, made):
+            tensor.add_(torch.eye(8).to_sparse())
+        region.evict(AMPLE)
+        assert bool((from_both == 6).all()) and made.sum() == 136
+
+
 def in_inference_mode() -> torch.Tensor:
     """Operators that are views or copies, as it happens, and that nobody takes apart."""
     with torch.inference_mode():

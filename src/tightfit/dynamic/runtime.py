@@ -25,7 +25,7 @@ from tightfit.dynamic.repeater import Repeater
 from tightfit.dynamic.room import Room, is_refusal
 from tightfit.dynamic.settled import Settled
 from tightfit.torch_private import core as private
-from tightfit.torch_private.storages import below_modes, let_go_of_failed_backward
+from tightfit.torch_private.storages import below_modes, let_go_of_failed_backward, storage_of
 
 __all__ = ["Runtime"]
 
@@ -205,7 +205,7 @@ class Runtime(Core, private.TorchDispatchMode):
             overwritten = self._about_to_write(operator, args, kwargs)
             noted = Noted(self._contents, operator, args, kwargs, overwritten)
         except NotPlain:
-            return self._run_outside(func, args, kwargs)
+            return self._run_outside(func, operator, args, kwargs)
         held = self._repeater.hold(noted.reads, noted.unread)
         try:
             drawn_from = self._generator(args, kwargs) if operator.draws else None
@@ -267,11 +267,16 @@ class Runtime(Core, private.TorchDispatchMode):
         for storage, content in zip(changed, made, strict=True):
             put(storage, content)
 
-    def _run_outside(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_outside(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         """Run an operator on tensors of another kind: what it is given stays."""
         tensors = private.pytree.tree_leaves((args, kwargs))
         known = [self._contents.of_tensor(t) for t in tensors if isinstance(t, torch.Tensor)]
         self._settled.settle_all([content for content in known if content is not None])
+        for argument in operator.written:
+            for tensor in tensors_in(argument.of(args, kwargs)):
+                content = self._contents.of_tensor(tensor)
+                if content is not None:
+                    self._settled.protect_readers(content, storage_of(tensor))
         return self._timed(func, args, kwargs)
 
     # -- contents --------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ private:
             are_plain = are_plain && is_plain(tensor);
             meet(tensor);
         });
-        if (!are_plain) return run_outside(op, keys, stack, arguments, lock);
+        if (!are_plain) return run_outside(op, what, keys, stack, arguments, lock);
         about_to_write(what, arguments);
         Noted noted(contents_, op, what, keys, arguments);
         Call& call = *noted.call;
@@ -255,12 +255,14 @@ private:
     }
 
     // Runs an operator on tensors of another kind: what it is given stays.
-    void run_outside(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                     torch::jit::Stack* stack, Arguments arguments, Lock& lock) {
+    void run_outside(const c10::OperatorHandle& op, const Operator& what,
+                     c10::DispatchKeySet keys, torch::jit::Stack* stack, Arguments arguments,
+                     Lock& lock) {
         each_tensor(arguments.begin(), arguments.end(), [&](const at::Tensor& tensor) {
             Content* known = is_plain(tensor) ? contents_.of(storage_of(tensor)) : nullptr;
             if (known) settled_.settle(known);
         });
+        about_to_write(what, arguments);
         timed(op, keys, stack, lock);
     }
 
@@ -271,10 +273,12 @@ private:
             for (int position : what.statistics) {
                 const c10::IValue& value = arguments[static_cast<std::size_t>(position)];
                 each_tensor(&value, &value + 1, [&](const at::Tensor& tensor) {
+                    if (!is_plain(tensor)) return;
                     settled_.settle(&contents_.lying_in(storage_of(tensor)));
                 });
             }
         each_overwritten(what, arguments, [&](const at::Tensor& tensor) {
+            if (!is_plain(tensor)) return;
             c10::StorageImpl* storage = storage_of(tensor);
             Content& content = contents_.lying_in(storage);
             if (!content.maker) settled_.protect_readers(&content, storage);
