@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "SecondForward",
     "TightfitError",
     "as_user_sees_it",
+    "first_of",
     "with_another_way",
     "without_frames",
 ]
@@ -103,6 +105,12 @@ WITHOUT_A_PLAN = (
 """The way out of what no plan can hold, as messages name it."""
 
 Refusal = TypeVar("Refusal", bound=TightfitError)
+
+
+def first_of(names: Sequence[str], most: int = 4) -> str:
+    """Return names for a message: the first ones, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def with_another_way(error: Refusal, way: str) -> Refusal:

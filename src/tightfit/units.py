@@ -77,7 +77,9 @@ def _parse_text(text: str, what: str) -> int:
     if not unit and Decimal(number) >= _LEAST_WITHOUT_UNIT:
         return int(Decimal(number))
     if not unit:
-        raise BadInput(f"the {what} {text!r} has no unit: {example}, or pass bytes as an int")
+        raise BadInput(
+            f"the {what} {text!r} has no unit: {example}; bytes are an int, or '{number}B'"
+        )
     if unit == "%":
         raise BadInput(f"the {what} {text!r} is a percentage, not a size: {example}")
     if unit.lower() not in _IN_ANY_CASE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,14 @@ from tightfit.alternatives.registry import EXACTNESS, with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
-from tightfit.pricing.promises import keeping_promises
+from tightfit.pricing.promises import keeping_promises, promises_kept
 from tightfit.pricing.quick import quick_costs
 from tightfit.progress import SILENT
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
 
 
 class Net(nn.Module):
@@ -31,9 +37,9 @@ class Net(nn.Module):
         return F.max_pool2d(F.silu(self.layer(x)), 2).mean()
 
 
-def traced() -> Captured:
+def traced(batch: int = 2) -> Captured:
     model = Net()
-    return capture(TracedCall(model, {"model": model}, (torch.randn(2, 3, 12, 12),), {}))
+    return capture(TracedCall(model, {"model": model}, (torch.randn(batch, 3, 12, 12),), {}))
 
 
 def nearly(x: torch.Tensor) -> torch.Tensor:
@@ -48,8 +54,8 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
     return F.silu(x).contiguous(memory_format=torch.channels_last)
 
 
-def with_way(function: Any, exactness: Any) -> Captured:
-    step = traced()
+def with_way(function: Any, exactness: Any, batch: int = 2) -> Captured:
+    step = traced(batch)
     op = next(op for op in step.graph.ops if op.target == "aten.silu")
     view = OpView(step, op)
     assembly = Assembly(step)
@@ -85,7 +91,39 @@ def test_an_alternative_that_breaks_its_promise_is_left_out(price, function, exa
 @pytest.mark.parametrize(("exactness", "kept"), [("bitwise", set()), ("rounding", {"silu.other"})])
 def test_what_has_no_room_to_be_compared_is_left_out_if_it_promises_the_same_bits(exactness, kept):
     captured = with_way(nearly, exactness)
-    assert names(keeping_promises(captured, SILENT, room_bytes=10)) == kept
+    assert names(promises_kept(captured, SILENT, room_bytes=10).captured) == kept
+
+
+def only_large(x: torch.Tensor) -> torch.Tensor:
+    return nearly(x) if len(x) > 4 else F.silu(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "room_kib", "kept", "named"),
+    [
+        (F.silu, 30, True, True),  # one result after the other
+        (nearly, 30, False, False),
+        (only_large, 30, False, False),
+        (F.silu, 20, False, True),  # on fewer rows
+        (nearly, 20, False, False),
+        (only_large, 20, False, True),
+    ],
+)
+def test_in_little_room_one_is_used_that_was_compared_whole_and_named_that_was_on_fewer_rows(
+    function, room_kib, kept, named
+):
+    step = with_way(function, "bitwise", batch=8)  # 12.5 KiB of which something is made
+    captured = quick_costs(step, SILENT, room_bytes=room_kib << 10).captured
+    assert ("silu.other" in names(captured)) is kept
+    beyond = captured.beyond or captured.graph
+    assert ("silu.other" in {way.name for op in beyond.ops for way in op.alternatives}) is named
+
+
+def test_elementwise_operators_are_compared_on_as_many_rows_as_there_is_room_for():
+    captured = with_alternatives(traced())
+    offered = {name for name in names(captured) if "over_argument" in name}
+    assert offered
+    assert offered <= names(promises_kept(captured, SILENT, room_bytes=12 << 10).captured)
 
 
 def test_what_has_no_room_to_run_by_itself_is_left_out():

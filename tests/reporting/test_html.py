@@ -84,6 +84,27 @@ def test_what_is_held_adds_up_at_every_run(data: st.DataObject) -> None:
             assert graph.constant_bytes + alive == held
 
 
+def test_the_plain_step_is_drawn_in_its_own_order_where_a_plan_puts_an_op_off() -> None:
+    graph, plan = deep_step(6)
+    computes = [step for step in plan.instructions if isinstance(step, Compute)]
+    last = graph.ops[0].alternatives[0].writes[0]  # a copy of it that nothing waits for
+    late = msgspec.structs.replace(
+        graph.ops[0],
+        id=1,
+        alternatives=(Alternative(reads=(last,), writes=(13,), variants=(Variant(cost_s=1e-3),)),),
+    )
+    moved = [msgspec.structs.replace(op, id=op.id + 1) for op in graph.ops[1:]]
+    values = (*graph.values, Value(id=13, name="late", size_bytes=64, fate="returned"))
+    graph = msgspec.structs.replace(graph, ops=(graph.ops[0], late, *moved), values=values)
+    order = [msgspec.structs.replace(step, op=step.op + (step.op > 0)) for step in computes]
+    forward = [step for step in order if step.op <= 6]
+    plain = facts_of(graph, assemble(graph, keep_everything(graph), budget_bytes=0)).runs
+    put_off = assemble(graph, [*forward[:6], Compute(1), *order[6:]], budget_bytes=0)
+    held = facts_of(graph, put_off).runs.plain_bytes
+    assert sorted(held[1:8]) == list(held[1:8])
+    assert max(held) == max(plain.plain_bytes)
+
+
 def test_three_sentences_say_what_was_done_and_what_it_costs() -> None:
     graph, plan = deep_step(30)
     proven = Proven(0.05, "K-cut")

@@ -15,24 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.architecture import files_of
+from support.every_picture import every_picture
 from support.graphs import two_layers
 from support.pictures import points_in, texts_in
 from tightfit.cli import main
 from tightfit.errors import MissingExtra
 from tightfit.graph.io import save_graph
 from tightfit.planners.registry import DEFAULT, PLANNERS
-from tightfit.reporting.pictures.along_step import AlongStep, step_picture
 from tightfit.reporting.pictures.comparison import comparison_picture
 from tightfit.reporting.pictures.curve import curve_picture
 from tightfit.reporting.pictures.found import Found, Series
 from tightfit.reporting.pictures.labels import moved_apart
-from tightfit.reporting.pictures.layout import Rectangle, layout_picture
 from tightfit.reporting.pictures.page import SUFFIXES
 from tightfit.reporting.pictures.policies import Measure, PolicyCurve, policies_picture
 from tightfit.reporting.pictures.scales import percent_scale
 from tightfit.reporting.pictures.style import FAMILIES, OURS, looks_of
-from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
-from tightfit.reporting.pictures.ways import MeasuredWay, WaysOfOp, ways_picture
 from tightfit.studies.pytorch_ways import PYTORCH
 
 EVERYBODY = [*PLANNERS, *PYTORCH]
@@ -143,29 +140,6 @@ def test_an_axis_shows_every_value_and_zero_where_it_is_one(values: list[float])
         assert scale.low <= 0 and 0.0 in scale.ticks
 
 
-def every_picture(suffix: str) -> list[bytes]:
-    """One of each kind."""
-    points = (Found(1.0, 0.3, 0.1), Found(2.0, 0.01, 0.01, "optimal"))
-    ways = (Measured("eager", 1.0, 1.0), Measured("tightfit 0.5", 0.5, 1.1))
-    steps = [AlongStep(name, (1 << 30, 0), (0.0, 0.1)) for name in ("eager", "anytime")]
-    texts = {"title": "t", "suffix": suffix}
-    return [
-        comparison_picture([Series("monet", points)], budgets="GiB", **texts),
-        curve_picture(points, budgets="GiB", **texts),
-        training_picture([TrainedModel("net", ways)], **texts),
-        step_picture(steps[0], steps[1:], **texts),
-        policies_picture(
-            [PolicyCurve("lru", (0.5, 1.0), (None, 1.0)), PolicyCurve("size", (0.5,), (None,))],
-            measure="slowdown",
-            constants_ratio=0.1,
-            bottleneck_ratio=0.2,
-            **texts,
-        ),
-        ways_picture([WaysOfOp("op", (MeasuredWay("default", 1e-3, 1 << 20),))], **texts),
-        layout_picture([Rectangle(0, 2, 0, 1 << 20)], bound_bytes=1 << 19, **texts),
-    ]
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_same_picture_has_the_same_bytes(suffix: str) -> None:
     begin = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}[suffix]
@@ -177,7 +151,7 @@ def test_the_same_picture_has_the_same_bytes(suffix: str) -> None:
 
 def test_bytes_do_not_depend_on_the_process(tmp_path: Path) -> None:
     code = (
-        "import sys; from reporting.test_pictures import every_picture\n"
+        "import sys; from support.every_picture import every_picture\n"
         "sys.stdout.buffer.write(b''.join(every_picture('.svg')))"
     )
     tests = str(Path(__file__).parents[1])

@@ -19,6 +19,7 @@ def online(
     smallest: int | str = "4KiB",
     search: Literal["sample", "all"] = "sample",
     most_again: float = 20.0,
+    core: Literal["auto", "C++", "Python"] = "auto",
 ) -> Online:
     """Return a region in which plain PyTorch keeps to a budget, whatever the program does.
 
@@ -51,6 +52,10 @@ def online(
         of their number, at least 64.
     most_again : float
         Stop with an error when computing again has cost so many times what the step itself costs.
+    core : str
+        What sees the operators: ``"C++"`` costs an operator least, and is compiled where it is
+        first used, in about a minute; ``"Python"`` needs no compiler; ``"auto"`` takes the former
+        where it can be had. The report says which it was.
 
     Raises
     ------
@@ -68,10 +73,13 @@ def online(
         raise BadInput(f"search= is 'sample' or 'all', not {search!r}")
     if not most_again > 0:
         raise BadInput(f"most_again= must be positive, not {most_again!r}")
+    if core not in ("auto", "C++", "Python"):
+        raise BadInput(f"core= is 'auto', 'C++' or 'Python', not {core!r}")
     return Online(
         parse_bytes(budget),
         policy_named(policy),
         smallest_bytes=parse_bytes(smallest, what="smallest size"),
         look_at_all=search == "all",
         most_again=most_again,
+        core=core,
     )

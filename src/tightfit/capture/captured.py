@@ -85,6 +85,9 @@ class Captured:
         What the forward read besides its inputs and tensors of its modules.
     left : frozenset
         Where the forward leaves tensors that it does not read: they may go before it runs.
+    beyond : Graph or None
+        The graph with alternatives, too, that only a larger budget has room to compare at their
+        own size: a refusal names the least budget by it. None: there are none.
     """
 
     graph: Graph
@@ -94,6 +97,7 @@ class Captured:
     value_of: Mapping[fx.Node, ValueId]
     reads: Reads = field(default_factory=Reads)
     left: frozenset[Kept] = frozenset()
+    beyond: Graph | None = None
 
     def with_graph(self, graph: Graph) -> Captured:
         """Return the step with another graph of the same ops and values, such as a priced one."""

@@ -64,7 +64,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return print_error(f"{error} (see tightfit --help)", as_json=as_json, code=BAD_INPUT)
+        ours = error.__cause__  # what we said of a value ourselves
+        text = str(ours) if isinstance(ours, TightfitError) else f"{error} (see tightfit --help)"
+        return print_error(text, as_json=as_json, code=BAD_INPUT)
     except InfeasibleBudget as error:
         return print_error(
             str(error),

@@ -9,12 +9,14 @@ from cyclopts import Parameter
 
 from tightfit.errors import BadInput
 from tightfit.planners.base import Limits
+from tightfit.units import parse_bytes
 
 __all__ = [
     "DEFAULT_MODEL_OPTIONS",
     "DEFAULT_SEARCH_OPTIONS",
     "DEFAULT_STEP_OPTIONS",
     "ActivationShare",
+    "BudgetText",
     "Json",
     "ModelOptions",
     "PlannerName",
@@ -29,6 +31,17 @@ __all__ = [
 OptimizerName: TypeAlias = Literal["none", "sgd", "momentum", "adamw"]
 
 Json: TypeAlias = Annotated[bool, Parameter(negative="", help="Print one JSON object.")]
+
+
+def _is_readable(_: object, text: str | None) -> None:
+    """Refuse a budget that is no size before anything is loaded for it."""
+    if text not in (None, "minimum"):
+        parse_bytes(text)
+
+
+BudgetText: TypeAlias = Annotated[
+    str | None, Parameter(allow_leading_hyphen=True, validator=_is_readable)
+]
 PlannerName: TypeAlias = Annotated[str, Parameter(help="Which planner.")]
 ActivationShare: TypeAlias = Annotated[
     float | None,

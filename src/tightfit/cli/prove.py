@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import (
     DEFAULT_MODEL_OPTIONS,
+    BudgetText,
     Json,
     ModelOptions,
     PlannerName,
     chosen_limits,
 )
 from tightfit.cli.output import print_result
+from tightfit.errors import first_of
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
@@ -29,7 +30,7 @@ def prove(
     /,
     *,
     options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    budget: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    budget: BudgetText = None,
     budget_ratio: float | None = None,
     steps: int = 3,
     rounds: int = 5,
@@ -127,9 +128,5 @@ def _results(proof: Any) -> str:
             f"{proof.max_relative_difference:.3g}, within the tolerance of {proof.tolerance:.3g} "
             "(8 times what runs of plain PyTorch differ by)"
         )
-    shown = ", ".join(proof.differing[:_DIFFERENCES_SHOWN])
-    more = len(proof.differing) - _DIFFERENCES_SHOWN
-    return (
-        f"DIFFER by up to {proof.max_relative_difference:.3g}: {shown}"
-        f"{f' and {more} more' if more > 0 else ''}"
-    )
+    shown = first_of(proof.differing, _DIFFERENCES_SHOWN)
+    return f"DIFFER by up to {proof.max_relative_difference:.3g}: {shown}"

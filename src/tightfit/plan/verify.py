@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NoReturn
 
-from tightfit.errors import InvalidPlan, PlanMismatch
+from tightfit.errors import InvalidPlan, PlanMismatch, first_of
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import producers
@@ -425,5 +425,4 @@ class _Walk:
 
 def _list(values: Iterable[ValueId]) -> str:
     """List ids for people, at most eight."""
-    ids = [str(value) for value in values]
-    return ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+    return first_of([str(value) for value in values], 8)

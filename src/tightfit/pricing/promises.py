@@ -1,7 +1,8 @@
 """Alternatives that do not keep their promise are left out: each is run beside the default.
 
 On the step's own device, on drawn tensors: what calls itself ``"bitwise"`` has every bit of the
-default, and ``"rounding"`` is near it. Verdicts are kept on disk, like costs.
+default, and ``"rounding"`` is near it. Verdicts are kept on disk, like costs. Where there is little
+room, one result is kept as a hash of its bits while the other is made.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import fx
 
-from tightfit.allocator.tally import if_room
+from tightfit.allocator.tally import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import environment_of
-from tightfit.graph.ir import Alternative, Exactness
+from tightfit.graph.ir import Alternative, Exactness, ValueId
+from tightfit.pricing.fewer_rows import FewerRows, rows_of
 from tightfit.pricing.records import device_of, key_of, name_of
 from tightfit.pricing.trial import Trial
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
 
-__all__ = ["TOLERANCES", "keeping_promises"]
+__all__ = ["TOLERANCES", "Kept", "keeping_promises", "promises_kept"]
 
 aten = torch.ops.aten
 
@@ -78,6 +81,8 @@ class _Claim:
         What is claimed.
     key, kind : str
         Equal for comparisons that come out alike, and for those that differ in sizes only.
+    made_bytes : int
+        Bytes of its results.
     """
 
     default: Call
@@ -85,17 +90,34 @@ class _Claim:
     exactness: Exactness
     key: str
     kind: str
+    made_bytes: int
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether it comes out alike at any size."""
+        return self.kind != self.key
 
 
-def keeping_promises(
-    captured: Captured, progress: Progress, *, room_bytes: int | None = None
-) -> Captured:
+@dataclass(frozen=True)
+class Kept:
+    """A step whose alternatives are as exact as they say.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    on_rows : frozenset of int
+        The `id` of each call that was compared on fewer rows only: no plan may use it in this room.
+    """
+
+    captured: Captured
+    on_rows: frozenset[int]
+
+
+def keeping_promises(captured: Captured, progress: Progress) -> Captured:
     """Return the step without the alternatives that are less exact than they say.
 
     Elementwise operators are compared once for each kind of arguments, others at every shape.
-    One that there is no room to compare is kept if another of its kind kept its promise, or if it
-    does not promise the same bits: where the logits of a language model have no room, neither has
-    the default that their replacement would be compared with.
 
     Parameters
     ----------
@@ -103,21 +125,40 @@ def keeping_promises(
         The step with alternatives.
     progress : Progress
         Told of each that is run.
+    """
+    return promises_kept(captured, progress).captured
+
+
+def promises_kept(captured: Captured, progress: Progress, *, room_bytes: int | None = None) -> Kept:
+    """Return the step as `keeping_promises` does, from comparisons that take a limited room.
+
+    What there is no room to compare at its own size is compared on fewer rows of the batch. That is
+    enough for an elementwise operator; with others that promise the same bits it only tells which
+    larger budget to name. What does not run on fewer rows either is kept if it does not promise the
+    same bits: where the logits of a language model have no room, neither has the default that their
+    replacement would be compared with.
+
+    Parameters
+    ----------
     room_bytes : int, optional
         What a comparison may take.
     """
     claims = {
-        (op.id, number): _claim(calls[0], calls[number], way)
+        (op.id, number): _claim(captured, calls[0], calls[number], way)
         for op, calls in zip(captured.graph.ops, captured.calls, strict=True)
         for number, way in enumerate(op.alternatives)
         if number and not _is_the_same(calls[0], calls[number])
     }
     if not claims:
-        return captured
-    verdicts = _Comparisons(captured, room_bytes).verdicts(claims.values(), progress)
+        return Kept(captured, frozenset())
+    comparisons = _Comparisons(captured, room_bytes)
+    verdicts = comparisons.verdicts(claims.values(), progress)
     kept = {place for place, claim in claims.items() if _is_kept(claim, verdicts)}
     broken = {id(claims[place].call) for place in claims.keys() - kept}
-    return captured.keeping(lambda op, way, call: id(call) not in broken) if broken else captured
+    if broken:
+        captured = captured.keeping(lambda op, way, call: id(call) not in broken)
+    on_rows = {id(claims[place].call) for place in kept if claims[place].key in comparisons.on_rows}
+    return Kept(captured, frozenset(on_rows))
 
 
 def _is_the_same(default: Call, call: Call) -> bool:
@@ -125,9 +166,16 @@ def _is_the_same(default: Call, call: Call) -> bool:
     return call.function is default.function and call.args == default.args
 
 
-def _claim(default: Call, call: Call, way: Alternative) -> _Claim:
+def _claim(captured: Captured, default: Call, call: Call, way: Alternative) -> _Claim:
     key = "\n".join((key_of(default), key_of(call), _code(call.function)))
-    return _Claim(default, call, way.exactness, key, _kind(default, call, key, way.name))
+    return _Claim(
+        default,
+        call,
+        way.exactness,
+        key,
+        _kind(default, call, key, way.name),
+        made_bytes=sum(captured.graph.values[v].size_bytes for v in way.writes),
+    )
 
 
 @functools.cache
@@ -177,13 +225,20 @@ def _is_kept(claim: _Claim, verdicts: Mapping[str, Verdict]) -> bool:
 
 
 class _Comparisons:
-    """Runs alternatives of a step beside their defaults."""
+    """Runs alternatives of a step beside their defaults.
+
+    Attributes
+    ----------
+    on_rows : set of str
+        The keys of claims of the same bits that were compared on fewer rows and not elementwise.
+    """
 
     def __init__(self, captured: Captured, room_bytes: int | None) -> None:
         self._captured = captured
         self._room_bytes = room_bytes
         self._default = {n: c[0] for n, c in zip(captured.nodes, captured.calls, strict=True)}
         self._device = device_of(captured)
+        self.on_rows: set[str] = set()
 
     def verdicts(self, claims: Iterable[_Claim], progress: Progress) -> dict[str, Verdict]:
         """Return verdicts by keys and by kinds; without one: there was no room for it."""
@@ -195,9 +250,11 @@ class _Comparisons:
             for done, claim in enumerate(missing):
                 progress.update(done, name_of(claim.call.function))
                 name = f"{Verdict.__name__}\n{claim.key}"
-                verdict = cache.get(name, Verdict) or if_room(partial(self._compared, claim))
-                if verdict is not None:  # else it takes more than was thought
+                verdict = cache.get(name, Verdict)
+                if verdict is None and (verdict := if_room(partial(self._compared, claim))):
                     cache.put(name, verdict)
+                verdict = verdict or if_room(partial(self._compared_on_rows, claim))
+                if verdict is not None:
                     found[claim.key] = found[claim.kind] = verdict
         finally:
             cache.save()
@@ -205,28 +262,85 @@ class _Comparisons:
         return found
 
     def _representatives(self, claims: Iterable[_Claim]) -> Iterable[_Claim]:
-        """Return one claim of each kind: the largest that has room."""
-        alike: dict[str, list[tuple[int, _Claim]]] = defaultdict(list)
+        """Return one claim of each kind: one that has room, and is neither large nor small."""
+        alike: dict[str, list[_Claim]] = defaultdict(list)
         for claim in claims:
-            size = self._size(claim)
-            if self._room_bytes is None or size <= self._room_bytes:
-                alike[claim.kind].append((size, claim))
-        for sized in alike.values():
-            yield min(sized, key=lambda pair: abs(pair[0] - _TYPICAL_BYTES))[1]
+            alike[claim.kind].append(claim)
+        for claims in alike.values():
+            sizes = [3 * self._argument_bytes(claim) for claim in claims]
+            fitting = [pair for pair in zip(sizes, claims, strict=True) if self._has(pair[0])]
+            if fitting:
+                yield min(fitting, key=lambda pair: abs(pair[0] - _TYPICAL_BYTES))[1]
+            else:
+                yield min(zip(sizes, claims, strict=True), key=lambda pair: pair[0])[1]
 
-    def _size(self, claim: _Claim) -> int:
-        """Return about what a comparison takes: all arguments, and three times the results."""
+    def _has(self, size_bytes: int) -> bool:
+        """Whether there is room for so much."""
+        return self._room_bytes is None or size_bytes <= self._room_bytes
+
+    def _arguments(self, claim: _Claim) -> set[fx.Node]:
         nodes = {*claim.default.nodes(), *claim.call.nodes()}
         for node in claim.call.rests_on:
             nodes |= {node, *self._default[node].nodes()}
-        return 3 * sum(storage_bytes(x) for n in nodes for x in flat_outputs(n))
+        return nodes
 
-    def _compared(self, claim: _Claim) -> Verdict:
-        trial = Trial(self._captured, self._default, claim.call.rests_on)
-        expected = trial.results(claim.default)
-        made = trial.results(claim.call)
-        gaps = [_difference(made[value], expected[value]) for value in made]
-        return Verdict(_UNLIKE if _UNLIKE in gaps else max(gaps, default=0.0))
+    def _argument_bytes(self, claim: _Claim) -> int:
+        return sum(storage_bytes(x) for n in self._arguments(claim) for x in flat_outputs(n))
+
+    def _compared(self, claim: _Claim) -> Verdict | None:
+        """Compare two results side by side, or if that is too much one after the other."""
+        argument_bytes = self._argument_bytes(claim)
+        if self._has(3 * argument_bytes):
+            trial = Trial(self._captured, self._default, claim.call.rests_on)
+            return _verdict(trial, claim.default, claim.call)
+        if not self._has(argument_bytes + claim.made_bytes):
+            return None
+        trial = Trial(self._captured, self._default, claim.call.rests_on, copies=False)
+        expected = _hashes(trial.results(claim.default))
+        made = _hashes(trial.results(claim.call))
+        if made.items() <= expected.items():
+            return Verdict(0.0)
+        return Verdict(_UNLIKE) if claim.exactness == "bitwise" else None
+
+    def _compared_on_rows(self, claim: _Claim) -> Verdict | None:
+        """Compare on as many rows as there is room for."""
+        if self._room_bytes is None:
+            return None
+        nodes = sorted(self._arguments(claim), key=lambda node: node.name)
+        argument_bytes, whole = self._argument_bytes(claim), rows_of(nodes)
+        rows = min(whole - 1, whole * self._room_bytes // (4 * max(1, argument_bytes)))
+        if rows < 1:
+            return None
+        few = FewerRows(
+            self._captured, nodes, rows, defaults=self._default, running=claim.call.rests_on
+        )
+        default, call = few.call(claim.default), few.call(claim.call)
+        try:
+            verdict = _verdict(Trial(self._captured, few.defaults, call.rests_on), default, call)
+        except (RuntimeError, ValueError, IndexError) as error:
+            if is_refusal(error):
+                raise
+            return None  # other arguments name the number of rows
+        if verdict.difference < 0:
+            return None
+        if claim.exactness == "bitwise" and not claim.is_elementwise:
+            self.on_rows.add(claim.key)
+        return verdict
+
+
+def _verdict(trial: Trial, default: Call, call: Call) -> Verdict:
+    expected = trial.results(default)
+    made = trial.results(call)
+    gaps = [_difference(made[value], expected[value]) for value in made]
+    return Verdict(_UNLIKE if _UNLIKE in gaps else max(gaps, default=0.0))
+
+
+def _hashes(results: Mapping[ValueId, torch.Tensor]) -> dict[ValueId, Any]:
+    """Return what tells results apart, and is small."""
+    return {
+        value: (x.shape, x.dtype, x.stride(), hashlib.sha256(_bits(x).cpu().numpy()).digest())
+        for value, x in results.items()
+    }
 
 
 def _difference(made: torch.Tensor, expected: torch.Tensor) -> float:

@@ -8,8 +8,9 @@ teach later replaces these costs (`tightfit.pricing.in_steps`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -23,10 +24,11 @@ from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId
+from tightfit.pricing.fewer_rows import FewerRows, rows_of
 from tightfit.pricing.price import Priced, may_need_workspace, priced_by, without_room
-from tightfit.pricing.promises import keeping_promises
+from tightfit.pricing.promises import promises_kept
 from tightfit.pricing.records import UNKNOWN, Brief, is_opaque, key_of, name_of, recorded
-from tightfit.progress import Progress
+from tightfit.progress import SILENT, Progress
 from tightfit.torch_private import core as private
 
 __all__ = ["quick_costs"]
@@ -35,6 +37,7 @@ _LAUNCH_S = 3e-6  # the least a scaled call costs
 _TYPICAL_BYTES = 4 << 20  # moved by the call of an operator that others are scaled from
 _STRETCH_BYTES = 16 << 20  # moved at least by a call of which a stretch is a part
 _BYTES_PER_S = 5e9  # of an operator of which nothing is known
+_HELD = 4  # times what a call reads and makes: what a run of it holds, about
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,15 @@ def quick_costs(
     progress : Progress
         Told of each call that runs.
     room_bytes : int, optional
-        What a call that runs may read and make. A default that needs more is priced by other calls
-        of its operator: its cost, and its workspace in proportion; another way is left out. Opaque
-        modules run in any case.
+        What a call that runs may read and make. One that needs more runs on fewer rows of its
+        batch, and takes more in proportion. Where it does not run on fewer, a default is priced by
+        other calls of its operator, and another way is left out. Opaque modules run in any case.
     neighbour : Graph, optional
         Priced, of the same callable on inputs of another shape: costs are scaled from it, and
         calls that need no workspace there do not run.
     """
-    captured = keeping_promises(captured, progress, room_bytes=room_bytes)
+    kept = promises_kept(captured, progress, room_bytes=room_bytes)
+    captured = kept.captured
     likes = matched(captured.graph, neighbour) if neighbour is not None else {}
     as_there = {place for place, like in likes.items() if not may_need_workspace(like)}
     asked = _asked(captured, as_there, alone=neighbour is None)
@@ -105,13 +109,64 @@ def quick_costs(
         chosen += _typical([one for one in fitting if one.plain is not None])
     calls = [one.call for one in chosen]
     known = recorded(captured, calls, Brief, _brief, progress)
+    if room_bytes is not None:
+        large = [one for one in asked.values() if one.must_run and key_of(one.call) not in known]
+        known |= _by_rows(captured, large, room_bytes)
     unknown = without_room((one.call for one in asked.values() if one.must_run), known)
     priced = priced_by(captured, _scaled(asked, known), "measured", unknown)
-    if neighbour is None:
-        return priced
-    return Priced(
-        priced.captured.with_graph(scaled_from(priced.captured.graph, neighbour)), priced.strides
-    )
+    captured = priced.captured
+    if neighbour is not None:
+        captured = captured.with_graph(scaled_from(captured.graph, neighbour))
+    if kept.on_rows:
+        beyond = captured.graph
+        captured = captured.keeping(lambda op, way, call: id(call) not in kept.on_rows)
+        captured = dataclasses.replace(captured, beyond=beyond)
+    return Priced(captured, priced.strides)
+
+
+def _by_rows(captured: Captured, asked: Iterable[_Asked], room_bytes: int) -> dict[str, Brief]:
+    """Return what calls without room take, from runs of them on fewer rows of the batch."""
+    found: dict[str, Brief] = {}
+    for one in asked:
+        nodes = list(one.call.nodes())
+        whole = rows_of(nodes)
+        most = min(whole - 1, whole * room_bytes // (_HELD * max(1, one.running_bytes)))
+        if is_opaque(one.call):
+            continue
+        for numbers in _numbers_of_rows(most, whole):
+            if one.running_bytes * max(numbers) > whole * room_bytes:
+                continue
+            runs = {rows: _on_rows(captured, one.call, nodes, rows) for rows in numbers}
+            if None not in runs.values():
+                found[key_of(one.call)] = _grown(runs, whole)  # type: ignore[arg-type]
+                break
+    return found
+
+
+def _numbers_of_rows(most: int, whole: int) -> Iterator[tuple[int, ...]]:
+    """Yield on how many rows to run a call: on one only at last, as it may take another way."""
+    if most > 2:
+        yield most, max(2, most // 2)
+    yield from ((rows,) for rows in (2, 1) if rows < whole)
+
+
+def _on_rows(captured: Captured, call: Call, nodes: Sequence[fx.Node], rows: int) -> Brief | None:
+    """Return what a call takes on so many rows; None where it takes no fewer, or has no room."""
+    call = FewerRows(captured, nodes, rows).call(call)
+    try:
+        return recorded(captured, [call], Brief, _brief, SILENT).get(key_of(call))
+    except (RuntimeError, ValueError, IndexError):  # other arguments name the number of rows
+        return None
+
+
+def _grown(runs: Mapping[int, Brief], whole: int) -> Brief:
+    """Return what a call takes on all rows: as much more with each as between two runs of it."""
+    most, few = max(runs), min(runs)
+    taken = runs[most].workspace_bytes
+    each = taken / most if few == most else (taken - runs[few].workspace_bytes) / (most - few)
+    fields = msgspec.structs.asdict(UNKNOWN)
+    fields["workspace_bytes"] = max(0, round(taken + each * (whole - most)))
+    return Brief(cost_s=runs[most].cost_s * whole / most, **fields)
 
 
 def _brief(*arguments: Any, **keywords: Any) -> Brief:

@@ -35,19 +35,27 @@ class Trial:
         How each op is run.
     rests_on : sequence of fx.Node
         Ops that run; the results of others are drawn.
+    copies : bool
+        Whether each call gets copies of its arguments: it may write over them.
     """
 
     def __init__(
-        self, captured: Captured, defaults: Mapping[fx.Node, Call], rests_on: Sequence[fx.Node]
+        self,
+        captured: Captured,
+        defaults: Mapping[fx.Node, Call],
+        rests_on: Sequence[fx.Node],
+        *,
+        copies: bool = True,
     ) -> None:
         self._module = captured.joint.module
         self._defaults = defaults
         self._traced = captured.joint.module.graph
         self._running = {*rests_on}
+        self._copies = copies
         self._values: dict[fx.Node, Any] = {}
 
     def results(self, call: Call) -> dict[ValueId, torch.Tensor]:
-        """Run a call on copies of its arguments; random numbers are the same each time."""
+        """Run a call on its arguments; random numbers are the same each time."""
         with torch.no_grad(), torch.random.fork_rng(), private.without_autocast():
             torch.manual_seed(0)
             made = self._run(call)
@@ -56,8 +64,11 @@ class Trial:
         return {v: t for v, t in pairs if v is not None and isinstance(t, torch.Tensor)}
 
     def _run(self, call: Call) -> Any:
-        args, kwargs = fx.map_arg((call.args, call.kwargs), lambda n: _copy(self._value(n)))
+        args, kwargs = fx.map_arg((call.args, call.kwargs), self._argument)
         return call.function(*args, **kwargs)
+
+    def _argument(self, node: fx.Node) -> Any:
+        return _copy(self._value(node)) if self._copies else self._value(node)
 
     def _value(self, node: fx.Node) -> Any:
         if node not in self._values:
@@ -72,7 +83,7 @@ class Trial:
         own = node.graph is not self._traced  # an extra op, which only alternatives read
         if is_getitem(node) and (own or node.args[0] in self._running):
             return self._value(node.args[0])[node.args[1]]  # type: ignore
-        runs = node in self._running or own
+        runs = node in self._running or (own and node in self._defaults)
         return self._run(self._defaults[node]) if runs else self._drawn(node)
 
     def _drawn(self, node: fx.Node) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -85,7 +86,7 @@ def load_example(
     factory = _find(target) if isinstance(target, str) else target
     name = target if isinstance(target, str) else getattr(factory, "__name__", repr(factory))
     if not callable(factory):
-        raise BadInput(f"{name} is a {type(factory).__name__}, no factory: {_RETURNS}")
+        raise BadInput(f"{name} is {_kind_of(factory)}, no factory: {_RETURNS}")
     return _checked(_called(factory, name, keywords), name)
 
 
@@ -139,7 +140,7 @@ def _loss_in(output: Any) -> Tensor:
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise BadInput(
-            f"the factory gave no loss and the model's output, a {type(output).__name__}, is "
+            f"the factory gave no loss and the model's output, {_kind_of(output)}, is "
             f"neither a loss (one number) nor carries one as .loss: {_RETURNS}"
         )
     return loss
@@ -214,6 +215,7 @@ def _importable_from(folder: Path) -> Iterator[None]:
 
 
 def _called(factory: Callable[..., Any], name: str, keywords: Mapping[str, int]) -> Any:
+    _refuse_more_arguments(factory, name, keywords)
     file = getattr(getattr(factory, "__code__", None), "co_filename", None)
     folder = Path(file).resolve().parent if file else Path.cwd()
     try:
@@ -227,6 +229,27 @@ def _called(factory: Callable[..., Any], name: str, keywords: Mapping[str, int])
                     f"{', '.join(f'{k}=None' for k in keywords)})"
                 ) from error
         raise BadInput(f"the factory {name} failed: {explain_error(error, file)}") from error
+
+
+def _refuse_more_arguments(
+    factory: Callable[..., Any], name: str, keywords: Mapping[str, int]
+) -> None:
+    """Say so of a factory that cannot be called without arguments of its own."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # a builtin, whose signature nobody knows
+        return
+    positional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    asked = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in positional and p.name not in keywords
+    ]
+    if asked:
+        raise BadInput(
+            f"the factory {name} asks for {', '.join(asked)}, but is called without arguments: "
+            "write a function that gives them, or a default for each"
+        )
 
 
 def explain_error(error: BaseException, file: str | None = None) -> str:
@@ -263,20 +286,32 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else "no message"
 
 
+def _kind_of(value: Any) -> str:
+    """Say what something is, in a user's words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    return "nothing (None)" if value is None else f"{article} {name}"
+
+
 def _checked(returned: Any, name: str) -> Example:
     """Return what a factory returned as an example, or say what is wrong with it."""
     if not isinstance(returned, tuple) or len(returned) != 4:
-        found = type(returned).__name__
+        found = _kind_of(returned)
         if isinstance(returned, tuple):
-            found = f"tuple of {len(returned)}: {', '.join(type(r).__name__ for r in returned)}"
-        raise BadInput(f"{name} returned a {found}; {_RETURNS}")
+            found = f"a tuple of {len(returned)}: {', '.join(map(_kind_of, returned))}"
+        raise BadInput(f"{name} returned {found}; {_RETURNS}")
     model, loss, inputs, target = returned
     if not isinstance(model, nn.Module):
-        raise BadInput(f"the model of {name} is a {type(model).__name__}; {_RETURNS}")
+        call = ", not a module made of it" if isinstance(model, type) else ""
+        raise BadInput(f"the model of {name} is {_kind_of(model)}{call}; {_RETURNS}")
     if loss is not None and not callable(loss):
-        raise BadInput(f"the loss of {name} is a {type(loss).__name__}; {_RETURNS}")
+        raise BadInput(f"the loss of {name} is {_kind_of(loss)}; {_RETURNS}")
     if isinstance(inputs, Tensor):
         raise BadInput(f"the args of {name} are one tensor: put it into a tuple (x,); {_RETURNS}")
     if not isinstance(inputs, tuple | dict):
-        raise BadInput(f"the args of {name} are a {type(inputs).__name__}; {_RETURNS}")
+        raise BadInput(f"the args of {name} are {_kind_of(inputs)}; {_RETURNS}")
     return Example(model, loss, inputs, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -83,6 +84,7 @@ __all__ = [
     "global_settings",
     "hidden_changes_without_tangents",
     "in_backward",
+    "is_made_of_others",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -100,6 +102,7 @@ __all__ = [
     "symbols_in",
     "watched_autocast",
     "without_autocast",
+    "without_meta_log",
     "without_modes",
 ]
 
@@ -195,6 +198,18 @@ def composite(operator: Any, *args: Any) -> Any:
 def caches_parametrizations() -> bool:
     """Whether a parametrized tensor is computed once until a context ends, for all its readers."""
     return bool(parametrize._cache_enabled)
+
+
+def is_made_of_others(function: OpOverload) -> bool:
+    """Whether an operator has no kernel of its own and calls others, as `reshape` does.
+
+    Above autograd it is taken apart; where autograd is out of the way, as in inference mode, modes
+    see it whole.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = function._schema.name
+    name += f".{function._schema.overload_name}" if function._schema.overload_name else ""
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
 
 
 def is_pytree_node(kind: type) -> bool:
@@ -427,6 +442,21 @@ def without_modes() -> Iterator[None]:
             yield
         finally:
             torch._C._autograd._saved_tensors_hooks_set_tracing(tracing)
+
+
+@contextlib.contextmanager
+def without_meta_log() -> Iterator[None]:
+    """Keep PyTorch from writing the traceback of an error that is raised anyway to the console."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return "failed while attempting to run meta" not in str(record.msg)
+
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 def is_tracing() -> bool:

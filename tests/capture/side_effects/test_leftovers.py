@@ -111,3 +111,26 @@ def test_nothing_of_a_trace_is_left(fails: bool) -> None:
         kept.clear()
     Owner.table = STATE.table = None
     memoized.cache_clear()
+
+
+BY_KIND: dict[type, str] = {}
+
+
+class KnowsKinds(nn.Module):
+    """Keeps what it has found out about a kind of tensor, as libraries for many backends do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        BY_KIND.setdefault(type(x), "a tensor")
+        return self.layer(x).square().sum()
+
+
+def test_what_is_kept_by_kind_of_tensor_is_no_change() -> None:
+    model = KnowsKinds()
+    BY_KIND[Tensor] = "a tensor"
+    capture(TracedCall(model.forward, {"model": model}, (torch.randn(4, 8),), {}))
+    assert {Tensor: "a tensor"} == BY_KIND
+    BY_KIND.clear()

@@ -18,7 +18,7 @@ from torch import nn
 
 from tightfit.capture.origins import module_names
 from tightfit.capture.reads.written import Written
-from tightfit.errors import CaptureError
+from tightfit.errors import CaptureError, first_of
 from tightfit.torch_private.core import FakeTensor, is_traced
 
 __all__ = ["PythonState"]
@@ -138,7 +138,7 @@ class PythonState:
         """
         if self._changed:
             changed = list(dict.fromkeys(self._changed))
-            what = ", ".join(changed[:_MOST_NAMED])
+            what = first_of(changed, _MOST_NAMED)
             if all(map(self._set_by_hook, changed)):
                 raise CaptureError(
                     f"hooks set {what} anew on every forward (an old norm, or pruning), which is "
@@ -147,8 +147,6 @@ class PythonState:
                     "the mask), or what it made for good (prune.remove). The model is unchanged",
                     cause="hook",
                 )
-            if len(changed) > _MOST_NAMED:
-                what += f" and {len(changed) - _MOST_NAMED} more"
             raise CaptureError(
                 f"the forward pass changes Python state: {what}. A planned step replays operators,"
                 " not Python, so this would silently stop happening. Way out: make it a registered"

@@ -6,6 +6,7 @@ Looked at before it is traced, so that it can be told, and put back, afterwards.
 from __future__ import annotations
 
 import collections
+import threading
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,13 +19,15 @@ from tightfit.capture.calls.structure import PLAIN
 from tightfit.capture.reads.executed import is_library, is_ours
 from tightfit.capture.reads.names import names_of
 from tightfit.capture.reads.places import MISSING, same
+from tightfit.torch_private.core import FakeTensor, FunctionalTensor
 
 __all__ = ["Written"]
 
 _MOST_OBJECTS = 20_000
 _LARGEST_ARRAY = 1 << 20
 _CONTAINERS = (list, dict, set, collections.deque)
-_OPAQUE = (torch.Tensor, torch.Generator, nn.Module, *PLAIN)
+_OPAQUE = (torch.Tensor, torch.Generator, nn.Module, threading.Thread, *PLAIN)
+_TRACERS = frozenset({FakeTensor, FunctionalTensor})
 
 
 class Written:
@@ -65,7 +68,8 @@ class Written:
                 _set(holder, name, before[name])
         for path, holder, before in self._contents:
             if not _holds(holder, before):
-                changed.append(_changed_in(path, holder, before))
+                if not _only_knows_tracers(holder, before):
+                    changed.append(_changed_in(path, holder, before))
                 holder.clear()
                 getattr(holder, "extend" if isinstance(before, list) else "update")(before)
         for path, array, before in self._arrays:
@@ -151,6 +155,15 @@ def _changed_in(path: str, holder: Any, before: Any) -> str:
     names = {*holder, *before}
     changed = (n for n in names if not same(_get(holder, n), _get(before, n)))
     return path + min(changed, default="")
+
+
+def _only_knows_tracers(holder: Any, before: Any) -> bool:
+    """Whether all that is new is what code keeps by kind of tensor, for kinds that only trace."""
+    if not isinstance(before, dict):
+        return False
+    new = holder.keys() - before.keys()
+    known = {key: _get(holder, key) for key in holder.keys() - new}
+    return new <= _TRACERS and _holds(known, before)
 
 
 def _get(holder: Any, name: str) -> Any:

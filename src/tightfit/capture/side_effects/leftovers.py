@@ -107,10 +107,13 @@ def _is_users_object(holder: Any) -> bool:
 
 def _holds_traced(wrapper: Any) -> bool:
     """Whether a cached result is a tensor of a trace, or a container or an object with one."""
-    waiting: Iterable[Any] = [r for r in gc.get_referents(wrapper) if isinstance(r, dict)]
+    found = gc.get_referents(wrapper)  # of a cache with a largest size the results themselves
+    if any(issubclass(type(x), torch.Tensor) and private.is_traced(x) for x in found):
+        return True
+    waiting: Iterable[Any] = [x for x in found if type(x) in (dict, tuple, list)]
     for _ in range(3):
         found = [x for each in waiting for x in gc.get_referents(each)]
-        if any(isinstance(x, torch.Tensor) and private.is_traced(x) for x in found):
+        if any(issubclass(type(x), torch.Tensor) and private.is_traced(x) for x in found):
             return True
         waiting = [x for x in found if not isinstance(x, type | str | int | float)]
     return False

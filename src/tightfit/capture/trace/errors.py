@@ -8,7 +8,7 @@ from typing import Literal
 
 from tightfit.allocator.tally import is_refusal
 from tightfit.capture.origins import ModuleTrail
-from tightfit.errors import CaptureError, OpaqueChanged
+from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import core as private
 
 __all__ = ["explained"]
@@ -18,8 +18,9 @@ __all__ = ["explained"]
 def explained(trail: ModuleTrail) -> Iterator[None]:
     """Turn what the tracer raises into errors that name the module and a way out."""
     try:
-        yield
-    except (CaptureError, OpaqueChanged):
+        with private.without_meta_log():
+            yield
+    except (BadInput, CaptureError):
         raise
     except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
         raise CaptureError(
@@ -83,6 +84,7 @@ def _reason(where: str, error: Exception, text: str, cause: str) -> str:
     if cause == "data":
         return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
     return (
-        f"{where} cannot be traced: {type(error).__name__}: {text[:600]}. Way out: mark the module "
-        "with tightfit.opaque, which then runs eagerly as one measured op"
+        f"{where} cannot be traced: {type(error).__name__}: {text[:600].rstrip('.')}. Way out: if "
+        "plain PyTorch fails, too, look at the shapes and types of inputs and targets; else mark "
+        "the module with tightfit.opaque, which then runs eagerly as one measured op"
     )

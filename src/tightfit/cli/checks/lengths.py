@@ -12,7 +12,7 @@ from tightfit.cli.console import terminal_progress
 from tightfit.cli.options import ModelOptions, StepOptions
 from tightfit.cli.output import percent_or_dash, print_result
 from tightfit.cli.target import load_step
-from tightfit.errors import BadInput
+from tightfit.errors import BadInput, first_of
 from tightfit.files import read_limited
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits
@@ -128,12 +128,11 @@ def _text(batches: list[Batch], too_long: list[Batch], found: LongestFit, budget
     verdict = f"{total - refused} of {total} batches fit {format_bytes(budget)}"
     if not too_long:
         return f"{table}\n\n{verdict}"
-    named = ", ".join(f"{batch.index} (length {batch.length})" for batch in too_long[:_SHOWN])
-    more = f" and {len(too_long) - _SHOWN} more" if len(too_long) > _SHOWN else ""
+    named = first_of([f"{batch.index} (length {batch.length})" for batch in too_long], _SHOWN)
     most = f"a budget of {found.minimum_bytes} bytes ({format_bytes(found.minimum_bytes or 0)})"
     verb = "does" if refused == 1 else "do"
     cut = f"cut or split inputs to a length of {found.longest}; " if found.longest else ""
     return (
-        f"{table}\n\n{verdict}; {refused} {verb} not, counted from 0: {named}{more}\n"
+        f"{table}\n\n{verdict}; {refused} {verb} not, counted from 0: {named}\n"
         f"  try  {cut}put the longest samples into smaller batches; {most} for all of them"
     )

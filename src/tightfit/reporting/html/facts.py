@@ -72,8 +72,8 @@ class Runs(msgspec.Struct, frozen=True):
     cost_s : tuple of float
         Seconds of it.
     held_bytes, plain_bytes : tuple of int
-        Held at its worst instant, and by a step that keeps everything, while it ran the ops up
-        to here for the first time.
+        Held at its worst instant, and by a step that keeps everything while it runs the latest of
+        the ops up to here, in its own order.
     """
 
     op: tuple[int, ...]
@@ -201,12 +201,12 @@ def facts_of(
     )
 
 
-def _held_first(plan: Plan, result: Simulation) -> dict[OpId, int]:
-    """Return what is held at the worst instant of each op's first run."""
-    held: dict[OpId, int] = {}
-    for step, during in zip(plan.instructions, result.during_bytes, strict=True):
+def _held_first(plan: Plan, result: Simulation) -> dict[OpId, tuple[int, int]]:
+    """Return where each op runs first, and what is held at the worst instant of that."""
+    held: dict[OpId, tuple[int, int]] = {}
+    for place, step in enumerate(plan.instructions):
         if isinstance(step, Compute):
-            held.setdefault(step.op, during)
+            held.setdefault(step.op, (place, result.during_bytes[place]))
     return held
 
 
@@ -215,24 +215,24 @@ def _runs(
     plan: Plan,
     numbered: Sequence[int],
     result: Simulation,
-    held_plain: dict[OpId, int],
+    held_plain: dict[OpId, tuple[int, int]],
     names: _Names,
 ) -> Runs:
     rows: list[tuple[int, int, int, float, int, int]] = []
     seen: set[OpId] = set()
-    plain = graph.constant_bytes
+    plain = (-1, graph.constant_bytes)
     for index in numbered:
         step = plan.instructions[index]
         if isinstance(step, Enter):
-            rows.append((-1 - step.segment, 0, -1, 0.0, result.during_bytes[index], plain))
+            rows.append((-1 - step.segment, 0, -1, 0.0, result.during_bytes[index], plain[1]))
         elif isinstance(step, Compute):
             way = graph.ops[step.op].alternatives[step.alternative]
             again = step.op in seen
-            plain = plain if again else held_plain.get(step.op, plain)
+            plain = max(plain, held_plain.get(step.op, plain))  # a plan may put off an op
             seen.add(step.op)
             name = -1 if step.alternative == 0 else names.number(way.name)
             cost_s = float(f"{way.variants[step.variant].cost_s:.3g}")
-            rows.append((step.op, int(again), name, cost_s, result.during_bytes[index], plain))
+            rows.append((step.op, int(again), name, cost_s, result.during_bytes[index], plain[1]))
     return Runs(*zip(*rows, strict=True)) if rows else Runs((), (), (), (), (), ())
 
 

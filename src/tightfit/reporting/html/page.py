@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import msgspec
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from tightfit.graph.ir import Graph
 from tightfit.plan.explain import Explanation, explain
@@ -18,7 +19,7 @@ from tightfit.reporting.html.sentences import Proven, summary
 from tightfit.units import format_bytes, format_percent, format_seconds
 from tightfit.version import __version__
 
-__all__ = ["beside", "plan_page", "template"]
+__all__ = ["filled_in", "plan_page"]
 
 _ROWS = 12
 
@@ -56,29 +57,27 @@ def plan_page(
     )
     others = [point for point in curve if point.budget_bytes != plan.budget_bytes]
     facts = facts_of(graph, plan, measured=measured, offsets=offsets, curve=[*others, here])
-    text = template().render(
+    return filled_in(
+        "page.html",
         title=f"{graph.name or 'A step'} within {format_bytes(plan.budget_bytes)}",
         sentences=summary(graph, explained, proven=proven, measured=measured),
         figures=_figures(explained, proven, measured),
         device=graph.device.name or graph.device.kind,
-        version=__version__,
         explained=explained,
         shares=share_rows(explained.modules)[:_ROWS],
         has_layout=bool(offsets),
         facts=facts,
         data=_embedded(msgspec.json.encode(facts)),
-        **{name: beside(file) for name, file in _PARTS.items()},
+        **{name: _beside(file) for name, file in _DRAWN_BY.items()},
     )
-    return text.encode()
 
 
-_PARTS = {
-    "style": "style.css",
+_DRAWN_BY = {
     "script": "script.js",
     "library": "echarts.min.js",
     "licence": "echarts.LICENSE",
 }
-"""Files that become part of the page."""
+"""Files that become part of a page that a script draws on."""
 
 
 def _figures(
@@ -103,17 +102,31 @@ def _embedded(json: bytes) -> str:
 
 
 @cache
-def beside(file: str) -> str:
+def _beside(file: str) -> str:
     """Return the text of a file in this folder."""
     return files("tightfit.reporting.html").joinpath(file).read_text("utf-8")
 
 
-def template(file: str = "page.html") -> Template:
-    """Return a page to fill in, with words for bytes, shares and seconds."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+def filled_in(file: str, **contents: Any) -> bytes:
+    """Return a page of this folder with its contents, in the frame that all pages share.
+
+    Parameters
+    ----------
+    file : str
+        The template.
+    contents
+        What it asks for; a name that is missing is an error.
+    """
+    environment = Environment(
+        loader=FunctionLoader(_beside),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
     environment.filters |= {
         "bytes": format_bytes,
         "percent": format_percent,
         "seconds": format_seconds,
     }
-    return environment.from_string(beside(file))
+    page = environment.get_template(file)
+    return page.render(style=_beside("style.css"), version=__version__, **contents).encode()

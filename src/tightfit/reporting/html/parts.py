@@ -11,9 +11,8 @@ from tightfit.plan.assemble import assemble, keep_everything
 from tightfit.plan.explain import Explanation, explain
 from tightfit.plan.plan import Plan
 from tightfit.reporting.groups import ShareRow, share_rows
-from tightfit.reporting.html.page import beside, template
+from tightfit.reporting.html.page import filled_in
 from tightfit.units import format_bytes, format_percent
-from tightfit.version import __version__
 
 __all__ = ["PartInUse", "WholeStep", "parts_page"]
 
@@ -72,15 +71,13 @@ def parts_page(step: WholeStep, parts: Sequence[PartInUse]) -> bytes:
         ("calls of parts", str(sum(part.calls for part in parts))),
         ("plans", str(len(parts))),
     ]
-    text = template("parts.html").render(
+    return filled_in(
+        "parts.html",
         title=f"A model in parts within {format_bytes(step.budget_bytes)}",
         sentences=_sentences(step, shown),
         figures=[(name, number) for name, number in rows if number],
         parts=shown,
-        style=beside("style.css"),
-        version=__version__,
     )
-    return text.encode()
 
 
 def _shown(part: PartInUse) -> _Shown:

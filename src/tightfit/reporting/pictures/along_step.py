@@ -7,21 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
-from tightfit.reporting.pictures.page import (
-    Grid,
-    PanelTitle,
-    add_heading,
-    add_panels,
-    add_points,
-    drawn,
-)
+from tightfit.reporting.pictures.labels import Label
+from tightfit.reporting.pictures.page import PanelTitle, add_points
+from tightfit.reporting.pictures.panels import Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import EAGER, Look, looks_of, shown_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["AlongStep", "step_picture"]
 
@@ -84,21 +77,13 @@ def step_picture(
         "Memory saved against plain PyTorch (GiB)": saved,
         "Recomputation so far (percent of the step)": spent,
     }
-    labels = [[curve.label for curve in curves] for curves in panels.values()]
-    grid = Grid(len(panels), 1, 120.0)
-
-    def draw(figure: Figure) -> None:
-        add_heading(figure, title)
-        beside = names_width([label for own in labels for label in own])
-        titles = [PanelTitle(text) for text in panels]
-        all_axes = add_panels(figure, grid, beside, titles)
-        for number, (axes, curves) in enumerate(zip(all_axes, panels.values(), strict=True)):
-            _draw_panel(axes, curves)
-            if grid.is_lowest(number):
-                axes.set_xlabel("op of the step, forward then backward")
-            draw_labels(axes, labels[number])
-
-    return drawn(draw, height=grid.page_height, suffix=suffix)
+    return panelled(
+        [_panel(text, curves) for text, curves in panels.items()],
+        title=title,
+        across="op of the step, forward then backward",
+        height=120.0,
+        suffix=suffix,
+    )
 
 
 class _Curve(msgspec.Struct, frozen=True):
@@ -124,7 +109,12 @@ def _gibibytes(sizes_bytes: Sequence[int]) -> tuple[float, ...]:
     return tuple(size / 2**30 for size in sizes_bytes)
 
 
-def _draw_panel(axes: Axes, curves: Sequence[_Curve]) -> None:
+def _panel(title: str, curves: Sequence[_Curve]) -> Panel:
+    labels = [curve.label for curve in curves]
+    return Panel(lambda axes: _draw_curves(axes, curves), labels, PanelTitle(title))
+
+
+def _draw_curves(axes: Axes, curves: Sequence[_Curve]) -> None:
     """Lines op by op; each has markers at some ops, no two lines at the same."""
     ops = max(len(curve.heights) for curve in curves)
     heights = [0.0, *(height for curve in curves for height in curve.heights)]

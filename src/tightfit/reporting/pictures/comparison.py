@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tightfit.reporting.pictures.found import Found, Series
-from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
-from tightfit.reporting.pictures.page import (
-    Grid,
-    PanelTitle,
-    add_heading,
-    add_panels,
-    add_points,
-    drawn,
-)
+from tightfit.reporting.pictures.labels import Label
+from tightfit.reporting.pictures.page import PanelTitle, add_points
+from tightfit.reporting.pictures.panels import Panel, panelled
 from tightfit.reporting.pictures.regions import bound_label, draw_infeasible, shade_below_bound
 from tightfit.reporting.pictures.scales import (
     PercentScale,
@@ -38,7 +33,6 @@ from tightfit.reporting.pictures.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["comparison_picture"]
 
@@ -53,7 +47,7 @@ class _Line(msgspec.Struct, frozen=True):
     label: Label
 
 
-class _Panel(msgspec.Struct, frozen=True):
+class _Members(msgspec.Struct, frozen=True):
     """Planners shown together."""
 
     title: PanelTitle
@@ -84,36 +78,38 @@ def comparison_picture(
     MissingExtra
         If matplotlib is not installed.
     """
-    panels = _panels({series.name: series.ascending for series in planners})
+    members = _members({series.name: series.ascending for series in planners})
     points = [point for series in planners for point in series.points]
     ours = next((series.points for series in planners if series.name == OURS), ())
     scale = percent_scale(
         [100 * point.overhead for point in points if point.overhead is not None]
         + [100 * point.bound for point in ours if point.bound is not None]
     )
-    notes = _notes(scale, is_split=len(panels) > 1)
-    grid = Grid(len(panels), min(2, len(panels)), 220.0 if len(panels) == 1 else 150.0, len(notes))
-    bound = bound_label(ours)
-    labels = [*bound, *(line.label for panel in panels for line in panel.lines)]
 
-    def draw(figure: Figure) -> None:
-        add_heading(figure, title, notes)
-        axes_of = add_panels(figure, grid, names_width(labels), [panel.title for panel in panels])
-        for number, (axes, panel) in enumerate(zip(axes_of, panels, strict=True)):
-            set_percents(axes, scale)
-            set_budgets(axes, [point.budget for point in points])
-            if grid.is_lowest(number):
-                axes.set_xlabel(budgets)
-            shade_below_bound(axes, ours)
-            shown = [line.name for line in panel.lines]
-            _draw_pale(axes, [series for series in planners if series.name not in shown])
-            for line in panel.lines:
-                _draw_line(axes, line)
-            draw_infeasible(axes, points)
-            own = [line.label for line in panel.lines]
-            draw_labels(axes, own if number else [*own, *bound])
+    def draw(axes: Axes, shown: _Members) -> None:
+        set_percents(axes, scale)
+        set_budgets(axes, [point.budget for point in points])
+        shade_below_bound(axes, ours)
+        names = [line.name for line in shown.lines]
+        _draw_pale(axes, [series for series in planners if series.name not in names])
+        for line in shown.lines:
+            _draw_line(axes, line)
+        draw_infeasible(axes, points)
 
-    return drawn(draw, height=grid.page_height, suffix=suffix)
+    panels = [
+        Panel(partial(draw, shown=shown), [line.label for line in shown.lines], shown.title)
+        for shown in members
+    ]
+    first = msgspec.structs.replace(panels[0], labels=[*panels[0].labels, *bound_label(ours)])
+    return panelled(
+        [first, *panels[1:]],
+        title=title,
+        notes=_notes(scale, is_split=len(panels) > 1),
+        across=budgets,
+        height=220.0 if len(panels) == 1 else 150.0,
+        columns=min(2, len(panels)),
+        suffix=suffix,
+    )
 
 
 def _notes(scale: PercentScale, *, is_split: bool) -> list[str]:
@@ -127,17 +123,17 @@ def _notes(scale: PercentScale, *, is_split: bool) -> list[str]:
     return notes
 
 
-def _panels(planners: dict[str, tuple[Found, ...]]) -> list[_Panel]:
+def _members(planners: dict[str, tuple[Found, ...]]) -> list[_Members]:
     if len(planners) <= _MOST_IN_ONE_PANEL:
-        return [_Panel(PanelTitle(), _lines(planners, list(planners)))]
-    panels: list[_Panel] = []
+        return [_Members(PanelTitle(), _lines(planners, list(planners)))]
+    panels: list[_Members] = []
     for family in families_of(planners):
         members = [name for name in family.names if name in planners]
         if members:
             if OURS in planners and OURS not in members:
                 members.append(OURS)
             lines = _lines(planners, members, family.prefix)
-            panels.append(_Panel(PanelTitle(family.title, family.colour), lines))
+            panels.append(_Members(PanelTitle(family.title, family.colour), lines))
     return panels
 
 

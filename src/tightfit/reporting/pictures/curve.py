@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tightfit.reporting.pictures.found import Found
-from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
-from tightfit.reporting.pictures.page import Grid, add_heading, add_panels, add_points, drawn
+from tightfit.reporting.pictures.labels import Label
+from tightfit.reporting.pictures.page import add_points
+from tightfit.reporting.pictures.panels import Panel, panelled
 from tightfit.reporting.pictures.regions import (
     bound_label,
     draw_infeasible,
@@ -19,7 +20,6 @@ from tightfit.reporting.pictures.style import OUR_LOOK, OUR_MARKER_SIZE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["curve_picture"]
 
@@ -71,21 +71,23 @@ def curve_picture(
         "Filled markers: proven optimal. Shaded: proven impossible.",
     ]
     labels = [*_plan_label(plans), *bound_label(points)]
-    grid = Grid(1, 1, 220.0, len(notes))
 
-    def draw(figure: Figure) -> None:
-        add_heading(figure, title, notes)
-        (axes,) = add_panels(figure, grid, names_width(labels))
+    def draw(axes: Axes) -> None:
         set_percents(axes, scale)
         set_budgets(axes, [point.budget for point in points])
-        axes.set_xlabel(budgets)
         shade_below_bound(axes, points)
         draw_infeasible(axes, points)
         draw_not_found(axes, points)
         _draw_plans(axes, plans)
-        draw_labels(axes, labels)
 
-    return drawn(draw, height=grid.page_height, suffix=suffix)
+    return panelled(
+        [Panel(draw, labels)],
+        title=title,
+        notes=notes,
+        across=budgets,
+        height=220.0,
+        suffix=suffix,
+    )
 
 
 def _plan_label(plans: _Plans) -> list[Label]:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tightfit.reporting.pictures.page import Grid, add_heading, add_panels, drawn
+from tightfit.reporting.pictures.panels import Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY_BLUE
 from tightfit.units import format_bytes, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["Rectangle", "layout_picture"]
 
@@ -66,19 +65,22 @@ def layout_picture(
         f"{len(rectangles)} blocks; height {format_bytes(height_bytes)}, "
         f"line: largest load {format_bytes(bound_bytes)}",
     )
-    grid = Grid(1, 1, 320.0, notes=len(notes))
 
-    def draw(figure: Figure) -> None:
-        add_heading(figure, title, notes)
-        (axes,) = add_panels(figure, grid, 0.0)
+    def draw(axes: Axes) -> None:
         _draw_blocks(axes, rectangles, unit_bytes)
         axes.axhline(bound_bytes / unit_bytes, color=INK, linewidth=1.0, gid="bound")
         ticks = round_numbers(0.0, max(height_bytes / unit_bytes, 1e-9))
         axes.set_ylim(0.0, ticks[-1])
         axes.set_yticks(ticks)
-        axes.set_xlabel(f"allocations and frees; offset in {unit}")
 
-    return drawn(draw, height=grid.page_height, suffix=suffix)
+    return panelled(
+        [Panel(draw)],
+        title=title,
+        notes=notes,
+        across=f"allocations and frees; offset in {unit}",
+        height=320.0,
+        suffix=suffix,
+    )
 
 
 def _draw_blocks(axes: Axes, rectangles: Sequence[Rectangle], unit_bytes: int) -> None:

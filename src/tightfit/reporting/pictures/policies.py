@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
-from tightfit.reporting.pictures.page import Grid, add_heading, add_panels, add_points, drawn
+from tightfit.reporting.pictures.labels import Label
+from tightfit.reporting.pictures.page import add_points
+from tightfit.reporting.pictures.panels import Panel, panelled
 from tightfit.reporting.pictures.scales import set_budgets
 from tightfit.reporting.pictures.style import (
     BLACK,
@@ -29,7 +30,6 @@ from tightfit.reporting.pictures.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["Measure", "PolicyCurve", "policies_picture"]
 
@@ -106,21 +106,23 @@ def policies_picture(
         f"{_NOTES[measure]} A line stops where the program does not go through.",
         "Shaded: constants, and the largest single operator.",
     ]
-    grid = Grid(1, 1, 260.0, len(notes))
 
-    def draw(figure: Figure) -> None:
-        add_heading(figure, title, notes)
-        (axes,) = add_panels(figure, grid, names_width(labels))
+    def draw(axes: Axes) -> None:
         _set_values(axes, curves, measure)
         set_budgets(axes, [0.0, *(ratio for curve in curves for ratio in curve.ratios)])
         axes.axvspan(0.0, bottleneck_ratio, color=BOUND, linewidth=0, zorder=1)
         axes.axvspan(0.0, constants_ratio, color=PALE, linewidth=0, zorder=1)
-        axes.set_xlabel("budget as a share of the peak with nothing evicted")
         for curve, label in zip(curves, labels, strict=True):
             _draw_curve(axes, curve, label)
-        draw_labels(axes, labels)
 
-    return drawn(draw, height=grid.page_height, suffix=suffix)
+    return panelled(
+        [Panel(draw, labels)],
+        title=title,
+        notes=notes,
+        across="budget as a share of the peak with nothing evicted",
+        height=260.0,
+        suffix=suffix,
+    )
 
 
 def _found(curve: PolicyCurve) -> list[tuple[float, float]]:

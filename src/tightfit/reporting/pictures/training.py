@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
-from tightfit.reporting.pictures.page import (
-    Grid,
-    PanelTitle,
-    add_heading,
-    add_panels,
-    add_points,
-    drawn,
-)
+from tightfit.reporting.pictures.labels import Label
+from tightfit.reporting.pictures.page import PanelTitle, add_points
+from tightfit.reporting.pictures.panels import Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import (
     OUR_LOOK,
@@ -28,7 +22,6 @@ from tightfit.reporting.pictures.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["Measured", "TrainedModel", "training_picture"]
 
@@ -82,22 +75,23 @@ def training_picture(
     """
     ways = [way for model in models for way in model.ways]
     looks = looks_of_ways([way.way for way in ways if not way.is_ours])
-    labels = [_labels(model, looks) for model in models]
-    grid = Grid(len(models), min(2, len(models)), 150.0, len(notes))
+    return panelled(
+        [_panel(model, ways, _labels(model, looks)) for model in models],
+        title=title,
+        notes=notes,
+        across="peak memory, share of plain PyTorch's",
+        height=150.0,
+        columns=min(2, len(models)),
+        suffix=suffix,
+    )
 
-    def draw(figure: Figure) -> None:
-        add_heading(figure, title, notes)
-        beside = names_width([label for own in labels for label in own])
-        titles = [PanelTitle(model.name) for model in models]
-        panels = add_panels(figure, grid, beside, titles)
-        for number, (axes, model) in enumerate(zip(panels, models, strict=True)):
-            _set_axes(axes, ways)
-            if grid.is_lowest(number):
-                axes.set_xlabel("peak memory, share of plain PyTorch's")
-            _draw_model(axes, model, labels[number])
-            draw_labels(axes, labels[number])
 
-    return drawn(draw, height=grid.page_height, suffix=suffix)
+def _panel(model: TrainedModel, ways: Sequence[Measured], labels: Sequence[Label]) -> Panel:
+    def draw(axes: Axes) -> None:
+        _set_axes(axes, ways)
+        _draw_model(axes, model, labels)
+
+    return Panel(draw, labels, PanelTitle(model.name))
 
 
 def _labels(model: TrainedModel, looks: Mapping[str, tuple[str, Look]]) -> list[Label]:

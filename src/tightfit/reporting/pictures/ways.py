@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
-from tightfit.reporting.pictures.page import (
-    Grid,
-    PanelTitle,
-    add_heading,
-    add_panels,
-    add_points,
-    drawn,
-)
+from tightfit.reporting.pictures.labels import Label
+from tightfit.reporting.pictures.page import PanelTitle, add_points
+from tightfit.reporting.pictures.panels import Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import (
     BLACK,
@@ -33,7 +27,6 @@ from tightfit.units import unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["MeasuredWay", "WaysOfOp", "ways_picture"]
 
@@ -80,19 +73,19 @@ def ways_picture(ops: Sequence[WaysOfOp], *, title: str, suffix: str = ".svg") -
         If matplotlib is not installed.
     """
     unit, unit_bytes = unit_of(max(way.workspace_bytes for op in ops for way in op.ways))
-    grid = Grid(len(ops), 1, _HEIGHT, notes=len(_NOTES))
+    return panelled(
+        [_panel(op, unit_bytes) for op in ops],
+        title=title,
+        notes=_NOTES,
+        across=f"workspace in {unit}",
+        height=_HEIGHT,
+        suffix=suffix,
+    )
 
-    def draw(figure: Figure) -> None:
-        labels = [_labels(op, unit_bytes) for op in ops]
-        add_heading(figure, title, _NOTES)
-        beside = max(map(names_width, labels))
-        panels = add_panels(figure, grid, beside, [PanelTitle(op.title) for op in ops])
-        for axes, own in zip(panels, labels, strict=True):
-            _draw(axes, own)
-            draw_labels(axes, own)
-        panels[-1].set_xlabel(f"workspace in {unit}")
 
-    return drawn(draw, height=grid.page_height, suffix=suffix)
+def _panel(op: WaysOfOp, unit_bytes: int) -> Panel:
+    labels = _labels(op, unit_bytes)
+    return Panel(lambda axes: _draw(axes, labels), labels, PanelTitle(op.title))
 
 
 def _labels(op: WaysOfOp, unit_bytes: int) -> list[Label]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Gradients
-from tightfit.session.memory.account import Account
+from tightfit.session.memory.account import Account, expected_bytes_of
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Budget", "Needs", "Share", "divided", "usable_bytes"]
@@ -134,7 +134,8 @@ class Budget:
         inside = {m: n for m, n in self._inside.get(account, {}).items() if m in self._members}
         if not inside:
             return None
-        lasting = sum(member.lasting_bytes(expected=True) for member in self.members())
+        members = self.members()
+        lasting = sum(member.lasting_bytes() for member in members) + expected_bytes_of(members)
         room = max(0, self.size_bytes - lasting)
         if not all(map(self.knows, (account, *inside))):
             return Share(room // (1 + sum(inside.values())))

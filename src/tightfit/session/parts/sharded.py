@@ -143,7 +143,7 @@ class _Metered:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._meter = meter_for(account.device)
-        lasting = account.lasting_bytes(expected=False) + library_bytes(account.device)
+        lasting = account.lasting_bytes() + library_bytes(account.device)
         self._base_bytes = lasting - self._meter.live_bytes()
 
     def resident_bytes(self) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from tightfit.errors import InfeasibleBudget
 from tightfit.planners.base import Limits
+from tightfit.planners.outcomes import no_plan
+from tightfit.planners.questions.infeasible import infeasible
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.progress import SILENT
 from tightfit.session.memory.account import Account
@@ -63,6 +66,7 @@ def advised(
     beside : Beside
         Its other calls that are open at the same time.
     """
+    error = _with_more_room(error, one, around)
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
     new_bytes = account.new_gradient_bytes()
     later = Surroundings(
@@ -74,7 +78,8 @@ def advised(
         budget_bytes=around.budget_bytes,
         whole_bytes=around.whole_bytes,
     )
-    graph = later.around(one.captured)
+    beyond = one.captured.beyond or one.captured.graph
+    graph = later.around(one.captured.with_graph(beyond))
     adding = minimum_budget(graph, "accumulated", _QUICKLY, SILENT).found_bytes
     stepping = graph.constant_bytes + account.optimizers.passing_bytes()
     every = {
@@ -103,4 +108,25 @@ def advised(
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
         proven=error.proven,
+    )
+
+
+def _with_more_room(
+    error: InfeasibleBudget, one: Specialisation, around: Surroundings
+) -> InfeasibleBudget:
+    """Return an error that names a smaller budget, if there is one that has room for more ways.
+
+    What this budget has no room to compare with its default, a larger one may use.
+    """
+    if one.captured.beyond is None:
+        return error
+    task = around.task(one.captured.with_graph(one.captured.beyond))
+    least = minimum_budget(task.graph, task.gradients, _QUICKLY, SILENT)
+    nothing = no_plan(started=time.perf_counter(), proven=least.lower_bytes > task.budget_bytes)
+    found = infeasible(task, nothing, least)
+    named = found.minimum_bytes or 0
+    return (
+        found
+        if task.budget_bytes < least.found_bytes and named < (error.minimum_bytes or 0)
+        else error
     )

@@ -20,6 +20,7 @@ from tightfit.capture.captured import (
 from tightfit.capture.probe import probe
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, forget
 from tightfit.capture.traced_call import TracedCall
+from tightfit.errors import first_of
 from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Plan
@@ -33,7 +34,6 @@ from tightfit.session.whole.specialisation import Specialisation
 __all__ = ["Captures"]
 
 _MOST_KEPT = 16
-_MOST_NAMED = 4
 _MANY_ANSWERS = 2  # besides the first
 
 Detached = frozenset[int]
@@ -248,9 +248,7 @@ class Captures:
         if not names:
             return
         self._warned_hooks.update(names)
-        named = ", ".join(map(repr, names[:_MOST_NAMED]))
-        if len(names) > _MOST_NAMED:
-            named += f" and {len(names) - _MOST_NAMED} more"
+        named = first_of([repr(name) for name in names])
         warnings.warn(
             f"hooks on module {named} are captured with the step: their operators run every step, "
             "their Python code does not run again. Adding or removing a hook makes a new plan",

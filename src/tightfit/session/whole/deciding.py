@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tightfit.errors import CaptureError, InfeasibleBudget
+from tightfit.errors import CaptureError, InfeasibleBudget, first_of
 from tightfit.progress import announce
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["with_deciding_ops"]
-
-_MOST_NAMED = 4
 
 
 def with_deciding_ops(
@@ -44,10 +42,9 @@ def with_deciding_ops(
     except (CaptureError, InfeasibleBudget):
         captures.run_as_traced(named)
         return None
-    shown = ", ".join(map(repr, sorted(named)[:_MOST_NAMED]))
-    more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
+    shown = first_of([repr(name) for name in sorted(named)])
     announce(
-        f"what module {shown}{more} runs is decided otherwise in every step: from now on it "
+        f"what module {shown} runs is decided otherwise in every step: from now on it "
         "runs eagerly, as one measured op of the plan (tightfit.opaque says so beforehand)"
     )
     return one

@@ -1,0 +1,133 @@
+"""The same call on fewer rows of its batch: what there is no room to run shows on a part of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture.captured import Call, Captured
+from tightfit.capture.nodes import base_of, flat_outputs, is_getitem
+from tightfit.torch_private import core as private
+
+__all__ = ["FewerRows", "rows_of"]
+
+_SMALL = 1 / 64  # of the largest tensor: what is smaller has no rows of the batch
+_LEAST_SHAPE = 3  # numbers of a shape; fewer may be strides of a kernel
+
+
+def rows_of(nodes: Iterable[fx.Node]) -> int:
+    """Return how many rows the largest of some tensors has; 0 if there is none."""
+    tensors = [x for n in nodes for x in flat_outputs(n) if isinstance(x, torch.Tensor)]
+    largest = max(tensors, key=_bytes, default=None)
+    return largest.shape[0] if largest is not None and largest.dim() else 0
+
+
+def _bytes(tensor: Any) -> int:
+    """Return the bytes of all elements, wherever they lie; 0 for what is no tensor."""
+    return tensor.numel() * tensor.itemsize if isinstance(tensor, torch.Tensor) else 0
+
+
+class FewerRows:
+    """Calls of a step whose large tensors have fewer rows; parameters and buffers are whole.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    nodes : sequence of fx.Node
+        Arguments: the largest of them says how many rows there are.
+    rows : int
+        How many there are to be.
+    defaults : mapping of fx.Node to Call
+        How ops are run of which results are among the arguments.
+    running : sequence of fx.Node
+        Those of these ops that run; the results of others are drawn.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        nodes: Sequence[fx.Node],
+        rows: int,
+        *,
+        defaults: Mapping[fx.Node, Call] | None = None,
+        running: Sequence[fx.Node] = (),
+    ) -> None:
+        self._captured = captured
+        self._before, self._rows = rows_of(nodes), rows
+        tensors = [x for n in nodes for x in flat_outputs(n)]
+        self._least_bytes = _SMALL * max(map(_bytes, tensors), default=0)
+        self._given = defaults or {}
+        self._runs = {*running}
+        self._graph = fx.Graph()
+        self._made: dict[fx.Node, fx.Node] = {}
+        self.defaults: dict[fx.Node, Call] = {}
+        """How the ops are run that stand for those in `running`, and for ops of ours."""
+
+    def call(self, call: Call) -> Call:
+        """Return a call on fewer rows."""
+        return dataclasses.replace(
+            call,
+            args=self._argument(call.args),
+            kwargs=self._argument(call.kwargs),
+            rests_on=tuple(map(self.node, call.rests_on)),
+        )
+
+    def _argument(self, given: Any) -> Any:
+        """Return what stands for an argument; a shape that begins with the rows has fewer."""
+        if isinstance(given, fx.Node):
+            return self.node(given)
+        if isinstance(given, Mapping):
+            return {name: self._argument(own) for name, own in given.items()}
+        if not isinstance(given, tuple | list):
+            return given
+        is_shape = len(given) >= _LEAST_SHAPE and all(type(size) is int for size in given)
+        if is_shape and given[0] == self._before:
+            return type(given)((self._rows, *given[1:]))
+        return type(given)(self._argument(own) for own in given)
+
+    def node(self, node: fx.Node) -> fx.Node:
+        """Return what stands for an argument."""
+        if node.op == "get_attr":
+            return node
+        if node not in self._made:
+            self._made[node] = self._new(node)
+        return self._made[node]
+
+    def _new(self, node: fx.Node) -> fx.Node:
+        if is_getitem(node) and self._is_run(node.args[0]):  # type: ignore
+            of, place = node.args
+            new = self._graph.call_function(operator.getitem, (self.node(of), place))  # type: ignore
+        else:
+            new = self._graph.placeholder(node.name)
+        whole = node.meta.get("val")
+        new.meta["val"] = private.pytree.tree_map_only(
+            torch.Tensor, lambda fake: self._shorter(node, fake), whole
+        )
+        if self._is_run(node):
+            self.defaults[new] = self.call(self._given[node])
+        return new
+
+    def _is_run(self, node: fx.Node) -> bool:
+        ours = node.graph is not self._captured.joint.module.graph
+        return node in self._runs or (ours and node in self._given)
+
+    def _shorter(self, node: fx.Node, fake: torch.Tensor) -> torch.Tensor:
+        has_rows = fake.dim() and fake.shape[0] == self._before
+        if not has_rows or _bytes(fake) < self._least_bytes or self._lasts(node):
+            return fake
+        with private.fake_mode_of(fake):
+            return torch.empty_strided(
+                (self._rows, *fake.shape[1:]), fake.stride(), dtype=fake.dtype, device=fake.device
+            )
+
+    def _lasts(self, node: fx.Node) -> bool:
+        """Whether a tensor is a parameter, a buffer, or a view of one."""
+        value = self._captured.value_of.get(base_of(node))
+        role = None if value is None else self._captured.graph.values[value].role
+        return role in ("parameter", "buffer")

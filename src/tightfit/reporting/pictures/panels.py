@@ -1,0 +1,83 @@
+"""The frame of every picture: a heading, panels of equal size, names beside what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tightfit.reporting.pictures.labels import Label, draw_labels, names_width
+from tightfit.reporting.pictures.page import Grid, PanelTitle, add_heading, add_panels, drawn
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Panel", "panelled"]
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """What one pair of axes shows.
+
+    Parameters
+    ----------
+    draw : callable
+        Draws on the axes, and sets their limits and ticks.
+    labels : sequence of Label
+        Names to the right of them.
+    title : PanelTitle
+        Above them.
+    """
+
+    draw: Callable[[Axes], None]
+    labels: Sequence[Label] = ()
+    title: PanelTitle = PanelTitle()
+
+
+def panelled(
+    panels: Sequence[Panel],
+    *,
+    title: str,
+    across: str,
+    height: float,
+    notes: Sequence[str] = (),
+    columns: int = 1,
+    suffix: str = ".svg",
+) -> bytes:
+    """Return a picture of panels that share their horizontal axis.
+
+    Parameters
+    ----------
+    panels : sequence of Panel
+        Row by row.
+    title, notes : str, sequence of str
+        Above the picture.
+    across : str
+        What the horizontal axis shows, below the lowest panels.
+    height : float
+        Of the axes of each panel, in points.
+    columns : int
+        Panels side by side.
+    suffix : str
+        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
+
+    Raises
+    ------
+    MissingExtra
+        If matplotlib is not installed.
+    """
+    grid = Grid(len(panels), columns, height, len(notes))
+
+    def draw(figure: Figure) -> None:
+        add_heading(figure, title, notes)
+        labels = [label for panel in panels for label in panel.labels]
+        beside = names_width(labels) if labels else 0.0
+        every = add_panels(figure, grid, beside, [panel.title for panel in panels])
+        for number, (axes, panel) in enumerate(zip(every, panels, strict=True)):
+            panel.draw(axes)
+            if grid.is_lowest(number):
+                axes.set_xlabel(across)
+            draw_labels(axes, panel.labels)
+
+    return drawn(draw, height=grid.page_height, suffix=suffix)
