@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
@@ -32,15 +34,19 @@ def is_new_in_company(one: Specialisation, options: Options) -> bool:
 
 
 def begin_in_company(
-    one: Specialisation, around: Surroundings, account: Account, options: Options
+    one: Specialisation,
+    around: Callable[[], Surroundings],
+    account: Account,
+    options: Options,
 ) -> None:
     """Note a call in a shared budget, and what its plans can do with."""
     shared = options.shared
     if shared is None or len(shared.members()) < 2:
         return
     shared.begins(account)
-    if not shared.knows(account, around.gradients):
-        declare(one, around, account, options, shared)
+    found = around()
+    if not shared.knows(account, found.gradients):
+        declare(one, found, account, options, shared)
 
 
 def end_in_company(account: Account, options: Options, *, is_open: bool) -> None:

@@ -111,6 +111,11 @@ class Flight:
         """Note that no call is open any more."""
         self._seen.setdefault(self._beside, deque(maxlen=_REMEMBERED)).append(self._most_open)
 
+    @property
+    def looks(self) -> bool:
+        """Whether the call leaves room only to see whether another one comes."""
+        return self._looked is not None and self._most_open == 1
+
     def narrowed(
         self,
         share: Share,
@@ -166,10 +171,12 @@ class Flight:
         peak_bytes, kept_bytes = most_needs(one, alone, self._account.new_gradient_bytes())
         if peak_bytes + kept_bytes <= room_bytes:
             return
-        needs = self._needs_of(one, alone, options)
+        new_bytes = self._account.new_gradient_bytes()
+        _, needs = quick_needs(one, alone, options, new_bytes, roughly=True)
         if needs.working_bytes + 2 * needs.least_kept <= room_bytes:
             self.calls, self._looked = 2, one
-            self._divide(one, alone, options)
+            share = divided(room_bytes, [needs] * 2, needs)
+            self._kept_bytes = share.peak_bytes - share.others_bytes
 
     def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
         room_bytes = options.usable_bytes - _lasting_bytes(one, alone)

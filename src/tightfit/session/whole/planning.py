@@ -36,6 +36,7 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 __all__ = ["most_needs", "planned_for", "quick_needs", "smallest_budget"]
 
 _QUICKLY = Limits(seconds=1.0)
+_AT_ONCE = Limits(seconds=0.5)
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 
 
@@ -49,6 +50,7 @@ def planned_for(
     *,
     waits: bool = False,
     least: bool = False,
+    once: bool = False,
 ) -> Planned:
     """Return a plan for the constants of now, ready to run; make it if needed.
 
@@ -72,6 +74,8 @@ def planned_for(
         Whether to search now and not in the background: nobody trains yet.
     least : bool
         Whether to begin with the plan that holds least, of those known.
+    once : bool
+        Whether the plan is for this call alone: no better one is searched.
     """
     around = one.seen_around(around)
     planned = one.fitting(around)
@@ -80,7 +84,9 @@ def planned_for(
     elif planned is None:
         if least and not waits and one.known_plans and options.plan is None:
             planned = _least_planned(one, around, options)
-        planned = planned or _first_planned(one, around, options, name, others, waits=waits)
+        planned = planned or _first_planned(
+            one, around, options, name, others, waits=waits, once=once
+        )
     elif one.may_gain(around, planned) and not options.compile:
         _search(one, around, around.task(one.captured), options)
     ended = one.ended_search(around)
@@ -107,15 +113,16 @@ def _first_planned(
     others: Callable[[], Iterable[Plan]],
     *,
     waits: bool,
+    once: bool,
 ) -> Planned:
     """Return the first plan for some surroundings, made at once where that can be."""
     task = around.task(one.captured)
     at_hand = (*one.known_plans, *others())
     outcome = None
     if options.ranks is None and not waits and options.planner == DEFAULT:
-        outcome = _leaving_room(one, around, options, at_hand)
+        outcome = _leaving_room(one, around, options, at_hand, once=once)
     if outcome is None:
-        outcome = _first_outcome(one, around, task, options, name, at_hand, waits=waits)
+        outcome = _first_outcome(one, around, task, options, name, at_hand, waits=waits, once=once)
     return one.take(around, _lowered(one, task.graph, outcome, options))
 
 
@@ -134,7 +141,12 @@ def _least_planned(one: Specialisation, around: Surroundings, options: Options) 
 
 
 def _leaving_room(
-    one: Specialisation, around: Surroundings, options: Options, at_hand: Sequence[Plan]
+    one: Specialisation,
+    around: Surroundings,
+    options: Options,
+    at_hand: Sequence[Plan],
+    *,
+    once: bool,
 ) -> Outcome | None:
     """Return a first plan that leaves room for what the forward before returned, if there is one.
 
@@ -145,7 +157,7 @@ def _leaving_room(
         return None
     less = dataclasses.replace(around, budget_bytes=around.budget_bytes - handed_out)
     outcome, is_final = _quick_outcome(less.task(one.captured), options, at_hand)
-    if outcome is not None and not is_final:
+    if outcome is not None and not is_final and not once:
         _search(one, around, around.task(one.captured), options)
     return outcome
 
@@ -159,6 +171,7 @@ def _first_outcome(
     at_hand: Sequence[Plan],
     *,
     waits: bool,
+    once: bool,
 ) -> Outcome:
     """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
     asked = options.ranks is not None or waits or options.planner != DEFAULT
@@ -174,7 +187,7 @@ def _first_outcome(
         if one.is_further:
             announce(f"{name}: no plan at hand fits the new inputs; searching one")
         return _searching(one, task, options)(options.progress)
-    if not is_final:
+    if not is_final and not once:
         _search(one, around, task, options)
     return outcome
 
@@ -275,10 +288,16 @@ def smallest_budget(one: Specialisation, around: Surroundings, options: Options)
 
 
 def quick_needs(
-    one: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
+    one: Specialisation,
+    around: Surroundings,
+    options: Options,
+    new_gradient_bytes: int,
+    *,
+    roughly: bool = False,
 ) -> tuple[MinimumBudget, Needs]:
     """Return the least budget of a step and what its plans can do with; a step waits for it."""
-    least = smallest_budget(one, around, dataclasses.replace(options, limits=_QUICKLY))
+    limits = _AT_ONCE if roughly else _QUICKLY
+    least = smallest_budget(one, around, dataclasses.replace(options, limits=limits))
     return least, _needs_of(around.around(one.captured), least.plan, new_gradient_bytes)
 
 

@@ -291,11 +291,9 @@ class WholeSteps:
     def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now."""
         one.use_step_costs(self.options)
-        if self.options.shared is not None:
-            alone = self._around(one, inputs, Share(0))
-            begin_in_company(one, alone, self.account, self.options)
-        looks = not (waits or one.plans or is_new_in_company(one, self.options))
         alone = partial(self._around, one, inputs, Share(0))
+        begin_in_company(one, alone, self.account, self.options)
+        looks = not (waits or one.plans or is_new_in_company(one, self.options))
         self._flight.begin(one, alone, self.options, len(self.waiting), looks=looks)
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
@@ -311,6 +309,7 @@ class WholeSteps:
                 self.captures.other_plans,
                 waits=waits,
                 least=is_new_in_company(one, self.options),
+                once=self._flight.looks,
             )
         except InfeasibleBudget as error:
             beside = self._flight.beside(one, around, self.options)
