@@ -12,7 +12,7 @@ import tightfit
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
 from tightfit.session import stages
-from tightfit.session.background import Search, searching
+from tightfit.planners.background import Search, searching
 
 WIDTH = 64
 

@@ -60,6 +60,8 @@ class Content:
     locks = 0
     fast_locks = 0
     node: tuple[Any, int] | None = None
+    counted: tuple[object, int] | None = None
+    """Who counts contents now, and the number that this one has there."""
     known_cost: int | None = None
     """What the pool has found it to cost with all that it needs first; None: to be found."""
     _lies: Lies | None = None
@@ -171,6 +173,10 @@ class Content:
     def join(self, node: tuple[Any, int]) -> None:
         """Be a node of some classes of what is not resident."""
         self.node = node
+
+    def count_as(self, counter: object, number: int) -> None:
+        """Have a number where the contents of a step are counted."""
+        self.counted = counter, number
 
     def stay(self) -> None:
         """Forget how it was computed: it is never evicted again."""

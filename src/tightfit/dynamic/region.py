@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer
 
-from tightfit.dynamic.ledger import Ledger, OnlineReport
+from tightfit.dynamic.ledger import Learned, Ledger, OnlineReport
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import (
     Room,
@@ -44,6 +44,8 @@ class Online:
         Whether every candidate is scored, or a sample.
     most_again : float
         How often a step's own cost may be spent on computing again.
+    plan_seconds : float
+        For the search of a plan for steps that repeat; 0: none is sought.
     """
 
     def __init__(
@@ -54,12 +56,15 @@ class Online:
         smallest_bytes: int,
         look_at_all: bool,
         most_again: float,
+        plan_seconds: float,
     ) -> None:
         self._budget_bytes = budget_bytes
         self._policy = policy
         self._smallest_bytes = smallest_bytes
         self._look_at_all = look_at_all
         self._ledger = Ledger(budget_bytes, most_again)
+        self._plan_seconds = plan_seconds
+        self._learned = Learned()
         self._room: Room | None = None
         self._runtime: Runtime | None = None
         self._around = contextlib.ExitStack()
@@ -83,8 +88,10 @@ class Online:
         with self._around:
             runtime.__exit__(kind, error, trace)
             runtime.let_go_of_failed()
+            runtime.stop_learning()
             lost_bytes = 0 if kind else runtime.settle_all()
             self._peak_bytes = max(self._peak_bytes, room.peak_bytes())
+            self._learned = runtime.learned
         self._runtime = self._room = None
         if error is not None and is_refusal(error):
             what = "something beside PyTorch's operators asked for memory, and all is evicted."
@@ -139,11 +146,27 @@ class Online:
         for tensor in tensors:
             self._runtime.need(tensor, True)
 
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until no plan is being sought for steps that have repeated, or for some seconds.
+
+        Nobody needs to: steps go on by eviction until there is a plan.
+
+        Raises
+        ------
+        BadInput
+            Outside the region.
+        """
+        if self._runtime is None:
+            raise BadInput("plans are sought inside the region only")
+        self._runtime.wait(seconds)
+
     def report(self) -> OnlineReport:
         """Return what happened so far, and where the time went."""
         if self._room is not None:
             self._peak_bytes = max(self._peak_bytes, self._room.peak_bytes())
-        return self._ledger.report(self._peak_bytes)
+        if self._runtime is not None:
+            self._learned = self._runtime.learned
+        return self._ledger.report(self._peak_bytes, self._learned)
 
     def _set_up(self, around: contextlib.ExitStack) -> None:
         storages = storages_alive()
@@ -161,7 +184,7 @@ class Online:
             smallest_bytes=self._smallest_bytes,
             look_at_all=self._look_at_all,
         )
-        runtime = Runtime(room, pool, self._ledger)
+        runtime = Runtime(room, pool, self._ledger, self._plan_seconds)
         around.callback(runtime.close)
         runtime.know(storages)
         room.keep(runtime.make_room)

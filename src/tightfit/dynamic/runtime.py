@@ -17,7 +17,8 @@ import torch
 
 from tightfit.dynamic.contents import Contents, NotPlain, tensors_in
 from tightfit.dynamic.history import Content
-from tightfit.dynamic.ledger import Ledger
+from tightfit.dynamic.learned.guide import Guide
+from tightfit.dynamic.ledger import Learned, Ledger
 from tightfit.dynamic.noted import Noted
 from tightfit.dynamic.operators import Operator, operator_of
 from tightfit.dynamic.pool import Pool
@@ -46,16 +47,19 @@ class Runtime(private.TorchDispatchMode):
         What may be evicted.
     ledger : Ledger
         The clock.
+    seconds : float
+        For the search of a plan for steps that repeat; 0: none is sought.
     """
 
-    def __init__(self, room: Room, pool: Pool, ledger: Ledger) -> None:
+    def __init__(self, room: Room, pool: Pool, ledger: Ledger, seconds: float) -> None:
         super().__init__()
         self._room = room
         self._pool = pool
         self._ledger = ledger
         self._repeater = Repeater(pool, ledger)
         self._contents = Contents(room, pool)
-        self._settled = Settled(self._contents, pool, self._repeater)
+        self._guide = Guide(room, pool, self._repeater, ledger, seconds)
+        self._settled = Settled(self._contents, pool, self._repeater, self._guide.settles)
         self._lock = threading.RLock()
         self._parameters: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._last_state: torch.Tensor | None = None
@@ -64,6 +68,15 @@ class Runtime(private.TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+    @property
+    def learned(self) -> Learned:
+        """What became of the steps so far."""
+        return self._guide.learned
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until no plan is being sought."""
+        self._guide.wait(seconds)
 
     # -- what others ask for ---------------------------------------------------------------------
 
@@ -77,7 +90,7 @@ class Runtime(private.TorchDispatchMode):
             return False
         try:
             self._contents.notice_ends()
-            return self._pool.free(lacking_bytes)
+            return self._guide.free(lacking_bytes, self._pool.free)
         finally:
             self._lock.release()
 
@@ -128,6 +141,7 @@ class Runtime(private.TorchDispatchMode):
             for content in self._contents.computed():
                 if content.is_resident and self._pool.is_small(content):
                     self._settled.settle(content)
+            self._guide.ends_step()
         self._ledger.end_step()
 
     def settle_all(self) -> int:
@@ -147,6 +161,10 @@ class Runtime(private.TorchDispatchMode):
                     lost_bytes += content.size_bytes
         return lost_bytes
 
+    def stop_learning(self) -> None:
+        """No step follows."""
+        self._guide.close()
+
     def let_go_of_failed(self) -> None:
         """Free what autograd holds of a backward in which an operator has failed."""
         if self._has_failed and not private.in_backward():
@@ -159,6 +177,7 @@ class Runtime(private.TorchDispatchMode):
             if hook is not None:
                 hook.remove()
         self._parameters.clear()
+        self._guide.close()
         self._contents.close()
 
     # -- operators -------------------------------------------------------------------------------
@@ -182,6 +201,7 @@ class Runtime(private.TorchDispatchMode):
                 return self._run(func, operator, args, kwargs)
             except Exception as error:
                 self._has_failed = True
+                self._guide.fails()
                 if not is_refusal(error):
                     raise
                 raise self._exceeded(operator.name) from None
@@ -195,9 +215,14 @@ class Runtime(private.TorchDispatchMode):
             noted = Noted(self._contents, operator, args, kwargs, overwritten)
         except NotPlain:
             return self._run_outside(func, args, kwargs)
+        is_guided = self._guide.is_awake
+        if is_guided:
+            self._guide.before(func, noted)
         held = self._repeater.hold(noted.reads, noted.unread)
         try:
             drawn_from = self._generator(args, kwargs) if operator.draws else None
+            if is_guided:
+                self._guide.starts()
             outputs = self._timed(func, args, kwargs)
             self._record(func, operator, noted, outputs, drawn_from)
         finally:
@@ -227,6 +252,8 @@ class Runtime(private.TorchDispatchMode):
             fresh = self._contents.new_among(outputs)
         except NotPlain:  # it may lie in what was given
             self._settled.settle_all(noted.reads)
+            if self._guide.is_awake:
+                self._guide.after()
             return
         changed = [*noted.written, *fresh] if noted.written else fresh
         size_bytes = 0
@@ -237,6 +264,8 @@ class Runtime(private.TorchDispatchMode):
         cost = _FIXED_COST + operator.weight * size_bytes
         self._ledger.ran_first(cost)
         if not changed:
+            if self._guide.is_awake:
+                self._guide.after()
             return
         with_grad = torch.is_grad_enabled()
         call = None
@@ -252,9 +281,13 @@ class Runtime(private.TorchDispatchMode):
         ]
         if call is not None:
             call.made(made)
+        is_guided = self._guide.is_awake
+        before = [*map(self._contents.of_storage, changed)] if is_guided else ()
         put = self._contents.put_first if changed is fresh else self._contents.put
         for storage, content in zip(changed, made, strict=True):
             put(storage, content)
+        if is_guided:
+            self._guide.after(changed, made, before)
 
     def _run_outside(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on tensors of another kind: what it is given stays."""
