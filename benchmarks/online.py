@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import itertools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -36,6 +37,7 @@ __all__ = ["document"]
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "online.jsonl"
 PAGE = ROOT / "docs" / "online.md"
+CORES: tuple[Literal["C++", "Python"], ...] = ("C++", "Python")
 RATIOS = (0.9, 0.7, 0.5, 0.4, 0.3)
 STEPS = 3
 MOST_AGAIN = 4.0
@@ -123,6 +125,7 @@ def _in_a_budget(
     report = region.report()
     compute_s = report.compute_s or 1.0
     return row | {
+        "core": report.core,
         "bitwise": run.results == plain.results if row["status"] == "ok" else None,
         "within": report.peak_bytes <= budget_bytes,
         "operators": report.operators,
@@ -157,17 +160,18 @@ def overheads() -> Iterator[Row]:
         "inference": (forward, 1002),
         "training": (lambda: chain().backward(), 2004),
     }
-    for name, (work, operators) in ways.items():
+    for core, (name, (work, operators)) in itertools.product(CORES, ways.items()):
         plain, online = [], []
-        for _ in range(7):
+        for _ in range(15):
             plain.append(_seconds(work))
-            with tightfit.online("1TiB"):
+            with tightfit.online("1TiB", core=core):
                 work()
                 online.append(_seconds(work))
         extra_us = (min(online) - min(plain)) / operators * 1e6
         plain_us = min(plain) / operators * 1e6
         yield {
             "kind": "overhead",
+            "core": core,
             "way": name,
             "plain_us": round(plain_us, 2),
             "extra_us": round(extra_us, 1),
@@ -262,11 +266,23 @@ operators included, and what exists when the region begins. If an operator canno
 before, and a smaller step may follow. If computing again costs more than `most_again` times the
 step itself, `InfeasibleBudget` ends the thrashing.
 
+**Steps that repeat** can follow a plan: `plan_seconds=10` records each step, and where the same
+operators run on the same sizes from one optimizer step to the next, the default planner looks for
+a plan in the background, for so many seconds at most; no step waits for it. The steps after that
+follow it if it costs less than eviction did; one that turns out differently goes on by eviction
+from that operator on, and `report()` says how. The core in Python does this, not the one in C++.
+
 **What is never evicted**: parameters, inputs and what else exists before, gradients once
 accumulated, the optimizer's state, sparse tensors, storages below `smallest`, a tensor whose
 address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` that nobody was
 seen writing as a whole. Printing, saving, copying or reading an evicted tensor brings it back;
 whoever goes around PyTorch's Python interface gets PyTorch's error, not wrong data.
+
+**The core** that sees operators is C++, on a dispatch key below autograd. It is compiled where it
+is first used, in about a minute, with the compiler and PyTorch's headers that are there, and kept
+in tightfit's cache. Without them Python sees operators by a dispatch mode, with the same results at
+a higher cost for each operator; `report().core` says which it was and why, `core="Python"` asks
+for it.
 
 **Without an optimizer** nothing tells a step's end: `region.keep(state)` lets what is carried on
 stay, and the batches that it came from go.
@@ -305,7 +321,7 @@ def _slowdown_part(rows: list[Row]) -> list[str]:
     ok = [row for row in found if row["status"] == "ok"]
     spent = {part: sum(row["shares"][part] for row in ok) for part in ok[0]["shares"]}
     total = sum(spent.values()) or 1.0
-    shares = ", ".join(f"{part} {100 * s / total:.0f} %" for part, s in spent.items())
+    shares = ", ".join(f"{part} {100 * s / total:.1f} %" for part, s in spent.items())
     return [
         "## Slowdown by ratio",
         "A ratio is a share of the activation peak of plain PyTorch, fresh gradients included. "
@@ -318,7 +334,7 @@ def _slowdown_part(rows: list[Row]) -> list[str]:
         f"{sum(r['within'] for r in found)} of {len(found)} never exceeded the budget.",
         table(("program (activations)", *map(str, RATIOS)), lines),
         f"Where the time inside went, over all cells that trained: {shares} (the paper's "
-        "Figure 4).",
+        f"Figure 4). Core: {', '.join(sorted({row['core'] for row in found}))}.",
     ]
 
 
@@ -332,11 +348,11 @@ def _overhead_part(rows: list[Row]) -> list[str]:
     found = [row for row in rows if row["kind"] == "overhead"]
     if not found:
         return []
-    lines = [(r["way"], f"{r['plain_us']:.1f}", f"{r['extra_us']:.1f}") for r in found]
+    lines = [(r["core"], r["way"], f"{r['plain_us']:.1f}", f"{r['extra_us']:.1f}") for r in found]
     return [
         "## What an operator costs more",
-        "Where memory is ample: chains of 1000 multiplications of 16 floats, least of 7 runs.",
-        table(("way", "plain PyTorch, us per operator", "more inside a region, us"), lines),
+        "Where memory is ample: chains of 1000 multiplications of 16 floats, least of 15 runs.",
+        table(("core", "way", "plain PyTorch, us per operator", "more inside a region, us"), lines),
     ]
 
 
@@ -358,7 +374,7 @@ def _largest_part(rows: list[Row]) -> list[str]:
         "## The largest input in a fixed budget",
         "As the paper's Table 1, at CPU sizes: the largest that trains (parameters, gradients and "
         "momentum count), computing at most four times as much again, found to a sixteenth; sizes "
-        "end at 128.",
+        "above 256 are not tried.",
         table(("program", "size counts", "budget", "plain PyTorch", "in a region"), lines),
     ]
 

@@ -6,15 +6,20 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+COMPILED = Path(__file__).parent.parent / "build" / "online_core"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_caches() -> Iterator[None]:
-    """Keep costs and plans of the tests out of the user's cache."""
+    """Keep costs and plans of the tests out of the user's cache; what is compiled is kept."""
     before = os.environ.get("TIGHTFIT_CACHE_DIR")
+    COMPILED.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tightfit-tests-") as folder:
+        (Path(folder) / COMPILED.name).symlink_to(COMPILED)
         os.environ["TIGHTFIT_CACHE_DIR"] = folder
         yield
         if before is None:

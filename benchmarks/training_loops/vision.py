@@ -83,7 +83,7 @@ def two_views(run: Run) -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    run.fit(model, optimizer=optimizer, in_flight=2)
+    run.fit(model, optimizer=optimizer)
 
     for _ in range(run.steps):
         images = torch.rand(batch, 3, side, side)

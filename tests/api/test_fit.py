@@ -296,7 +296,7 @@ class TestGradients:
             assert torch.equal(a, b)
 
     def test_second_forward_names_step(self):
-        model = fitted()
+        model = fitted(in_flight=1)
         first = model(batch())
         with pytest.raises(SecondForward, match=r"tightfit\.step"):
             model(batch())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tightfit.allocator import CpuMeter
 from tightfit.session.memory.forecast import step_needs
@@ -40,6 +41,22 @@ def test_state_and_what_passes_are_foretold(name: str) -> None:
         if step == 0:
             assert needs.state_bytes("cpu") == after - before
         assert 0 <= meter.peak_bytes() - after - needs.passing_bytes <= SCALARS_BYTES
+
+
+@pytest.mark.parametrize("kind", ["all optimizers", "one optimizer"])
+def test_hooks_do_not_hear_of_it(kind: str) -> None:
+    heard: list[Any] = []
+    optimizer = torch.optim.Adam(nn.Linear(1, 1).parameters())  # numbers that are no counters
+    if kind == "one optimizer":
+        handle = optimizer.register_step_pre_hook(lambda *given: heard.append(given))
+    else:
+        handle = register_optimizer_step_post_hook(lambda *given: heard.append(given))
+    assert step_needs(optimizer, 64) is not None
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(1, 1)
+    optimizer.step()
+    assert step_needs(optimizer, 64) is not None
+    handle.remove()
+    assert len(heard) == 1
 
 
 def test_an_optimizer_that_cannot_step_on_fakes_is_not_foretold() -> None:

@@ -150,3 +150,70 @@ def test_models_that_share_a_budget_take_turns(metered) -> None:
             model(torch.randn(256, 128)).square().mean().backward()
             model.zero_grad()
     assert peak() <= budget.size_bytes
+
+
+def test_the_step_of_a_model_that_was_not_called_last_is_refused_too() -> None:
+    """Within a budget of several, each keeps to it, whoever was called last."""
+    first, second = nn.Linear(512, 512), nn.Linear(8, 8)
+    budget = tightfit.Budget(5 * MIB)
+    for model in (first, second):
+        tightfit.fit(model, budget, costs="unit", cache=False)
+    optimizer = torch.optim.AdamW(first.parameters(), foreach=True)
+    first(torch.randn(4, 512)).sum().backward()
+    second(torch.randn(4, 8)).sum().backward()
+    extra = torch.zeros(MIB // 8)
+    with pytest.raises(BudgetExceeded, match="fused=True fits"):
+        optimizer.step()
+    assert not optimizer.state
+    del extra
+
+
+def test_a_call_without_a_backward_keeps_to_the_budget(metered) -> None:
+    model = dense(4)
+    peak = metered(model)
+    fit(model, budget := 2 * MIB)
+    model(torch.randn(256, 128)).square().mean().backward()
+    large = torch.empty(0, 128)
+    with torch.no_grad():
+        assert model(large).shape == (0, 128)
+        with pytest.raises(BudgetExceeded, match="A smaller batch helps"):
+            model(torch.randn(2048, 128))
+    model(torch.randn(256, 128)).square().mean().backward()
+    assert peak() <= budget + 2048 * 128 * 4  # the batch itself is the user's
+    with torch.no_grad():
+        assert torch.zeros(4 * MIB).numel() == 4 * MIB  # nothing is refused in between
+
+
+def test_models_that_are_called_several_times_in_turns(metered) -> None:
+    """A discriminator sees what is real and what is not before its backward."""
+
+    def trained(generator: nn.Module, critic: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(2)
+        optimizers = [torch.optim.Adam(each.parameters()) for each in (generator, critic)]
+        losses = []
+        for _ in range(4):
+            optimizers[0].zero_grad()
+            fakes = generator(torch.randn(1024, 128))
+            loss = critic(fakes).square().mean()
+            loss.backward()
+            optimizers[0].step()
+            losses.append(loss.detach().clone())
+            optimizers[1].zero_grad()
+            real = critic(torch.randn(1024, 128)).square().mean()
+            loss = real - critic(fakes.detach()).square().mean()
+            loss.backward()
+            optimizers[1].step()
+            losses.append(loss.detach().clone())
+        return losses
+
+    plain = dense(5), dense(5)
+    reached = metered(nn.ModuleList(plain))
+    expected = trained(*plain)
+    budget = tightfit.Budget(int(0.8 * reached()))
+    del plain
+    models = dense(5), dense(5)
+    peak = metered(nn.ModuleList(models))
+    for model in models:
+        tightfit.fit(model, budget, costs="unit", cache=False)
+    assert all(torch.equal(a, b) for a, b in zip(trained(*models), expected, strict=True))
+    assert peak() <= budget.size_bytes

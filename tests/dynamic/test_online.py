@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 from collections.abc import Callable
@@ -19,12 +20,27 @@ from benchmarks.online_models import PROGRAMS, Program, mlp
 from support.evicting import EvictEverything
 from support.models import CASES, Case
 from tightfit.allocator import CpuMeter
+from tightfit.dynamic.native.build import CoreUnavailable, compiled_core
 from tightfit.dynamic.room import allocated_bytes, storages_alive
 from tightfit.errors import BadInput, BudgetExceeded, InfeasibleBudget
 from tightfit.eviction.policies.registry import POLICIES
 
 AMPLE = "1TiB"
 KIB = 1 << 10
+
+
+@pytest.fixture(params=["C++", "Python"], autouse=True)
+def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let every region of a test have one core, then the other."""
+    if request.param == "C++":
+        try:
+            compiled_core()
+        except CoreUnavailable as error:
+            if "the compiler refuse" in str(error):
+                raise
+            pytest.skip(str(error))
+    monkeypatch.setattr(tightfit, "online", functools.partial(tightfit.online, core=request.param))
+    return request.param
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -245,6 +261,17 @@ def test_what_was_computed_from_a_tensor_outlives_its_change() -> None:
         assert bool((from_small == 2).all()) and from_large.tolist() == [4 * KIB] * 2
 
 
+def test_what_ends_while_others_come_back_is_computed_once_more() -> None:
+    with tightfit.online(AMPLE, smallest=1, policy="lru") as region:
+        source = torch.ones(KIB) + 1
+        first = source * 2
+        torch.zeros(KIB)
+        second = source * 3
+        region.evict(AMPLE)  # first, source, second: only the first one keeps the source's storage
+        del source
+        assert bool((second + first == 10).all())  # it ends when the first one is there
+
+
 def test_weights_changed_by_hand_and_gradients_added_up() -> None:
     def run(region: tightfit.Online | None) -> list[torch.Tensor]:
         torch.manual_seed(3)
@@ -282,6 +309,34 @@ def test_sparse_gradients_and_sampled_indices() -> None:
     expected = run()
     with tightfit.online(AMPLE, smallest=1, most_again=1e9) as region, EvictEverything(region):
         assert same(run(), expected)
+
+
+def in_inference_mode() -> torch.Tensor:
+    """Operators that are views or copies, as it happens, and that nobody takes apart."""
+    with torch.inference_mode():
+        y = nn.functional.dropout(torch.randn(1, 64, 32), 0.5)
+        y = nn.functional.scaled_dot_product_attention(y, y, y).transpose(1, 2).reshape(-1)
+        return nn.functional.layer_norm(y, (2048,)).contiguous().clone()
+
+
+def in_quanta() -> torch.Tensor:
+    quantized = torch.quantize_per_tensor(torch.randn(64) * 2, 0.1, 0, torch.qint8)
+    return quantized.dequantize() * quantized.int_repr()
+
+
+def nested() -> torch.Tensor:
+    tensors = torch.nested.nested_tensor([torch.randn(3, 8) + 1, torch.randn(5, 8)]) * 2
+    return torch.cat(tensors.unbind())
+
+
+@pytest.mark.filterwarnings("ignore")  # of prototypes
+@pytest.mark.parametrize("run", [in_inference_mode, in_quanta, nested])
+def test_tensors_of_other_kinds(run: Callable[[], torch.Tensor]) -> None:
+    torch.manual_seed(3)
+    expected = run()
+    torch.manual_seed(3)
+    with tightfit.online(AMPLE, smallest=1, most_again=1e9) as region, EvictEverything(region):
+        assert torch.equal(run(), expected)
 
 
 def test_memory_that_is_resized_keeps_its_readers() -> None:
@@ -408,6 +463,10 @@ def test_leaving_brings_back_what_is_held_or_says_what_does_not_fit() -> None:
         three = torch.ones(KIB) + 2
         region.evict(AMPLE)
     assert bool((three == 3).all())
+    with tightfit.online(resident_bytes() + 200 * KIB) as region:
+        _, y = chain(8, size=64 * KIB)
+        region.evict(AMPLE)
+    assert bool((y.detach() > 1).all())  # what it was computed from made room for it
     with (
         pytest.raises(BudgetExceeded, match=r"still holds .* at the end"),
         tightfit.online(resident_bytes() + 3 * 64 * KIB),

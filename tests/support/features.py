@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from support.models import Case
 from support.writing import WRITING
-from tightfit.errors import BadInput, CaptureError, SecondForward, TightfitError
+from tightfit.errors import BadInput, CaptureError, TightfitError
 
 __all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused"]
 
@@ -374,12 +374,6 @@ def distributed_tensor() -> torch.Tensor:
 TRAINED = torch.ones(8, requires_grad=True)
 
 
-def twice_open(fit):
-    model = fit(Wrapped(lambda s, h: s.b(h)))
-    first = model(torch.randn(4, 8))
-    return first, model(torch.randn(4, 8))
-
-
 def second_backward(fit):
     loss = fit(Wrapped(lambda s, h: s.b(h)))(torch.randn(4, 8)).sum()
     loss.backward(retain_graph=True)
@@ -564,13 +558,6 @@ REFUSED = [
         CaptureError,
         "returns a set.*Way out",
         "tensors in containers or dataclasses",
-    ),
-    Refused(
-        "a second forward before the first one's backward",
-        twice_open,
-        SecondForward,
-        r"tightfit\.step.*in_flight",
-        "`tightfit.step` around both, or `in_flight=2`",
     ),
     Refused(
         "a second backward (`retain_graph`)",

@@ -99,6 +99,21 @@ def accumulation(model, fit):
     return losses
 
 
+@way("several forwards before a backward")
+def several(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for x, y in batches():
+        loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(x.flip(3)), y)
+        loss.backward()
+        losses.append(loss.detach().clone())
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
 @way("autocast with GradScaler")
 def scaler(model, fit):
     optimizer = sgd(model)

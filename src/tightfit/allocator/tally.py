@@ -117,14 +117,15 @@ class CpuTally:
         limit = _NO_LIMIT if limit_bytes is None else limit_bytes
         self._hook.tightfit_hook_tally_keep_to(self._slot, limit, before_bytes)
 
-    def make_room_by(self, free: Callable[[int], bool] | None) -> None:
+    def make_room_by(self, free: Callable[[int], bool] | int | None) -> None:
         """Call a function where the limit would be exceeded; refuse if it frees nothing.
 
         Parameters
         ----------
-        free : callable or None
-            Of the bytes that lack; returns whether it freed any. Runs inside the allocator, in
-            any thread that allocates: it must not raise. None: refuse at once.
+        free : callable, int or None
+            A function, or the address of one in C, of the bytes that lack; returns whether it
+            freed any. Runs inside the allocator, in any thread that allocates: it must not raise.
+            None: refuse at once.
         """
         asked = MAKE_ROOM() if free is None else MAKE_ROOM(free)
         self._hook.tightfit_hook_tally_make_room(self._slot, asked)

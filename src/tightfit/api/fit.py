@@ -52,7 +52,7 @@ def fit(
     plan: Plan | str | Path | None = None,
     costs: str = "measured",
     on_exceed: str = "raise",
-    in_flight: int = 1,
+    in_flight: int | None = None,
     cache: bool = True,
     shapes: Iterable[Any] = (),
     compile: bool = False,
@@ -87,8 +87,9 @@ def fit(
         ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
     on_exceed : str
         ``"raise"`` or ``"warn"`` if a step was measured above the budget.
-    in_flight : int
-        How many forwards may await their backward at once.
+    in_flight : int, optional
+        How many forwards may await their backward at once, each with its part of the budget;
+        more are refused. Without it the loop shows how many there are.
     cache : bool
         Whether plans and costs from steps are kept on disk (in the folder that
         ``TIGHTFIT_CACHE_DIR`` names, or the platform's) and found again by the next process.

@@ -19,7 +19,8 @@ def online(
     smallest: int | str = "4KiB",
     search: Literal["sample", "all"] = "sample",
     most_again: float = 20.0,
-    plan_seconds: float = 10.0,
+    plan_seconds: float = 0.0,
+    core: Literal["auto", "C++", "Python"] = "auto",
 ) -> Online:
     """Return a region in which plain PyTorch keeps to a budget, whatever the program does.
 
@@ -35,7 +36,7 @@ def online(
 
     Operators are recorded while they run. When memory is full, the tensors that are cheapest to
     compute again and longest unused lose their memory, and get it back when an operator reads
-    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Steps that repeat are
+    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Steps that repeat may be
     planned in the background and then follow their plan. Results are bitwise those
     of plain PyTorch. A model that `fit` can plan takes less time with a plan.
 
@@ -56,7 +57,12 @@ def online(
     plan_seconds : float
         For how long at most a plan is sought, in the background, for steps that repeat: where
         the same operators run on the same sizes from one optimizer step to the next, the steps
-        after that follow a plan, as long as they do. 0: eviction decides all of them.
+        after that follow a plan, as long as they do. The core in Python does that, ``"auto"``
+        takes it then. 0: eviction decides all of them.
+    core : str
+        What sees the operators: ``"C++"`` costs an operator least, and is compiled where it is
+        first used, in about a minute; ``"Python"`` needs no compiler; ``"auto"`` takes the former
+        where it can be had. The report says which it was.
 
     Raises
     ------
@@ -76,6 +82,10 @@ def online(
         raise BadInput(f"most_again= must be positive, not {most_again!r}")
     if not plan_seconds >= 0:
         raise BadInput(f"plan_seconds= must be 0 or more, not {plan_seconds!r}")
+    if plan_seconds and core == "C++":
+        raise BadInput("core='C++' follows no plans: leave out core= or plan_seconds=")
+    if core not in ("auto", "C++", "Python"):
+        raise BadInput(f"core= is 'auto', 'C++' or 'Python', not {core!r}")
     return Online(
         parse_bytes(budget),
         policy_named(policy),
@@ -83,4 +93,5 @@ def online(
         look_at_all=search == "all",
         most_again=most_again,
         plan_seconds=plan_seconds,
+        core=core,
     )

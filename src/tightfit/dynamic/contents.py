@@ -17,7 +17,7 @@ __all__ = ["Contents", "NotPlain", "tensors_in"]
 
 
 class NotPlain(Exception):
-    """A tensor is of a kind that has no storage of its own, such as a sparse one."""
+    """A tensor does not lie in a storage as sizes and strides say, such as a sparse one."""
 
 
 class Contents:
@@ -47,8 +47,8 @@ class Contents:
     def of_tensor(self, tensor: torch.Tensor) -> Content | None:
         """Return the content of a tensor that is known."""
         try:
-            return self.of_storage(storage_of(tensor))
-        except (NotImplementedError, RuntimeError):
+            return self.of_storage(_plain_storage_of(tensor))
+        except NotPlain:
             return None
 
     def of_storage(self, storage: torch.UntypedStorage) -> Content | None:
@@ -64,10 +64,7 @@ class Contents:
         NotPlain
             If it lies in no storage.
         """
-        try:
-            storage = storage_of(tensor)
-        except (NotImplementedError, RuntimeError):
-            raise NotPlain from None
+        storage = _plain_storage_of(tensor)
         lies = getattr(storage, MARK, None)
         if lies is not None:
             return lies.content, storage
@@ -108,10 +105,7 @@ class Contents:
         """
         found: dict[int, torch.UntypedStorage] = {}
         for tensor in (outputs,) if isinstance(outputs, torch.Tensor) else tensors_in(outputs):
-            try:
-                storage = storage_of(tensor)
-            except (NotImplementedError, RuntimeError):
-                raise NotPlain from None
+            storage = _plain_storage_of(tensor)
             if not hasattr(storage, MARK) and tensor.is_cpu and storage.nbytes():
                 found[storage._cdata] = storage
         return [*found.values()]
@@ -148,13 +142,21 @@ class Contents:
         self._held.pop(content, None)
         if content.is_private:
             return
-        was_resident = content.is_resident
-        self._pool.withdraw(content)
+        if content.is_resident:
+            self._pool.ended(content)
+            return
         content.lose_storage()
-        if was_resident:
-            self._pool.left(content)
-        elif content.maker is not None:
+        if content.maker is not None:
             content.maker.let_reads_go()
+
+
+def _plain_storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    if tensor.is_quantized or tensor.is_nested:
+        raise NotPlain
+    try:
+        return storage_of(tensor)
+    except (NotImplementedError, RuntimeError):
+        raise NotPlain from None
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

@@ -38,7 +38,18 @@ class Lies(weakref.ref[torch.UntypedStorage]):
         content.lie_in(self)
 
 
-class Content:
+class Counted:
+    """Has a number where the contents of a step are counted."""
+
+    counted: tuple[object, int] | None = None
+    """Who counts contents now, and the number that this one has there."""
+
+    def count_as(self, counter: object, number: int) -> None:
+        """Have a number there."""
+        self.counted = counter, number
+
+
+class Content(Counted):
     """One content of one storage.
 
     Parameters
@@ -60,8 +71,6 @@ class Content:
     locks = 0
     fast_locks = 0
     node: tuple[Any, int] | None = None
-    counted: tuple[object, int] | None = None
-    """Who counts contents now, and the number that this one has there."""
     known_cost: int | None = None
     """What the pool has found it to cost with all that it needs first; None: to be found."""
     _lies: Lies | None = None
@@ -173,10 +182,6 @@ class Content:
     def join(self, node: tuple[Any, int]) -> None:
         """Be a node of some classes of what is not resident."""
         self.node = node
-
-    def count_as(self, counter: object, number: int) -> None:
-        """Have a number where the contents of a step are counted."""
-        self.counted = counter, number
 
     def stay(self) -> None:
         """Forget how it was computed: it is never evicted again."""

@@ -62,6 +62,8 @@ class OnlineReport:
 
     Parameters
     ----------
+    core : str
+        What sees the operators: ``"C++"``, or ``"Python"`` and why.
     budget_bytes, peak_bytes : int
         What was given, and the most that the allocator had given out at once.
     operators : int
@@ -80,6 +82,7 @@ class OnlineReport:
         Steps that ran by a plan, by eviction, or left a plan, and what the plan costs.
     """
 
+    core: str
     budget_bytes: int
     peak_bytes: int
     operators: int
@@ -104,7 +107,7 @@ class OnlineReport:
         lines = [
             f"budget {format_bytes(self.budget_bytes)}, peak {format_bytes(self.peak_bytes)}",
             f"{self.operators} operators, {self.evictions} evictions, "
-            f"{self.rematerialisations} rematerialisations",
+            f"{self.rematerialisations} rematerialisations; core: {self.core}",
             *(f"{s:9.3f} s  {100 * s / (total_s or 1):5.1f} %  {name}" for name, s in parts),
             *self.learned.lines(),
         ]
@@ -146,7 +149,7 @@ class Ledger:
         self._again = self._again_cpu_ns = 0
         self._all_ns = self._first_ns = self._again_ns = 0
         self._scoring_ns = self._search_ns = 0
-        self._most_again = most_again
+        self.most_again = most_again
         self._step_cost = self._again_cost = self._last_step_cost = 0
 
     def counts(self) -> Counts:
@@ -184,14 +187,17 @@ class Ledger:
             If computing again has cost more than the limit allows.
         """
         own_cost = max(self._step_cost, self._last_step_cost)
-        if self._again_cost > self._most_again * own_cost:
-            raise InfeasibleBudget(
-                f"the budget of {format_bytes(self.budget_bytes)} makes the program thrash: "
-                f"computing again has cost {self._again_cost / own_cost:.1f} times as much as the "
-                f"step itself, the limit is {self._most_again:g}. Raise the budget, make the batch "
-                "smaller, or raise most_again=",
-                budget_bytes=self.budget_bytes,
-            )
+        if self._again_cost > self.most_again * own_cost:
+            raise self.thrashing(self._again_cost / own_cost)
+
+    def thrashing(self, times: float) -> InfeasibleBudget:
+        """Return the error of a step whose cost was spent so many times on computing again."""
+        return InfeasibleBudget(
+            f"the budget of {format_bytes(self.budget_bytes)} makes the program thrash: "
+            f"computing again has cost {times:.1f} times as much as the step itself, the limit is "
+            f"{self.most_again:g}. Raise the budget, make the batch smaller, or raise most_again=",
+            budget_bytes=self.budget_bytes,
+        )
 
     def end_step(self) -> None:
         """A training step is over."""
@@ -211,10 +217,32 @@ class Ledger:
         self._search_ns += perf_counter_ns() - started_ns
         self._scoring_ns += scoring_ns
 
-    def report(self, peak_bytes: int, learned: Learned) -> OnlineReport:
+    def add(
+        self,
+        operators: int,
+        evictions: int,
+        again: int,
+        all_ns: int,
+        first_ns: int,
+        again_ns: int,
+        scoring_ns: int,
+        search_ns: int,
+    ) -> None:
+        """Add what was counted elsewhere."""
+        self.operators += operators
+        self.evictions += evictions
+        self._again += again
+        self._all_ns += all_ns
+        self._first_ns += first_ns
+        self._again_ns += again_ns
+        self._scoring_ns += scoring_ns
+        self._search_ns += search_ns
+
+    def report(self, peak_bytes: int, core: str, learned: Learned) -> OnlineReport:
         """Return what happened so far."""
         inside_ns = self._first_ns + self._again_ns + self._search_ns
         return OnlineReport(
+            core=core,
             budget_bytes=self.budget_bytes,
             peak_bytes=peak_bytes,
             operators=self.operators,

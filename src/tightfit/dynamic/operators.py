@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tightfit.torch_private.core import is_made_of_others
+
 __all__ = ["Argument", "Operator", "operator_of"]
 
 
@@ -39,6 +41,8 @@ class Operator:
     ----------
     name : str
         As torch writes it.
+    is_composite : bool
+        It is made of others, which are seen one by one.
     is_view : bool
         Its result lies in its argument; nothing is computed.
     makes_blank : bool
@@ -62,6 +66,7 @@ class Operator:
     """
 
     name: str
+    is_composite: bool
     is_view: bool
     makes_blank: bool
     draws: bool
@@ -128,6 +133,7 @@ def operator_of(function: Any) -> Operator:
     only_out = bool(written) and all(schema.arguments[a.position].is_out for a in written)
     return Operator(
         name=f"{space}.{name}",
+        is_composite=is_made_of_others(function),
         is_view=function.is_view or (space == "aten" and name in _ALIASES),
         makes_blank=space == "aten" and name in _BLANK,
         draws=torch.Tag.nondeterministic_seeded in function.tags,

@@ -122,6 +122,12 @@ class Pool:
             if content.is_private and not content.locks:
                 self.drop(content)
 
+    def ended(self, content: Content) -> None:
+        """The program has let go of a content that was resident."""
+        self.withdraw(content)
+        content.lose_storage()
+        self.left(content)
+
     def left(self, content: Content) -> None:
         """A content is not resident any more: it joins the class of what is evicted beside it."""
         if self._costs_are_known:

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch.optim import optimizer
 
+from tightfit.dynamic.core import Core
 from tightfit.dynamic.ledger import Learned, Ledger, OnlineReport
+from tightfit.dynamic.native.build import CoreUnavailable
+from tightfit.dynamic.native.runtime import NativeRuntime
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import (
     Room,
@@ -46,6 +49,8 @@ class Online:
         How often a step's own cost may be spent on computing again.
     plan_seconds : float
         For the search of a plan for steps that repeat; 0: none is sought.
+    core : str
+        ``"C++"``, ``"Python"``, or ``"auto"``: the former where it can be compiled.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Online:
         look_at_all: bool,
         most_again: float,
         plan_seconds: float,
+        core: str,
     ) -> None:
         self._budget_bytes = budget_bytes
         self._policy = policy
@@ -65,8 +71,10 @@ class Online:
         self._ledger = Ledger(budget_bytes, most_again)
         self._plan_seconds = plan_seconds
         self._learned = Learned()
+        self._core = core
+        self._seen_by = ""
         self._room: Room | None = None
-        self._runtime: Runtime | None = None
+        self._runtime: Core | None = None
         self._around = contextlib.ExitStack()
         self._peak_bytes = 0
 
@@ -86,10 +94,11 @@ class Online:
         assert self._runtime is not None and self._room is not None
         runtime, room = self._runtime, self._room
         with self._around:
-            runtime.__exit__(kind, error, trace)
+            runtime.end()
             runtime.let_go_of_failed()
             runtime.stop_learning()
             lost_bytes = 0 if kind else runtime.settle_all()
+            runtime.update_ledger()
             self._peak_bytes = max(self._peak_bytes, room.peak_bytes())
             self._learned = runtime.learned
         self._runtime = self._room = None
@@ -166,7 +175,8 @@ class Online:
             self._peak_bytes = max(self._peak_bytes, self._room.peak_bytes())
         if self._runtime is not None:
             self._learned = self._runtime.learned
-        return self._ledger.report(self._peak_bytes, self._learned)
+            self._runtime.update_ledger()
+        return self._ledger.report(self._peak_bytes, self._seen_by, self._learned)
 
     def _set_up(self, around: contextlib.ExitStack) -> None:
         storages = storages_alive()
@@ -178,16 +188,10 @@ class Online:
                 budget_bytes=self._budget_bytes,
             )
         room = Room(self._budget_bytes, before_bytes)
-        pool = Pool(
-            self._policy,
-            self._ledger,
-            smallest_bytes=self._smallest_bytes,
-            look_at_all=self._look_at_all,
-        )
-        runtime = Runtime(room, pool, self._ledger, self._plan_seconds)
+        runtime = self._runtime_in(room)
         around.callback(runtime.close)
         runtime.know(storages)
-        room.keep(runtime.make_room)
+        room.keep(runtime.room_maker)
         around.callback(room.open)
         around.enter_context(told_of_addresses(runtime.need))
         around.enter_context(told_of_resizing(runtime.resize))
@@ -197,4 +201,22 @@ class Online:
         ):
             around.callback(register(hook).remove)
         self._room, self._runtime = room, runtime
-        runtime.__enter__()
+        runtime.begin()
+
+    def _runtime_in(self, room: Room) -> Core:
+        """Return what sees the operators."""
+        search = {"smallest_bytes": self._smallest_bytes, "look_at_all": self._look_at_all}
+        why = ""
+        if self._core != "Python" and not self._plan_seconds:
+            try:
+                runtime = NativeRuntime(room, self._ledger, self._policy, **search)
+            except CoreUnavailable as error:
+                if self._core != "auto":
+                    raise BadInput(f"core='C++' cannot be had: {error}") from None
+                why = f" ({error})"
+            else:
+                self._seen_by = runtime.name
+                return runtime
+        self._seen_by = f"{Runtime.name}{why}"
+        pool = Pool(self._policy, self._ledger, **search)
+        return Runtime(room, pool, self._ledger, self._plan_seconds)

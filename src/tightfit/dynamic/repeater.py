@@ -219,6 +219,8 @@ class Held:
         for content in contents:
             storage = content.memory if content.is_resident else None
             if storage is None:
+                if content.is_resident:
+                    self._pool.ended(content)
                 missing.append(content)
             else:
                 if content not in self._storages:

@@ -46,8 +46,14 @@ class Room:
         """What the last request that was refused had asked for."""
         return self._tally.refusals().asked_bytes
 
-    def keep(self, free: Callable[[int], bool]) -> None:
-        """Keep to the limit from now on; a function frees something when it is reached."""
+    def keep(self, free: Callable[[int], bool] | int) -> None:
+        """Keep to the limit from now on; a function frees something when it is reached.
+
+        Parameters
+        ----------
+        free : callable or int
+            The function, or the address of one in C.
+        """
         self._tally.make_room_by(free)
         self._tally.keep_to(self.limit_bytes, self._before_bytes)
 

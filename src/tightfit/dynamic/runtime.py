@@ -8,7 +8,6 @@ from under a tensor, so that all its views and aliases lose and regain it togeth
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -16,19 +15,18 @@ from typing import Any
 import torch
 
 from tightfit.dynamic.contents import Contents, NotPlain, tensors_in
+from tightfit.dynamic.core import Core
 from tightfit.dynamic.history import Content
 from tightfit.dynamic.learned.guide import Guide
-from tightfit.dynamic.ledger import Learned, Ledger
+from tightfit.dynamic.ledger import Ledger
 from tightfit.dynamic.noted import Noted
 from tightfit.dynamic.operators import Operator, operator_of
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.repeater import Repeater
 from tightfit.dynamic.room import Room, is_refusal
 from tightfit.dynamic.settled import Settled
-from tightfit.errors import BudgetExceeded
 from tightfit.torch_private import core as private
 from tightfit.torch_private.storages import below_modes, let_go_of_failed_backward
-from tightfit.units import format_bytes
 
 __all__ = ["Runtime"]
 
@@ -36,7 +34,7 @@ _FIXED_COST = 1000
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
-class Runtime(private.TorchDispatchMode):
+class Runtime(Core, private.TorchDispatchMode):
     """Sees every operator; keeps what is needed to run it again.
 
     Parameters
@@ -51,17 +49,17 @@ class Runtime(private.TorchDispatchMode):
         For the search of a plan for steps that repeat; 0: none is sought.
     """
 
+    name = "Python"
+
     def __init__(self, room: Room, pool: Pool, ledger: Ledger, seconds: float) -> None:
-        super().__init__()
-        self._room = room
+        super().__init__(room)
         self._pool = pool
         self._ledger = ledger
         self._repeater = Repeater(pool, ledger)
         self._contents = Contents(room, pool)
-        self._guide = Guide(room, pool, self._repeater, ledger, seconds)
+        self._guide = self.learn_by(Guide(room, pool, self._repeater, ledger, seconds))
         self._settled = Settled(self._contents, pool, self._repeater, self._guide.settles)
         self._lock = threading.RLock()
-        self._parameters: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._last_state: torch.Tensor | None = None
         self._has_failed = False
 
@@ -69,16 +67,20 @@ class Runtime(private.TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    @property
-    def learned(self) -> Learned:
-        """What became of the steps so far."""
-        return self._guide.learned
-
-    def wait(self, seconds: float | None) -> None:
-        """Wait until no plan is being sought."""
-        self._guide.wait(seconds)
-
     # -- what others ask for ---------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See the operators of this thread from now on."""
+        self.__enter__()
+
+    def end(self) -> None:
+        """See no more of them."""
+        self.__exit__(None, None, None)
+
+    @property
+    def room_maker(self) -> Callable[[int], bool]:
+        """What the allocator calls for room."""
+        return self.make_room
 
     def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """These are there already."""
@@ -118,24 +120,12 @@ class Runtime(private.TorchDispatchMode):
             self._pool.sweep()
         return result
 
-    def settle_gradient(self, parameter: torch.Tensor) -> None:
-        """A gradient is accumulated: it stays, and what it was computed from may go."""
-        if parameter.grad is not None:
-            self.need(parameter.grad, for_good=True)
+    def expect_writes(self, size_bytes: int) -> None:
+        """So much is about to be overwritten by an optimizer; 0: no longer."""
+        self._settled.expect_writes(size_bytes)
 
-    def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Gradients stay, however they came about; all parameters are about to change."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for parameter in parameters:
-            self.settle_gradient(parameter)
-        self._settled.expect_writes(sum(p.numel() * p.element_size() for p in parameters))
-
-    def after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """The optimizer's state stays; the step is over."""
-        self._settled.expect_writes(0)
-        for state in optimizer.state.values():
-            for tensor in tensors_in([*state.values()]):
-                self.need(tensor, for_good=True)
+    def end_step(self) -> None:
+        """A training step is over."""
         with self._lock, below_modes():
             self._contents.notice_ends()
             for content in self._contents.computed():
@@ -161,10 +151,6 @@ class Runtime(private.TorchDispatchMode):
                     lost_bytes += content.size_bytes
         return lost_bytes
 
-    def stop_learning(self) -> None:
-        """No step follows."""
-        self._guide.close()
-
     def let_go_of_failed(self) -> None:
         """Free what autograd holds of a backward in which an operator has failed."""
         if self._has_failed and not private.in_backward():
@@ -173,12 +159,21 @@ class Runtime(private.TorchDispatchMode):
 
     def close(self) -> None:
         """Forget everything."""
-        for _, hook in self._parameters.values():
-            if hook is not None:
-                hook.remove()
-        self._parameters.clear()
+        self.watch_no_more()
         self._guide.close()
         self._contents.close()
+
+    def update_ledger(self) -> None:
+        """Do nothing: the ledger is written all along."""
+
+    def weights(self) -> tuple[int, int]:
+        """Return the resident bytes that stay for ever, and those that could be evicted."""
+        return self._contents.weights()
+
+    @property
+    def refused(self) -> str:
+        """The operator that could not run again, if that was why something failed."""
+        return self._repeater.refused
 
     # -- operators -------------------------------------------------------------------------------
 
@@ -189,6 +184,9 @@ class Runtime(private.TorchDispatchMode):
         if types and not _PLAIN.issuperset(types):
             return NotImplemented  # a class has a rule of its own: inner operators come here
         operator = operator_of(func)
+        if operator.is_composite:
+            with self:
+                return func.decompose(*args, **kwargs)
         if operator.is_view:
             if args and type(args[0]) is torch.nn.Parameter:
                 self._know(args[0])
@@ -204,7 +202,7 @@ class Runtime(private.TorchDispatchMode):
                 self._guide.fails()
                 if not is_refusal(error):
                     raise
-                raise self._exceeded(operator.name) from None
+                raise self.exceeded(operator.name) from None
             finally:
                 self._ledger.inside_since(started)
 
@@ -300,17 +298,13 @@ class Runtime(private.TorchDispatchMode):
 
     def _know(self, parameter: torch.Tensor) -> None:
         """A parameter stays, and so do its gradients as soon as they are accumulated."""
-        known = self._parameters.get(id(parameter))
-        if known is not None and known[0]() is parameter:
+        if self.watches(parameter):
             return
         content, _ = self._contents.lying_in(parameter)
         if content.is_blank:  # about to be initialised
             return
         self._settled.settle(content)
-        hook = None
-        if parameter.requires_grad and parameter.is_leaf:
-            hook = parameter.register_post_accumulate_grad_hook(self.settle_gradient)
-        self._parameters[id(parameter)] = weakref.ref(parameter), hook
+        self.watch(parameter)
 
     def _about_to_write(self, operator: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Return what an operator overwrites; nobody needs what cannot be computed again there."""
@@ -349,22 +343,4 @@ class Runtime(private.TorchDispatchMode):
         except RuntimeError as error:
             if not is_refusal(error):
                 raise
-            raise self._exceeded("bringing a tensor back") from None
-
-    def _exceeded(self, name: str) -> BudgetExceeded:
-        """Return the error of an operator that cannot fit."""
-        room = self._room
-        asked_bytes, held_bytes = room.asked_bytes, room.held_bytes
-        again = self._repeater.refused
-        what = f"{name} (for which {again} runs again)" if again else name
-        kept_bytes, needed_bytes = self._contents.weights()
-        return BudgetExceeded(
-            f"{what} needs {format_bytes(asked_bytes)} more, but {format_bytes(held_bytes)} of the "
-            f"budget of {format_bytes(room.limit_bytes)} are held and nothing more can be evicted: "
-            f"{format_bytes(kept_bytes)} are parameters, inputs, gradients and other tensors that "
-            f"cannot be computed again; {format_bytes(needed_bytes)} are read by the operator and "
-            "those that wait for it, or are too small to evict. Raise the budget or make the batch "
-            "smaller; parameters and the optimizer's state are as they were",
-            budget_bytes=room.limit_bytes,
-            measured_bytes=held_bytes + asked_bytes,
-        )
+            raise self.exceeded("bringing a tensor back") from None

@@ -121,7 +121,7 @@ class Addresses(Anywhere):
         hear_of_steps(self)
         return_large_blocks_at_once(True)  # also while the first step is captured and planned
         trim_ordinary_memory()
-        own_bytes = account.lasting_bytes(expected=False)
+        own_bytes = account.lasting_bytes()
         self._before_bytes = anonymous_bytes() - own_bytes
         self._files_before_bytes = code_bytes()
         self._looked_at: set[int] = set()

@@ -182,9 +182,10 @@ class Fitted:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = Arguments.of(args, kwargs)
-        if not self.callee.trains(given) or tools.is_exported():
-            self._addresses.end_step()
+        if tools.is_exported():
             return self.callee.function(*args, **kwargs)
+        if not self.callee.trains(given):
+            return self._run_without_backward(args, kwargs)
         refuse_transforms(self.name)
         refuse_saving_hooks(self.name)
         self._refuse_second_forward()
@@ -203,6 +204,13 @@ class Fitted:
             self._take_options(self._addresses.giving_way(self.options, error))
             return self._run_on_route(given)
 
+    def _run_without_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._addresses.end_step()
+        limits = self.options.enforced_bytes, self.options.beside(self.account)
+        open_calls = self.options.shared.open_members() if self.options.shared else self.waiting
+        with self._limit.briefly(*limits, goes_on=bool(open_calls)):
+            return self.callee.function(*args, **kwargs)
+
     def _run_on_route(self, given: Arguments) -> Any:
         if self.route is not self._whole:
             return self.route(given)
@@ -212,8 +220,10 @@ class Fitted:
             return self._run_in_parts(reason, given)
 
     def _refuse_second_forward(self) -> None:
-        waiting = len(self.waiting)
-        if waiting >= self.options.in_flight:
+        waiting, allowed = len(self.waiting), self.options.in_flight
+        if allowed is None and self.route is not self._whole:
+            allowed = 1
+        if allowed is not None and waiting >= allowed:
             raise second_forward(self.name, waiting)
 
     def _run_in_parts(self, reason: CaptureError, given: Arguments) -> Any:

@@ -54,8 +54,8 @@ class Options:
         ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
     on_exceed : str
         What the guard does when a step exceeds the budget.
-    in_flight : int
-        How many planned forwards may await their backward at once.
+    in_flight : int or None
+        How many planned forwards may await their backward at once; None: found out.
     optimizer : torch.optim.Optimizer or None
         Tells the size of its state.
     cache : bool
@@ -83,7 +83,7 @@ class Options:
     plan: Plan | None = None
     costs: str = "measured"
     on_exceed: Literal["raise", "warn"] = "raise"
-    in_flight: int = 1
+    in_flight: int | None = None
     optimizer: Any = None
     cache: bool = True
     progress: Progress = field(default=SILENT)
@@ -124,7 +124,7 @@ class Options:
         """Return what others hold within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
 
-    def share_of(self, account: Account, graph: Graph, held_bytes: int, open_calls: int) -> Share:
+    def share_of(self, account: Account, graph: Graph, held_bytes: int) -> Share:
         """Return the part of the budget for one call, what is held all the time included.
 
         Parameters
@@ -135,8 +135,6 @@ class Options:
             The step.
         held_bytes : int
             What is held all the time, by the callable and by others.
-        open_calls : int
-            Earlier calls of the callable that await their backward; what they keep is held, too.
         """
         budget_bytes = self.usable_bytes - self.left_bytes
         share = self.shared.share_of(account) if self.shared is not None else None
@@ -145,9 +143,6 @@ class Options:
             counted = graph.constants_bytes["inputs"] if self._shares_needs() else 0
             own = account.new_gradient_bytes() + share.peak_bytes - counted
             budget_bytes = min(budget_bytes, held_bytes + own)
-        if budget_bytes > held_bytes:  # calls in flight within a shared budget take equal parts
-            left = max(1, self.in_flight - open_calls)
-            budget_bytes = held_bytes + (budget_bytes - held_bytes) // left
         if share is None:
             return Share(budget_bytes)
         mine = share.peak_bytes - share.others_bytes
@@ -170,7 +165,7 @@ def make_options(
     plan: Plan | str | Path | None = None,
     costs: str = "measured",
     on_exceed: str = "raise",
-    in_flight: int = 1,
+    in_flight: int | None = None,
     cache: bool = True,
     compile: bool = False,
     arena: bool = False,
@@ -187,7 +182,7 @@ def make_options(
     chosen = _exactness(exactness, bool(compile))
     if on_exceed not in ("raise", "warn"):
         raise BadInput(f"on_exceed must be 'raise' or 'warn', got {on_exceed!r}")
-    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
+    if in_flight is not None and (not isinstance(in_flight, int) or in_flight < 1):
         raise BadInput(f"in_flight must be an int of at least 1, got {in_flight!r}")
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")

@@ -71,7 +71,7 @@ class Subject:
         leaves = flatten((self.args, self.kwargs))[0]
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         held = resident_tensor_bytes(inputs, self._account.granularity_bytes)
-        return held + self._account.lasting_bytes(expected=False)
+        return held + self._account.lasting_bytes()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return gradients, parameters and buffers by name; they are not copied."""

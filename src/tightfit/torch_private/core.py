@@ -83,6 +83,7 @@ __all__ = [
     "global_settings",
     "hidden_changes_without_tangents",
     "in_backward",
+    "is_made_of_others",
     "is_pytree_node",
     "is_traced",
     "is_tracing",
@@ -195,6 +196,18 @@ def composite(operator: Any, *args: Any) -> Any:
 def caches_parametrizations() -> bool:
     """Whether a parametrized tensor is computed once until a context ends, for all its readers."""
     return bool(parametrize._cache_enabled)
+
+
+def is_made_of_others(function: OpOverload) -> bool:
+    """Whether an operator has no kernel of its own and calls others, as `reshape` does.
+
+    Above autograd it is taken apart; where autograd is out of the way, as in inference mode, modes
+    see it whole.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = function._schema.name
+    name += f".{function._schema.overload_name}" if function._schema.overload_name else ""
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
 
 
 def is_pytree_node(kind: type) -> bool:

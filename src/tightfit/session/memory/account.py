@@ -17,7 +17,14 @@ from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.processes import Replicas
 from tightfit.torch_private.tools import cublas_workspace_bytes
 
-__all__ = ["Account", "Standing", "device_of_modules", "library_bytes", "new_gradient_bytes"]
+__all__ = [
+    "Account",
+    "Standing",
+    "device_of_modules",
+    "expected_bytes_of",
+    "library_bytes",
+    "new_gradient_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,15 @@ class Standing:
     others_bytes : int
         What else was given out since the callable was fitted and is still held: outputs of steps
         before, averages of weights, other models; but not the inputs.
+    others_coming_bytes : int
+        Gradients and state that others within the same budget will hold.
     """
 
     gradient_bytes: int
     state_bytes: int
     coming_bytes: int
     others_bytes: int
+    others_coming_bytes: int
 
 
 class Account:
@@ -104,28 +114,28 @@ class Account:
         """Return the bytes of the optimizers' state that will be there and is not yet."""
         return self.optimizers.coming_bytes(self.device.type)
 
-    def lasting_bytes(self, *, expected: bool) -> int:
-        """Return what is held between steps: of an optimizer the state of the own parameters.
+    def lasting_bytes(self) -> int:
+        """Return what is held between steps: of an optimizer the state of the own parameters."""
+        return resident_tensor_bytes(self._own(), self.granularity_bytes)
+
+    def expected_bytes(self, counted: Iterable[Any] = ()) -> int:
+        """Return the gradients and the optimizers' state that do not exist yet but will.
 
         Parameters
         ----------
-        expected : bool
-            Whether gradients and optimizer state count that do not exist yet but will.
+        counted : iterable of torch.optim.Optimizer
+            Those whose state is counted elsewhere.
         """
-        held = resident_tensor_bytes(self._own(), self.granularity_bytes)
-        return held + self.expected_bytes() if expected else held
-
-    def expected_bytes(self) -> int:
-        """Return the gradients and the optimizers' state that do not exist yet but will."""
         self.optimizers.look()
-        return self.new_gradient_bytes() + self.coming_state_bytes()
+        coming_bytes = self.optimizers.coming_bytes(self.device.type, counted)
+        return self.new_gradient_bytes() + coming_bytes
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
         inputs = list(inputs)
         held = resident_tensor_bytes(inputs, self.granularity_bytes) + self.bucket_bytes()
         held += library_bytes(self.device) + self.standing(inputs).others_bytes
-        return held + self.lasting_bytes(expected=False)
+        return held + self.lasting_bytes()
 
     def standing(self, inputs: Iterable[Any], beside: Iterable[Account] = ()) -> Standing:
         """Return what is held now, at the begin of a call.
@@ -158,8 +168,13 @@ class Account:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
             others_bytes += sum(map(self._before_bytes, beside)) - self._left_to_others(beside)
-            others_bytes += sum(other.expected_bytes() for other in beside)
-        return Standing(gradient_bytes, state_bytes, coming_bytes, max(0, others_bytes))
+        return Standing(
+            gradient_bytes,
+            state_bytes,
+            coming_bytes,
+            max(0, others_bytes),
+            expected_bytes_of(beside, self.optimizers),
+        )
 
     def _left_to_others(self, beside: Sequence[Account]) -> int:
         """Return what others that train in this process may hold, each within its own budget.
@@ -212,7 +227,8 @@ class Account:
         beside : sequence of Account
             Of callables within the same budget, which keep to it through this one.
         """
-        if limit_bytes is not None and any(keeper is not self for keeper in _KEEPERS):
+        within = (self, *beside)
+        if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
             gc.collect()  # those that were let go of keep to nothing
         self._limit_bytes, self._limited_with = limit_bytes, tuple(beside)
         (_KEEPERS.discard if limit_bytes is None else _KEEPERS.add)(self)
@@ -260,6 +276,13 @@ class Account:
         """What it keeps to."""
         return self._limit_bytes
 
+    @property
+    def keeper(self) -> Account | None:
+        """The one through which it keeps to a limit: itself, or one beside; None: no limit."""
+        if self._limit_bytes is not None:
+            return self
+        return next((k for k in self._keepers() if self in k._limited_with), None)
+
     def refusals(self) -> Refusals:
         """Return the requests that were refused because of the limit."""
         return self._tally.refusals() if self._tally is not None else Refusals()
@@ -305,6 +328,24 @@ def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:
     """Return the GPU that anything of the modules lies on, else the CPU."""
     members = (t for m in modules.values() for t in (*m.parameters(), *m.buffers()))
     return next((t.device for t in members if t.device.type == "cuda"), torch.device("cpu"))
+
+
+def expected_bytes_of(accounts: Iterable[Account], counted: Iterable[Any] = ()) -> int:
+    """Return the gradients and optimizers' state of several that do not exist yet but will.
+
+    Parameters
+    ----------
+    accounts : iterable of Account
+        Of callables within one budget; an optimizer of several of them counts once.
+    counted : iterable of torch.optim.Optimizer
+        Those whose state is counted elsewhere.
+    """
+    counted = list(counted)
+    expected = 0
+    for account in accounts:
+        expected += account.expected_bytes(counted)
+        counted += account.optimizers
+    return expected
 
 
 def library_bytes(device: torch.device) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Gradients
-from tightfit.session.memory.account import Account
+from tightfit.session.memory.account import Account, expected_bytes_of
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Budget", "Needs", "Share", "divided", "usable_bytes"]
@@ -57,7 +57,8 @@ class Budget:
         self._needs: weakref.WeakKeyDictionary[Account, dict[Gradients, Needs]] = (
             weakref.WeakKeyDictionary()
         )
-        self._outer: weakref.WeakSet[Account] = weakref.WeakSet()
+        self._inside: weakref.WeakKeyDictionary[Account, weakref.WeakKeyDictionary[Account, int]]
+        self._inside = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.size_bytes)}, {len(self._members)} members)"
@@ -87,18 +88,27 @@ class Budget:
             if member is not None:
                 member.close_step()
 
-    def open_members(self) -> list[Account]:
-        """Return what those hold that have calls which await their backward."""
+    def open_members(self) -> dict[Account, int]:
+        """Return which members have calls that await their backward, and how many."""
         found = ((account, reference()) for account, reference in list(self._members.items()))
-        return [account for account, member in found if member is not None and member.waiting]
+        return {a: len(m.waiting) for a, m in found if m is not None and m.waiting}
 
     def begins(self, account: Account) -> None:
         """Note that a member is called, maybe while others await their backward."""
-        self._outer.update(other for other in self.open_members() if other is not account)
+        open_calls = self.open_members()
+        for other in open_calls:
+            if other is not account:
+                self._comes_inside(other, account, open_calls.get(account, 0) + 1)
 
     def expect_inside(self) -> None:
         """Take all members to be called between each other's forward and backward."""
-        self._outer.update(self._members)
+        for outer in self.members():
+            for inner in self.others(outer):
+                self._comes_inside(outer, inner, 1)
+
+    def _comes_inside(self, outer: Account, inner: Account, calls: int) -> None:
+        known = self._inside.setdefault(outer, weakref.WeakKeyDictionary())
+        known[inner] = max(calls, known.get(inner, 0))
 
     def declare(self, account: Account, gradients: Gradients, needs: Needs) -> None:
         """Note what a member's plans can do with, for new gradients or for those that exist."""
@@ -121,14 +131,17 @@ class Budget:
 
     def share_of(self, account: Account) -> Share | None:
         """Return what a member may hold besides what lasts; None: all that is there."""
-        if account not in self._outer:
+        inside = {m: n for m, n in self._inside.get(account, {}).items() if m in self._members}
+        if not inside:
             return None
         members = self.members()
-        lasting = sum(member.lasting_bytes(expected=True) for member in members)
+        lasting = sum(member.lasting_bytes() for member in members) + expected_bytes_of(members)
         room = max(0, self.size_bytes - lasting)
-        if not all(map(self.knows, members)):
-            return Share(room // max(1, len(members)))
-        return divided(room, [*map(self._needs_of, members)], self._needs_of(account))
+        if not all(map(self.knows, (account, *inside))):
+            return Share(room // (1 + sum(inside.values())))
+        needs = [self._needs_of(member) for member, calls in inside.items() for _ in range(calls)]
+        own = self._needs_of(account)
+        return divided(room, [own, *needs], own)
 
 
 @dataclass(frozen=True)
@@ -148,6 +161,11 @@ class Needs:
     most_peak: int
     most_kept: int
 
+    @property
+    def working_bytes(self) -> int:
+        """The most that a forward or a backward holds besides what is kept."""
+        return max(self.least_peak - self.least_kept, self.most_peak - self.most_kept)
+
 
 @dataclass(frozen=True)
 class Share:
@@ -164,6 +182,12 @@ class Share:
     peak_bytes: int
     others_bytes: int = 0
 
+    def within(self, other: Share) -> Share:
+        """Return the share that keeps to both of two."""
+        return Share(
+            min(self.peak_bytes, other.peak_bytes), max(self.others_bytes, other.others_bytes)
+        )
+
 
 def divided(room_bytes: int, needs: Sequence[Needs], own: Needs) -> Share:
     """Return the share of one of several steps that run inside each other.
@@ -172,7 +196,7 @@ def divided(room_bytes: int, needs: Sequence[Needs], own: Needs) -> Share:
     leaves is divided among what is kept: the least of each, and of the rest in proportion to what
     more it could keep.
     """
-    working = max(max(n.least_peak - n.least_kept, n.most_peak - n.most_kept) for n in needs)
+    working = max(n.working_bytes for n in needs)
     spare = room_bytes - working - sum(n.least_kept for n in needs)
     spans = sum(n.most_kept - n.least_kept for n in needs)
     part = min(1.0, max(0, spare) / spans) if spans > 0 else 0.0

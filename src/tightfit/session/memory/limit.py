@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tightfit.allocator.tally import budget_exceeded, is_refusal
@@ -51,6 +52,35 @@ class Limit:
             self.follow(limit_bytes, beside)  # of those that share it through the one called last
         self._account.enforce()
 
+    @contextlib.contextmanager
+    def briefly(
+        self, limit_bytes: int | None, beside: Sequence[Account], *, goes_on: bool
+    ) -> Iterator[None]:
+        """Enforce the limit while something runs that has no backward.
+
+        Parameters
+        ----------
+        limit_bytes, beside : int or None, sequence of Account
+            As in `begin`.
+        goes_on : bool
+            Whether it is enforced afterwards, too: somebody awaits a backward.
+        """
+        self.begin(limit_bytes, beside)
+        try:
+            yield
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            what = (
+                f"{self._name} was called where no backward can follow, and that needs more than "
+                "the budget has room for: nothing is kept, so nothing can be computed again. A "
+                "smaller batch helps."
+            )
+            raise budget_exceeded(error, what) from error
+        finally:
+            if not goes_on:
+                self._account.let_go()
+
     def __enter__(self) -> None:
         """Begin a call."""
 
@@ -68,6 +98,6 @@ class Limit:
 
     def before_step(self, optimizer: Any) -> None:
         """Refuse the step of an optimizer of this model that would exceed the budget."""
-        limit_bytes = self._account.limit_bytes
-        if limit_bytes is not None and self._account.optimizers.meet(optimizer):
-            refuse_step(self._name, self._account, optimizer, limit_bytes)
+        keeper = self._account.keeper
+        if keeper is not None and self._account.optimizers.meet(optimizer):
+            refuse_step(self._name, self._account, optimizer, keeper)

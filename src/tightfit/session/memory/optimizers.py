@@ -96,15 +96,23 @@ class Optimizers:
         """Whether any of them has stepped."""
         return any(any(optimizer.state.values()) for optimizer in self)
 
-    def coming_bytes(self, device: str) -> int:
-        """Return the bytes of the own parameters' state that will exist and does not yet.
+    def coming_bytes(self, device: str, counted: Iterable[Any] = ()) -> int:
+        """Return the bytes of state that will exist and does not yet.
 
         Nobody knows which optimizer will come where none is there: Adam's two copies are assumed
         until two calls have passed without one.
+
+        Parameters
+        ----------
+        device : str
+            ``"cpu"`` or ``"cuda"``.
+        counted : iterable of torch.optim.Optimizer
+            Those whose state is counted elsewhere: one may hold parameters of several models.
         """
         if not any(True for _ in self):
             return self._copies_bytes() if self.looked < 2 else 0
-        waiting = [o for o in self if not any(o.state.values())]
+        elsewhere = set(map(id, counted))
+        waiting = [o for o in self if id(o) not in elsewhere and not any(o.state.values())]
         return sum(self._predicted_bytes(optimizer, device) for optimizer in waiting)
 
     def _predicted_bytes(self, optimizer: Any, device: str) -> int:

@@ -14,7 +14,7 @@ __all__ = ["refuse_step"]
 _WAYS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
 
 
-def refuse_step(name: str, account: Account, optimizer: Any, limit_bytes: int) -> None:
+def refuse_step(name: str, account: Account, optimizer: Any, keeper: Account) -> None:
     """Raise if the step of an optimizer would exceed a budget; nothing has been changed then.
 
     Parameters
@@ -22,12 +22,12 @@ def refuse_step(name: str, account: Account, optimizer: Any, limit_bytes: int) -
     name : str
         Of the model.
     account : Account
-        What is held.
+        What it holds.
     optimizer : torch.optim.Optimizer
         That is about to step. One whose step cannot be foretold, or takes nothing, is not
         refused.
-    limit_bytes : int
-        The budget.
+    keeper : Account
+        The one that keeps to the budget: of several models within one, that called last.
 
     Raises
     ------
@@ -35,13 +35,15 @@ def refuse_step(name: str, account: Account, optimizer: Any, limit_bytes: int) -
         Says what the step takes, and what helps.
     """
     needs = account.optimizers.step_needs(optimizer)
-    if needs is None:
+    limit_bytes = keeper.limit_bytes
+    if needs is None or limit_bytes is None:
         return
-    held_bytes, taken_bytes = account.held_bytes(), _taken_bytes(needs, account, optimizer)
+    held_bytes, taken_bytes = keeper.held_bytes(), _taken_bytes(needs, account, optimizer)
     needed_bytes = held_bytes + taken_bytes
     if not taken_bytes or needed_bytes <= limit_bytes:
         return
-    helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, limit_bytes)]
+    room_bytes = limit_bytes - held_bytes
+    helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, room_bytes)]
     advice = f"{' or '.join(helps)} fits; else " if helps else ""
     raise BudgetExceeded(
         f"the step of {type(optimizer).__name__} for {name} would hold "
@@ -60,14 +62,14 @@ def _taken_bytes(needs: StepNeeds, account: Account, optimizer: Any) -> int:
     return state_bytes + needs.passing_bytes
 
 
-def _fits(way: dict[str, Any], account: Account, optimizer: Any, limit_bytes: int) -> bool:
+def _fits(way: dict[str, Any], account: Account, optimizer: Any, room_bytes: int) -> bool:
     """Whether a step would fit in another way that the optimizer has."""
     if not all(key in optimizer.defaults for key in way):
         return False
     needs = step_needs(optimizer, account.granularity_bytes, way)
     if needs is None:
         return False
-    return account.held_bytes() + _taken_bytes(needs, account, optimizer) <= limit_bytes
+    return _taken_bytes(needs, account, optimizer) <= room_bytes
 
 
 def _text(way: dict[str, Any]) -> str:

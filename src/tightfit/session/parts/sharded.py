@@ -143,7 +143,7 @@ class _Metered:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._meter = meter_for(account.device)
-        lasting = account.lasting_bytes(expected=False) + library_bytes(account.device)
+        lasting = account.lasting_bytes() + library_bytes(account.device)
         self._base_bytes = lasting - self._meter.live_bytes()
 
     def resident_bytes(self) -> int:
@@ -237,7 +237,7 @@ def _refuse_options(options: Options) -> None:
         "a shared Budget": options.shared is not None,
         "plan=": options.plan is not None,
         "compile=": options.compile,
-        "in_flight=": options.in_flight != 1,
+        "in_flight=": options.in_flight not in (None, 1),
     }
     refused = [name for name, is_wanted in wanted.items() if is_wanted]
     if refused:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tightfit.errors import InfeasibleBudget
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.minimum import minimum_budget
@@ -12,9 +14,25 @@ from tightfit.session.options import Options
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["advised"]
+__all__ = ["Beside", "advised"]
 
 _QUICKLY = Limits(seconds=2.0)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Other calls of a callable that are open at the same time as one.
+
+    Parameters
+    ----------
+    waiting : int
+        How many before it await their backward.
+    least_bytes : int
+        What those to come keep, at least.
+    """
+
+    waiting: int
+    least_bytes: int
 
 
 def advised(
@@ -23,7 +41,7 @@ def advised(
     around: Surroundings,
     account: Account,
     options: Options,
-    beside_bytes: int,
+    beside: Beside,
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
@@ -42,8 +60,8 @@ def advised(
         What its callable holds.
     options : Options
         The user's.
-    beside_bytes : int
-        What calls to come that are open at the same time keep, at least.
+    beside : Beside
+        Its other calls that are open at the same time.
     """
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
     new_bytes = account.new_gradient_bytes()
@@ -61,18 +79,27 @@ def advised(
     stepping = graph.constant_bytes + account.optimizers.passing_bytes()
     every = {
         "this call": error.minimum_bytes or 0,
-        "calls that add to gradients": adding + beside_bytes,
+        "calls that add to gradients": adding + beside.least_bytes,
         "the optimizer's step": stepping,
     }
     most = max(every, key=every.__getitem__)
     needed = every[most] + options.reserve_bytes
-    if needed == error.minimum_bytes:
-        return error
-    verb = "needs" if most == "the optimizer's step" else "need"
-    why = "" if most == "this call" else f": {most} {verb} more than this one"
+    text = str(error)
+    if needed != error.minimum_bytes:
+        verb = "needs" if most == "the optimizer's step" else "need"
+        why = "" if most == "this call" else f": {most} {verb} more than this one"
+        text += (
+            f"\n  later     a budget of {needed} bytes ({format_bytes(needed)}) is enough for "
+            f"all steps to come{why}"
+        )
+    if beside.waiting:
+        text += (
+            f"\n  waiting   {beside.waiting} of its calls before this one await their backward, "
+            "and what that needs is kept; if none is to come: torch.no_grad(), or let go of the "
+            "outputs (del loss)"
+        )
     return InfeasibleBudget(
-        f"{error}\n  later     a budget of {needed} bytes ({format_bytes(needed)}) is enough for "
-        f"all steps to come{why}",
+        text,
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
         proven=error.proven,

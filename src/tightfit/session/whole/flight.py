@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
 
 from tightfit.plan.plan import Gradients
+from tightfit.planners.registry import DEFAULT
+from tightfit.progress import announce
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Needs, Share, divided
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
-from tightfit.session.whole.planning import quick_needs
+from tightfit.session.whole.advice import Beside
+from tightfit.session.whole.planning import most_needs, quick_needs
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["Flight"]
+
+_REMEMBERED = 8
 
 
 class Flight:
@@ -23,60 +30,146 @@ class Flight:
     that what is left beside all that is kept suffices for the largest working set
     (`memory.budget.divided`); what a call may keep then stays the same until none is open.
 
+    How many calls there will be is what the user has said, or what was seen before. The very
+    first call leaves room for a second one, where that can be.
+
     Parameters
     ----------
+    name : str
+        Of the callable, for messages.
     account : Account
-        What the callable holds.
+        What it holds.
+
+    Attributes
+    ----------
+    calls : int
+        How many calls the budget is divided for.
     """
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, name: str, account: Account) -> None:
+        self.calls = 1
+        self._name = name
         self._account = account
-        self._kept_bytes = 0
+        self._open_calls = 0
+        self._most_open = 1
+        self._kept_bytes: int | None = None  # by each call, where it was divided
+        self._beside: Hashable = None
+        self._seen: dict[Hashable, deque[int]] = {}
+        self._told = 1
         self._needs: weakref.WeakKeyDictionary[Specialisation, dict[Gradients, Needs]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def begin(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Divide what the first of several calls finds free.
+    @property
+    def is_alone(self) -> bool:
+        """Whether no call has been open beside another one since the last one that began alone."""
+        return self._most_open == 1
+
+    def begin(
+        self,
+        one: Specialisation,
+        around: Callable[[], Surroundings],
+        options: Options,
+        open_calls: int,
+        *,
+        looks: bool,
+    ) -> None:
+        """Note that a call begins; divide what it finds free if no other one is open.
 
         Parameters
         ----------
         one : Specialisation
             The step.
-        alone : Surroundings
-            What lies around it, whatever the budget.
-        """
-        needs = self._needs_of(one, alone, options)
-        room_bytes = options.usable_bytes - _lasting_bytes(one, alone)
-        room_bytes -= self._account.new_gradient_bytes() + self._gradients_of_another()
-        share = divided(max(0, room_bytes), [needs] * options.in_flight, needs)
-        self._kept_bytes = share.peak_bytes - share.others_bytes
-
-    def share(
-        self, one: Specialisation, alone: Surroundings, options: Options, open_calls: int
-    ) -> Share:
-        """Return the share of one call: what is left beside what calls to come may keep.
-
-        Parameters
-        ----------
+        around : callable
+            Returns what lies around it, whatever the budget.
+        options : Options
+            The user's.
         open_calls : int
-            Earlier ones that await their backward; what they keep is held, too.
+            Earlier ones that await their backward.
+        looks : bool
+            Whether a first call may leave room for a second one to see whether it comes.
         """
-        to_come = max(0, options.in_flight - open_calls - 1)
-        peak_bytes = options.usable_bytes - to_come * self._kept_bytes
-        peak_bytes -= self._gradients_of_another()
+        self._open_calls = open_calls
+        if open_calls:
+            self._join(open_calls)
+            return
+        self._most_open, self._kept_bytes = 1, None
+        # a callable may be called more often in the company of others than without
+        self._beside = frozenset(map(id, options.shared.open_members() if options.shared else ()))
+        self.calls = self._expected(options)
+        if self.calls > 1:
+            self._divide(one, around(), options)
+        elif looks and not self._seen and _may_look(options):
+            self._leave_room(one, around(), options)
+
+    def end(self) -> None:
+        """Note that no call is open any more."""
+        self._seen.setdefault(self._beside, deque(maxlen=_REMEMBERED)).append(self._most_open)
+
+    def narrowed(
+        self,
+        share: Share,
+        one: Specialisation,
+        around: Callable[[], Surroundings],
+        options: Options,
+    ) -> Share:
+        """Return what of a share is the part of one call, beside what calls to come may keep."""
+        return share if self.calls == 1 else share.within(self._share(one, around(), options))
+
+    def _share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
+        peak_bytes = options.usable_bytes - self._gradients_of_another()
+        if self._kept_bytes is None:
+            return Share(peak_bytes, self._needs_of(one, alone, options).working_bytes)
+        to_come = max(0, self.calls - self._open_calls - 1)
+        peak_bytes -= to_come * self._kept_bytes
         others_bytes = peak_bytes - _lasting_bytes(one, alone) - self._kept_bytes
         return Share(peak_bytes, max(0, others_bytes))
 
-    def least_beside(
-        self, one: Specialisation, around: Surroundings, options: Options, open_calls: int
-    ) -> int:
-        """Return what calls to come take at least beside one, gradients of another included."""
-        if options.in_flight == 1:
-            return 0
-        to_come = max(0, options.in_flight - open_calls - 1)
+    def beside(self, one: Specialisation, around: Surroundings, options: Options) -> Beside:
+        """Return what calls there are beside one; with what they take gradients of another."""
+        if self.calls == 1:
+            return Beside(0, 0)
+        to_come = max(0, self.calls - self._open_calls - 1)
         kept_bytes = self._needs_of(one, around, options).least_kept
-        return to_come * kept_bytes + self._gradients_of_another()
+        return Beside(self._open_calls, to_come * kept_bytes + self._gradients_of_another())
+
+    def _join(self, open_calls: int) -> None:
+        self._most_open = max(self._most_open, open_calls + 1)
+        self.calls = max(self.calls, self._most_open)
+        if self.calls > self._told:
+            self._told = self.calls
+            announce(
+                f"{self._name} is called {self.calls} times before a backward: each call has a "
+                "part of the budget"
+            )
+
+    # -- dividing -----------------------------------------------------------------------------
+
+    def _expected(self, options: Options) -> int:
+        if options.in_flight is not None:
+            return options.in_flight
+        return max(self._seen.get(self._beside, (1,)))
+
+    def _divide(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
+        needs = self._needs_of(one, alone, options)
+        share = divided(self._room_bytes(one, alone, options), [needs] * self.calls, needs)
+        self._kept_bytes = share.peak_bytes - share.others_bytes
+
+    def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
+        """Divide for two calls where both fit, but not where they do without that."""
+        room_bytes = self._room_bytes(one, alone, options)
+        peak_bytes, kept_bytes = most_needs(one, alone, self._account.new_gradient_bytes())
+        if peak_bytes + kept_bytes <= room_bytes:
+            return
+        needs = self._needs_of(one, alone, options)
+        if needs.working_bytes + 2 * needs.least_kept <= room_bytes:
+            self.calls = 2
+            self._divide(one, alone, options)
+
+    def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
+        room_bytes = options.usable_bytes - _lasting_bytes(one, alone)
+        room_bytes -= self._account.new_gradient_bytes() + self._gradients_of_another()
+        return max(0, room_bytes)
 
     def _needs_of(self, one: Specialisation, alone: Surroundings, options: Options) -> Needs:
         known = self._needs.setdefault(one, {})
@@ -88,6 +181,12 @@ class Flight:
     def _gradients_of_another(self) -> int:
         """Return what another call's gradients take while autograd has yet to add them up."""
         return self._account.new_gradient_bytes() + self._account.gradient_bytes()
+
+
+def _may_look(options: Options) -> bool:
+    """Whether a first plan may be another one than the next: not where it was asked for."""
+    searched = options.planner == DEFAULT and options.plan is None and options.ranks is None
+    return searched and options.in_flight is None and not options.compile
 
 
 def _lasting_bytes(one: Specialisation, alone: Surroundings) -> int:

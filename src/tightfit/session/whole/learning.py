@@ -44,7 +44,13 @@ class Watch:
         self._told_outside: set[int] = set()
 
     def begin(
-        self, one: Specialisation, options: Options, last: Planned | None, inputs: Sequence[Any]
+        self,
+        one: Specialisation,
+        options: Options,
+        last: Planned | None,
+        inputs: Sequence[Any],
+        *,
+        alone: bool,
     ) -> None:
         """Begin to measure a step; learn from the one before.
 
@@ -56,6 +62,8 @@ class Watch:
             The plan of the step before.
         inputs : sequence
             The tensors that it reads.
+        alone : bool
+            Whether no other call of the callee awaited its backward during the step before.
         """
         account, graph = self._account, one.captured.graph
         budget_bytes = options.usable_bytes
@@ -70,7 +78,7 @@ class Watch:
 
         self.guard.before_forward(constant_bytes, budget_bytes, options.shared)
         if self.guard.steps and last is not None:
-            self._learn(one, options, last, self.guard)
+            self._learn(one, options, last, self.guard, alone)
 
     def after_forward(self) -> None:
         """Note that the planned forward has ended."""
@@ -102,9 +110,11 @@ class Watch:
         """Forget what steps have held."""
         self.guard = None
 
-    def _learn(self, one: Specialisation, options: Options, last: Planned, guard: Guard) -> None:
+    def _learn(
+        self, one: Specialisation, options: Options, last: Planned, guard: Guard, alone: bool
+    ) -> None:
         shared = options.shared
-        alone = (shared is None or len(shared.members()) <= 1) and options.in_flight == 1
+        alone = alone and (shared is None or len(shared.members()) <= 1)
         if not self._told:
             self._told = True
             self._tell(last, guard, options)

@@ -16,7 +16,7 @@ from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.assemble import assemble, handing_over_singly, keep_everything
-from tightfit.plan.plan import Outcome, Plan
+from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.background import Search
@@ -33,7 +33,7 @@ from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
-__all__ = ["planned_for", "quick_needs", "smallest_budget"]
+__all__ = ["most_needs", "planned_for", "quick_needs", "smallest_budget"]
 
 _QUICKLY = Limits(seconds=1.0)
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
@@ -282,6 +282,14 @@ def quick_needs(
     return least, _needs_of(around.around(one.captured), least.plan, new_gradient_bytes)
 
 
+def most_needs(
+    one: Specialisation, around: Surroundings, new_gradient_bytes: int
+) -> tuple[int, int]:
+    """Return the peak of the plan that keeps everything and what it keeps, as `Needs` has them."""
+    graph = around.around(one.captured)
+    return _most(graph, around.gradients, new_gradient_bytes)
+
+
 def _needs_of(graph: Graph, least: Plan, new_gradient_bytes: int) -> Needs:
     """Return what plans of a step can do with, for a budget that is to be shared.
 
@@ -294,22 +302,20 @@ def _needs_of(graph: Graph, least: Plan, new_gradient_bytes: int) -> Needs:
     new_gradient_bytes : int
         Of gradients that the step makes.
     """
+    least_peak, least_kept = _peak_and_kept(graph, least, new_gradient_bytes)
+    most_peak, most_kept = _most(graph, least.gradients, new_gradient_bytes)
+    return Needs(least_peak, least_kept, most_peak, most_kept)
+
+
+def _most(graph: Graph, gradients: Gradients, new_gradient_bytes: int) -> tuple[int, int]:
     everything = assemble(
-        graph, keep_everything(graph), budget_bytes=sys.maxsize, gradients=least.gradients
+        graph, keep_everything(graph), budget_bytes=sys.maxsize, gradients=gradients
     )
-    lasting = graph.constant_bytes - graph.constants_bytes["inputs"]
-    (least_peak, least_kept), (most_peak, most_kept) = (
-        _peak_and_kept(graph, plan) for plan in (least, everything)
-    )
-    return Needs(
-        least_peak=least_peak - lasting - new_gradient_bytes,
-        least_kept=least_kept - lasting,
-        most_peak=most_peak - lasting - new_gradient_bytes,
-        most_kept=most_kept - lasting,
-    )
+    return _peak_and_kept(graph, everything, new_gradient_bytes)
 
 
-def _peak_and_kept(graph: Graph, plan: Plan) -> tuple[int, int]:
+def _peak_and_kept(graph: Graph, plan: Plan, new_gradient_bytes: int) -> tuple[int, int]:
     """Return the peak of a plan and what is alive between forward and backward."""
     result = simulate(graph, plan)
-    return result.peak_bytes, result.crossing_bytes
+    lasting = graph.constant_bytes - graph.constants_bytes["inputs"]
+    return result.peak_bytes - lasting - new_gradient_bytes, result.crossing_bytes - lasting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
@@ -78,7 +79,7 @@ class WholeSteps:
         self.account = account
         self.captures = Captures(callee)
         self.watch = Watch(callee.name, account)
-        self._flight = Flight(account)
+        self._flight = Flight(callee.name, account)
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._addresses = addresses
@@ -120,7 +121,7 @@ class WholeSteps:
     def prepare(self, given: Arguments) -> None:
         """Capture, price and plan for the given inputs without running anything."""
         one = self._specialisation(given)
-        inputs = self._inputs(one, given)
+        inputs = self.captures.inputs(one, given)
         self.last = self._planned(one, inputs, waits=True)
 
     def settle(self) -> None:
@@ -215,7 +216,10 @@ class WholeSteps:
 
     def _begin(self, one: Specialisation, given: Arguments) -> None:
         """Begin to measure a step of what was captured."""
-        self.watch.begin(one, self.options, self.last, self._inputs(one, given))
+        alone = not self.waiting and self._flight.is_alone
+        self.watch.begin(
+            one, self.options, self.last, self.captures.inputs(one, given), alone=alone
+        )
 
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
@@ -267,12 +271,12 @@ class WholeSteps:
     def _captured_anew(self, unfit: Specialisation, given: Arguments) -> Specialisation:
         """Capture a call again, and plan it."""
         one = self._capture(unfit.key, self.captures.traced_call(unfit.key, given), waits=True)
-        self._planned(one, self._inputs(one, given))
+        self._planned(one, self.captures.inputs(one, given))
         return one
 
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
-        inputs = self._inputs(one, given)
+        inputs = self.captures.inputs(one, given)
         planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
         self._addresses.begin_step((one.key, planned.number), self)
         run = Run(self._backward_started(one), self._backward_ended)
@@ -282,9 +286,6 @@ class WholeSteps:
             one.tuner.begin_step()
         return planned.runner(inputs, run)
 
-    def _inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
-        return self.captures.inputs(one, given)
-
     # -- planning -----------------------------------------------------------------------------
 
     def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
@@ -293,8 +294,9 @@ class WholeSteps:
         if self.options.shared is not None:
             alone = self._around(one, inputs, Share(0))
             begin_in_company(one, alone, self.account, self.options)
-        elif self.options.in_flight > 1 and not self.waiting:
-            self._flight.begin(one, self._around(one, inputs, Share(0)), self.options)
+        looks = not (waits or one.plans or is_new_in_company(one, self.options))
+        alone = partial(self._around, one, inputs, Share(0))
+        self._flight.begin(one, alone, self.options, len(self.waiting), looks=looks)
         around = self._around(one, inputs)
         known = tuple(one.plans.values())
         if self.options.compile:
@@ -311,8 +313,8 @@ class WholeSteps:
                 least=is_new_in_company(one, self.options),
             )
         except InfeasibleBudget as error:
-            beside_bytes = self._flight.least_beside(one, around, self.options, len(self.waiting))
-            raise advised(error, one, around, self.account, self.options, beside_bytes) from None
+            beside = self._flight.beside(one, around, self.options)
+            raise advised(error, one, around, self.account, self.options, beside) from None
         self._more_bytes = one.held_more(planned, around)
         if self.options.compile and all(planned is not each for each in known):
             self.watch.restart()  # what compiling and trying took belongs to no step
@@ -325,14 +327,16 @@ class WholeSteps:
         account, graph = self.account, one.captured.graph
         standing = account.standing(inputs, self.options.beside(account))
         state_bytes = standing.state_bytes + standing.coming_bytes
-        others_bytes = standing.others_bytes + one.surplus_bytes
-        if share is None and self.options.in_flight > 1 and self.options.shared is None:
-            alone = self._around(one, inputs, Share(0))
-            share = self._flight.share(one, alone, self.options, len(self.waiting))
+        others_bytes = standing.others_bytes + standing.others_coming_bytes + one.surplus_bytes
         if share is None:
             held = standing.gradient_bytes + state_bytes + others_bytes
             held += graph.constant_bytes + root_gradient_bytes(one.captured)
-            share = self.options.share_of(account, graph, held, len(self.waiting))
+            share = self._flight.narrowed(
+                self.options.share_of(account, graph, held),
+                one,
+                partial(self._around, one, inputs, Share(0)),
+                self.options,
+            )
         return Surroundings(
             gradients=_gradients(one.captured, inputs, account.replicas),
             gradient_bytes=standing.gradient_bytes,
@@ -345,10 +349,12 @@ class WholeSteps:
 
     def _alone(self, one: Specialisation, given: Arguments) -> Surroundings:
         """Return what lies around the step, whatever the budget and others that share it."""
-        return self._around(one, self._inputs(one, given), Share(0))
+        return self._around(one, self.captures.inputs(one, given), Share(0))
 
     def _backward_ended(self, run: Run) -> None:
         self.watch.after_backward(run)
+        if not self.waiting:
+            self._flight.end()
         end_in_company(self.account, self.options, is_open=bool(self.waiting))
 
     def _backward_started(self, one: Specialisation) -> Callable[[Run], None]:

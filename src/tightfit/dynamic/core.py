@@ -1,0 +1,187 @@
+"""What a region asks of its runtime, in whichever language that is, and what is alike in both.
+
+Parameters are known and their gradients stay, an optimizer's step ends a training step, and errors
+have the same words.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tightfit.dynamic.contents import tensors_in
+from tightfit.dynamic.learned.guide import Guide
+from tightfit.dynamic.ledger import Learned
+from tightfit.dynamic.room import Room
+from tightfit.errors import BudgetExceeded
+from tightfit.units import format_bytes
+
+__all__ = ["Core"]
+
+
+class Core(ABC):
+    """Sees every operator from its beginning to its end, and keeps to the room there is.
+
+    Parameters
+    ----------
+    room : Room
+        The limit.
+    """
+
+    name: str
+    """How reports call it."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self._room = room
+        self._learns_by: Guide | None = None
+        self._parameters: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    # -- what a runtime does -----------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self) -> None:
+        """See the operators of this thread from now on."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """See no more of them."""
+
+    @abstractmethod
+    def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """These are there already."""
+
+    @property
+    @abstractmethod
+    def room_maker(self) -> Callable[[int], bool] | int:
+        """What the allocator calls for room: a function, or the address of one in C."""
+
+    @abstractmethod
+    def make_room(self, lacking_bytes: int) -> bool:
+        """Evict; return whether anything was freed."""
+
+    @abstractmethod
+    def need(self, tensor: torch.Tensor, for_good: bool) -> None:
+        """Bring a tensor back that is read beside the dispatcher; it may have to stay there."""
+
+    @abstractmethod
+    def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
+        """A storage is given another size: what was computed from it must not need it any more."""
+
+    @abstractmethod
+    def expect_writes(self, size_bytes: int) -> None:
+        """So much is about to be overwritten by an optimizer; 0: no longer."""
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """A training step is over."""
+
+    @abstractmethod
+    def settle_all(self) -> int:
+        """Bring back everything the program holds, to leave; return the bytes that do not fit."""
+
+    @abstractmethod
+    def let_go_of_failed(self) -> None:
+        """Free what autograd holds of a backward in which an operator has failed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Forget everything."""
+
+    @abstractmethod
+    def update_ledger(self) -> None:
+        """Let the ledger know what has happened so far."""
+
+    @abstractmethod
+    def weights(self) -> tuple[int, int]:
+        """Return the resident bytes that stay for ever, and those that could be evicted."""
+
+    @property
+    @abstractmethod
+    def refused(self) -> str:
+        """The operator that could not run again, if that was why something failed."""
+
+    # -- steps that repeat: a runtime may learn from them ------------------------------------------
+
+    def learn_by(self, guide: Guide) -> Guide:
+        """Learn from steps by a guide."""
+        self._learns_by = guide
+        return guide
+
+    @property
+    def learned(self) -> Learned:
+        """What became of the steps so far."""
+        return Learned() if self._learns_by is None else self._learns_by.learned
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until no plan is being sought."""
+        if self._learns_by is not None:
+            self._learns_by.wait(seconds)
+
+    def stop_learning(self) -> None:
+        """No step follows."""
+        if self._learns_by is not None:
+            self._learns_by.close()
+
+    # -- parameters and steps ----------------------------------------------------------------------
+
+    def watches(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter is known."""
+        known = self._parameters.get(id(parameter))
+        return known is not None and known[0]() is parameter
+
+    def watch(self, parameter: torch.Tensor) -> None:
+        """Let the gradients of a parameter stay as soon as they are accumulated."""
+        hook = None
+        if parameter.requires_grad and parameter.is_leaf:
+            hook = parameter.register_post_accumulate_grad_hook(self.settle_gradient)
+        self._parameters[id(parameter)] = weakref.ref(parameter), hook
+
+    def watch_no_more(self) -> None:
+        """Take the hooks off parameters."""
+        for _, hook in self._parameters.values():
+            if hook is not None:
+                hook.remove()
+        self._parameters.clear()
+
+    def settle_gradient(self, parameter: torch.Tensor) -> None:
+        """A gradient is accumulated: it stays, and what it was computed from may go."""
+        if parameter.grad is not None:
+            self.need(parameter.grad, for_good=True)
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Gradients stay, however they came about; all parameters are about to change."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter in parameters:
+            self.settle_gradient(parameter)
+        self.expect_writes(sum(p.numel() * p.element_size() for p in parameters))
+
+    def after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """The optimizer's state stays; the step is over."""
+        self.expect_writes(0)
+        for state in optimizer.state.values():
+            for tensor in tensors_in([*state.values()]):
+                self.need(tensor, for_good=True)
+        self.end_step()
+
+    def exceeded(self, name: str) -> BudgetExceeded:
+        """Return the error of an operator that cannot fit."""
+        room = self._room
+        asked_bytes, held_bytes = room.asked_bytes, room.held_bytes
+        again = self.refused
+        what = f"{name} (for which {again} runs again)" if again else name
+        kept_bytes, needed_bytes = self.weights()
+        return BudgetExceeded(
+            f"{what} needs {format_bytes(asked_bytes)} more, but {format_bytes(held_bytes)} of the "
+            f"budget of {format_bytes(room.limit_bytes)} are held and nothing more can be evicted: "
+            f"{format_bytes(kept_bytes)} are parameters, inputs, gradients and other tensors that "
+            f"cannot be computed again; {format_bytes(needed_bytes)} are read by the operator and "
+            "those that wait for it, or are too small to evict. Raise the budget or make the batch "
+            "smaller; parameters and the optimizer's state are as they were",
+            budget_bytes=room.limit_bytes,
+            measured_bytes=held_bytes + asked_bytes,
+        )

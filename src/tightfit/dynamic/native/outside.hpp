@@ -1,0 +1,30 @@
+// What the core asks of Python. It may be asked under the region's lock, for which nobody waits who
+// holds Python's lock.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "operator.hpp"
+
+namespace tightfit::online {
+
+using Lock = std::unique_lock<std::recursive_mutex>;
+
+struct Outside {
+    std::function<void(Lock&)> wait_for;  // without Python's lock
+    std::function<Operator(const c10::OperatorHandle&)> describe;
+    std::function<bool(const at::Tensor&)> is_parameter;
+    std::function<void(std::int64_t)> less_before;
+    std::function<void()> let_go_of_failed;
+    // These raise.
+    std::function<void(const std::string&)> exceeded;
+    std::function<void(double)> thrashes;
+    std::function<void(const std::string&)> refuse;
+};
+
+}  // namespace tightfit::online

@@ -1,0 +1,202 @@
+"""The compiled core as a region uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tightfit.dynamic.core import Core
+from tightfit.dynamic.ledger import Ledger
+from tightfit.dynamic.native.build import compiled_core
+from tightfit.dynamic.operators import operator_of
+from tightfit.dynamic.room import Room, allocated_bytes
+from tightfit.errors import BadInput
+from tightfit.eviction.policies.policy import Policy
+from tightfit.torch_private.storages import let_go_of_failed_backward
+
+__all__ = ["NativeRuntime"]
+
+
+class NativeRuntime(Core):
+    """Sees operators on a dispatch key below autograd, in C++.
+
+    Parameters
+    ----------
+    room : Room
+        The limit.
+    ledger : Ledger
+        Is told what happened.
+    policy : Policy
+        What is evicted.
+    smallest_bytes : int
+        Smaller storages are never evicted.
+    look_at_all : bool
+        Whether every candidate is scored, or a sample.
+
+    Raises
+    ------
+    CoreUnavailable
+        If the core cannot be compiled here.
+    """
+
+    name = "C++"
+
+    def __init__(
+        self, room: Room, ledger: Ledger, policy: Policy, *, smallest_bytes: int, look_at_all: bool
+    ) -> None:
+        super().__init__(room)
+        self._ledger = ledger
+        self._module = compiled_core()
+        self._core = self._module.Runtime(
+            self,
+            int(policy.cost),
+            policy.by_size,
+            policy.by_staleness,
+            policy.keeps_dead,
+            smallest_bytes,
+            look_at_all,
+            ledger.most_again,
+        )
+
+    # -- what a region asks for --------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See the operators of this thread from now on."""
+        self._core.begin()
+
+    def end(self) -> None:
+        """See no more of them."""
+        self._core.end()
+
+    def know(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """These are there already."""
+        for storage in storages:
+            self._core.know(storage._cdata, allocated_bytes(storage))
+
+    @property
+    def room_maker(self) -> int:
+        """The address of what the allocator calls for room."""
+        return self._module.address_of_make_room()
+
+    def make_room(self, lacking_bytes: int) -> bool:
+        """Evict; return whether anything was freed."""
+        return self._core.make_room(lacking_bytes)
+
+    def need(self, tensor: torch.Tensor, for_good: bool) -> None:
+        """Bring a tensor back that is read beside the dispatcher; it may have to stay there."""
+        self._core.need(tensor, for_good)
+
+    def resize(self, storage: torch.UntypedStorage, run: Callable[[], Any]) -> Any:
+        """A storage is given another size: what was computed from it must not need it any more."""
+        if not self._core.is_known(storage._cdata):
+            return run()
+        self._core.before_resizing(storage._cdata)
+        result = run()
+        self._core.after_resizing(storage._cdata)
+        return result
+
+    def expect_writes(self, size_bytes: int) -> None:
+        """So much is about to be overwritten by an optimizer; 0: no longer."""
+        self._core.expect_writes(size_bytes)
+
+    def end_step(self) -> None:
+        """A training step is over."""
+        self._core.end_step()
+
+    def settle_all(self) -> int:
+        """Bring back everything the program holds, to leave; return the bytes that do not fit."""
+        return self._core.settle_all()
+
+    def let_go_of_failed(self) -> None:
+        """Free what autograd holds of a backward in which an operator has failed."""
+        self._core.let_go_of_failed()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.watch_no_more()
+        self._core.close()
+        del self._core  # it holds this in turn, where Python's collector cannot see it
+
+    def update_ledger(self) -> None:
+        """Let the ledger know what has happened since it was told last."""
+        self._ledger.add(*self._core.take_counts())
+
+    def weights(self) -> tuple[int, int]:
+        """Return the resident bytes that stay for ever, and those that could be evicted."""
+        return self._core.weights()
+
+    @property
+    def refused(self) -> str:
+        """The operator that could not run again, if that was why something failed."""
+        return self._core.refused()
+
+    # -- what the core asks for --------------------------------------------------------------------
+
+    def describe(self, name: str, overload: str) -> tuple[Any, ...]:
+        """Return what is known of an operator, as module.cpp takes it."""
+        space, packet = name.split("::")
+        function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+        operator = operator_of(function)
+        arguments = [argument.name for argument in function._schema.arguments]
+        return (
+            operator.name,
+            operator.is_composite,
+            operator.is_view,
+            operator.makes_blank,
+            operator.draws,
+            operator.repeats,
+            operator.replaces,
+            operator.weight,
+            [argument.position for argument in operator.written],
+            [argument.position for argument in operator.statistics],
+            -1 if operator.training is None else operator.training.position,
+            arguments.index("dtype") if operator.takes_dtype else -1,
+        )
+
+    def is_parameter(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a parameter, which is watched from now on."""
+        if type(tensor) is not torch.nn.Parameter:
+            return False
+        if not self.watches(tensor):
+            self.watch(tensor)
+        return True
+
+    def less_before(self, size_bytes: int) -> None:
+        """Something that was there before the region has ended."""
+        self._room.less_before(size_bytes)
+
+    def let_go_of_failed_backward(self) -> None:
+        """Free the graph of a backward that has raised."""
+        let_go_of_failed_backward()
+
+    def raise_exceeded(self, name: str) -> None:
+        """An operator cannot fit.
+
+        Raises
+        ------
+        BudgetExceeded
+            Always.
+        """
+        raise self.exceeded(name)
+
+    def raise_thrashes(self, times: float) -> None:
+        """Computing again has cost so many times what the step itself costs.
+
+        Raises
+        ------
+        InfeasibleBudget
+            Always.
+        """
+        raise self._ledger.thrashing(times)
+
+    def raise_bad_input(self, text: str) -> None:
+        """Something cannot be computed again.
+
+        Raises
+        ------
+        BadInput
+            Always.
+        """
+        raise BadInput(text)
