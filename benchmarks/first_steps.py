@@ -41,7 +41,7 @@ from benchmarks.training import circumstances
 from benchmarks.training_loops.recurrences import Unrolled
 from tightfit.allocator import measure_peak
 from tightfit.errors import InfeasibleBudget
-from tightfit.session.background import searching
+from tightfit.planners.background import searching
 from tightfit.zoo import make
 
 __all__ = ["MODELS", "RATIO", "document", "row_of"]

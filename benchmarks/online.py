@@ -266,6 +266,12 @@ operators included, and what exists when the region begins. If an operator canno
 before, and a smaller step may follow. If computing again costs more than `most_again` times the
 step itself, `InfeasibleBudget` ends the thrashing.
 
+**Steps that repeat** can follow a plan: `plan_seconds=10` records each step, and where the same
+operators run on the same sizes from one optimizer step to the next, the default planner looks for
+a plan in the background, for so many seconds at most; no step waits for it. The steps after that
+follow it if it costs less than eviction did; one that turns out differently goes on by eviction
+from that operator on, and `report()` says how. The core in Python does this, not the one in C++.
+
 **What is never evicted**: parameters, inputs and what else exists before, gradients once
 accumulated, the optimizer's state, sparse tensors, storages below `smallest`, a tensor whose
 address was handed out (`numpy()`, `data_ptr()`), and one made by `torch.empty` that nobody was

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "costs": {"graph", "torch_private"},
     "capture": {"graph", "plan", "costs", "allocator", "torch_private", "_core"},
     "alternatives": {"graph", "capture"},
-    "dynamic": {"eviction", "allocator", "torch_private"},
+    "dynamic": {"graph", "plan", "planners", "eviction", "allocator", "torch_private"},
     "pricing": {"graph", "costs", "capture", "allocator", "torch_private"},
     "execution": {"graph", "plan", "capture", "allocator", "torch_private"},
 }
@@ -83,7 +83,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "arenas": ("sequence", "arena", "calls"),
     "layout": ("blocks", "io of_plan history validate packers predecessors", "pack", "within"),
     "planners": (
-        "base bounds solvers",
+        "background base bounds solvers",
         "outcomes",
         "engine stages registry orders",
         "checkmate monet intervals heuristics eviction",
@@ -91,7 +91,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "questions",
     ),
     "session": (
-        "callee report refusals processes background bypass outputs",
+        "callee report refusals processes bypass outputs",
         "memory",
         "options",
         "stages addresses",

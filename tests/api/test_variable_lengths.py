@@ -11,8 +11,8 @@ from torch import nn
 import tightfit
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
+from tightfit.planners.background import Search, searching
 from tightfit.session import stages
-from tightfit.session.background import Search, searching
 
 WIDTH = 64
 

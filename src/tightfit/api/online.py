@@ -19,6 +19,7 @@ def online(
     smallest: int | str = "4KiB",
     search: Literal["sample", "all"] = "sample",
     most_again: float = 20.0,
+    plan_seconds: float = 0.0,
     core: Literal["auto", "C++", "Python"] = "auto",
 ) -> Online:
     """Return a region in which plain PyTorch keeps to a budget, whatever the program does.
@@ -35,7 +36,8 @@ def online(
 
     Operators are recorded while they run. When memory is full, the tensors that are cheapest to
     compute again and longest unused lose their memory, and get it back when an operator reads
-    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Results are bitwise those
+    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Steps that repeat may be
+    planned in the background and then follow their plan. Results are bitwise those
     of plain PyTorch. A model that `fit` can plan takes less time with a plan.
 
     Parameters
@@ -52,6 +54,11 @@ def online(
         of their number, at least 64.
     most_again : float
         Stop with an error when computing again has cost so many times what the step itself costs.
+    plan_seconds : float
+        For how long at most a plan is sought, in the background, for steps that repeat: where
+        the same operators run on the same sizes from one optimizer step to the next, the steps
+        after that follow a plan, as long as they do. The core in Python does that, ``"auto"``
+        takes it then. 0: eviction decides all of them.
     core : str
         What sees the operators: ``"C++"`` costs an operator least, and is compiled where it is
         first used, in about a minute; ``"Python"`` needs no compiler; ``"auto"`` takes the former
@@ -73,6 +80,10 @@ def online(
         raise BadInput(f"search= is 'sample' or 'all', not {search!r}")
     if not most_again > 0:
         raise BadInput(f"most_again= must be positive, not {most_again!r}")
+    if not plan_seconds >= 0:
+        raise BadInput(f"plan_seconds= must be 0 or more, not {plan_seconds!r}")
+    if plan_seconds and core == "C++":
+        raise BadInput("core='C++' follows no plans: leave out core= or plan_seconds=")
     if core not in ("auto", "C++", "Python"):
         raise BadInput(f"core= is 'auto', 'C++' or 'Python', not {core!r}")
     return Online(
@@ -81,5 +92,6 @@ def online(
         smallest_bytes=parse_bytes(smallest, what="smallest size"),
         look_at_all=search == "all",
         most_again=most_again,
+        plan_seconds=plan_seconds,
         core=core,
     )

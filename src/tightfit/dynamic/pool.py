@@ -64,6 +64,11 @@ class Pool:
             self._positions[content] = len(self._contents)
             self._contents.append(content)
 
+    @property
+    def smallest_bytes(self) -> int:
+        """Smaller ones are left alone."""
+        return self._smallest_bytes
+
     def is_small(self, content: Content) -> bool:
         return content.size_bytes < self._smallest_bytes
 
@@ -93,7 +98,7 @@ class Pool:
             for _ in range(len(ranked) if self._look_at_all else most):
                 content = self._next(ranked)
                 freed_bytes += content.size_bytes
-                self._evict(content)
+                self.evict(content)
                 if freed_bytes >= lacking_bytes:
                     break
         self._ledger.searched_since(started, scoring_ns)
@@ -141,9 +146,8 @@ class Pool:
         if self._classes is not None and content.maker is not None and content.node is not None:
             self._classes.leave(content.node[1], content.maker.cost)
 
-    # -- the search ------------------------------------------------------------------------------
-
-    def _evict(self, content: Content) -> None:
+    def evict(self, content: Content) -> None:
+        """Take the memory of a content that can be computed again."""
         self.withdraw(content)
         storage = content.memory
         if storage is not None:
@@ -153,6 +157,8 @@ class Pool:
         content.leave()
         self.left(content)
         self._ledger.evicted()
+
+    # -- the search ------------------------------------------------------------------------------
 
     def _ranked(self, candidates: list[Content]) -> list[tuple[float, int, Content]]:
         """Return a heap of candidates by score; those alike in the order they are in."""

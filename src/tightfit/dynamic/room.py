@@ -34,7 +34,7 @@ class Room:
         self.limit_bytes = limit_bytes
         self._tally = CpuTally()
         self._before_bytes = before_bytes
-        self._peak_bytes = 0
+        self._peak_bytes = self._recent_peak_bytes = 0
 
     @property
     def held_bytes(self) -> int:
@@ -72,7 +72,14 @@ class Room:
         """Return the most that counted at once so far."""
         now_bytes = self._before_bytes + self._tally.take_peak_bytes()
         self._peak_bytes = max(self._peak_bytes, now_bytes)
+        self._recent_peak_bytes = max(self._recent_peak_bytes, now_bytes)
         return self._peak_bytes
+
+    def take_recent_peak_bytes(self) -> int:
+        """Return the most that counted at once since this was asked last."""
+        self.peak_bytes()
+        recent_bytes, self._recent_peak_bytes = self._recent_peak_bytes, 0
+        return recent_bytes
 
 
 def storages_alive() -> list[torch.UntypedStorage]:

@@ -17,6 +17,7 @@ import torch
 from tightfit.dynamic.contents import Contents, NotPlain, tensors_in
 from tightfit.dynamic.core import Core
 from tightfit.dynamic.history import Content
+from tightfit.dynamic.learned.guide import Guide
 from tightfit.dynamic.ledger import Ledger
 from tightfit.dynamic.noted import Noted
 from tightfit.dynamic.operators import Operator, operator_of
@@ -44,17 +45,20 @@ class Runtime(Core, private.TorchDispatchMode):
         What may be evicted.
     ledger : Ledger
         The clock.
+    seconds : float
+        For the search of a plan for steps that repeat; 0: none is sought.
     """
 
     name = "Python"
 
-    def __init__(self, room: Room, pool: Pool, ledger: Ledger) -> None:
+    def __init__(self, room: Room, pool: Pool, ledger: Ledger, seconds: float) -> None:
         super().__init__(room)
         self._pool = pool
         self._ledger = ledger
         self._repeater = Repeater(pool, ledger)
         self._contents = Contents(room, pool)
-        self._settled = Settled(self._contents, pool, self._repeater)
+        self._guide = self.learn_by(Guide(room, pool, self._repeater, ledger, seconds))
+        self._settled = Settled(self._contents, pool, self._repeater, self._guide.settles)
         self._lock = threading.RLock()
         self._last_state: torch.Tensor | None = None
         self._has_failed = False
@@ -88,7 +92,7 @@ class Runtime(Core, private.TorchDispatchMode):
             return False
         try:
             self._contents.notice_ends()
-            return self._pool.free(lacking_bytes)
+            return self._guide.free(lacking_bytes, self._pool.free)
         finally:
             self._lock.release()
 
@@ -127,6 +131,7 @@ class Runtime(Core, private.TorchDispatchMode):
             for content in self._contents.computed():
                 if content.is_resident and self._pool.is_small(content):
                     self._settled.settle(content)
+            self._guide.ends_step()
         self._ledger.end_step()
 
     def settle_all(self) -> int:
@@ -155,6 +160,7 @@ class Runtime(Core, private.TorchDispatchMode):
     def close(self) -> None:
         """Forget everything."""
         self.watch_no_more()
+        self._guide.close()
         self._contents.close()
 
     def update_ledger(self) -> None:
@@ -193,6 +199,7 @@ class Runtime(Core, private.TorchDispatchMode):
                 return self._run(func, operator, args, kwargs)
             except Exception as error:
                 self._has_failed = True
+                self._guide.fails()
                 if not is_refusal(error):
                     raise
                 raise self.exceeded(operator.name) from None
@@ -206,9 +213,14 @@ class Runtime(Core, private.TorchDispatchMode):
             noted = Noted(self._contents, operator, args, kwargs, overwritten)
         except NotPlain:
             return self._run_outside(func, operator, args, kwargs)
+        is_guided = self._guide.is_awake
+        if is_guided:
+            self._guide.before(func, noted)
         held = self._repeater.hold(noted.reads, noted.unread)
         try:
             drawn_from = self._generator(args, kwargs) if operator.draws else None
+            if is_guided:
+                self._guide.starts()
             outputs = self._timed(func, args, kwargs)
             self._record(func, operator, noted, outputs, drawn_from)
         finally:
@@ -238,6 +250,8 @@ class Runtime(Core, private.TorchDispatchMode):
             fresh = self._contents.new_among(outputs)
         except NotPlain:  # it may lie in what was given
             self._settled.settle_all(noted.reads)
+            if self._guide.is_awake:
+                self._guide.after()
             return
         changed = [*noted.written, *fresh] if noted.written else fresh
         size_bytes = 0
@@ -248,6 +262,8 @@ class Runtime(Core, private.TorchDispatchMode):
         cost = _FIXED_COST + operator.weight * size_bytes
         self._ledger.ran_first(cost)
         if not changed:
+            if self._guide.is_awake:
+                self._guide.after()
             return
         with_grad = torch.is_grad_enabled()
         call = None
@@ -263,9 +279,13 @@ class Runtime(Core, private.TorchDispatchMode):
         ]
         if call is not None:
             call.made(made)
+        is_guided = self._guide.is_awake
+        before = [*map(self._contents.of_storage, changed)] if is_guided else ()
         put = self._contents.put_first if changed is fresh else self._contents.put
         for storage, content in zip(changed, made, strict=True):
             put(storage, content)
+        if is_guided:
+            self._guide.after(changed, made, before)
 
     def _run_outside(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         """Run an operator on tensors of another kind: what it is given stays."""

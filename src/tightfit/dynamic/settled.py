@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -26,12 +26,21 @@ class Settled:
         What may be evicted.
     repeater : Repeater
         Brings back.
+    told : callable
+        Called with each content that is to stay, before it is brought back.
     """
 
-    def __init__(self, contents: Contents, pool: Pool, repeater: Repeater) -> None:
+    def __init__(
+        self,
+        contents: Contents,
+        pool: Pool,
+        repeater: Repeater,
+        told: Callable[[Content], None],
+    ) -> None:
         self._contents = contents
         self._pool = pool
         self._repeater = repeater
+        self._told = told
         self._copy_bytes = 0
 
     def expect_writes(self, size_bytes: int) -> None:
@@ -42,6 +51,7 @@ class Settled:
         """Bring a content back, to stay: how it was computed is forgotten."""
         if content.maker is None:
             return
+        self._told(content)
         self._repeater.bring_back(content)
         storage = content.memory
         self._pool.withdraw(content)
@@ -70,7 +80,9 @@ class Settled:
             content.move(copy_of(storage))
             for reader in readers:
                 reader.let_go(content)
-            self._contents.put(storage, Content(storage.nbytes(), None))
+            again = self._contents.put(storage, Content(storage.nbytes(), None))
+            if content.counted is not None:
+                again.count_as(*content.counted)
 
 
 def _held_after(content: Content, most_bytes: int) -> list[Content] | None:

@@ -62,12 +62,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         ``"fresh"`` or ``"accumulated"``.
     whole_bytes : int or None
         The user's budget, where others leave the step only this part of it.
+    keeps_order : bool
+        Whether first computations keep the graph's order: a program runs them, not the plan. The
+        default planner asks; planners that have one order keep it anyway.
     """
 
     graph: Graph
     budget_bytes: int
     gradients: Gradients = "fresh"
     whole_bytes: int | None = None
+    keeps_order: bool = False
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

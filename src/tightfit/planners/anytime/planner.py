@@ -80,7 +80,7 @@ def run_anytime(
     started = time.perf_counter()
     easy = fits_without_recomputation(task, limits, started)
     least = None
-    if easy is None and len(task.graph.ops) <= _MOST_ORDERED:
+    if easy is None and not task.keeps_order and len(task.graph.ops) <= _MOST_ORDERED:
         least = order_for(task, limits)
         easy = order_only(task, least, limits, started)
     if easy is not None and (easy.status == "optimal" or not alternatives):
@@ -225,7 +225,7 @@ class _Orders:
         Also if none has a greedy plan: then it may be the only one that fits.
         """
         graph = self.task.graph
-        if len(graph.ops) > _MOST_OPS:
+        if self.task.keeps_order or len(graph.ops) > _MOST_OPS:
             return None
         others = {} if least is None else {least.ops: "least memory"}
         others[frees_early(graph)] = "frees early"

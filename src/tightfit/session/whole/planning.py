@@ -19,12 +19,12 @@ from tightfit.plan.assemble import assemble, handing_over_singly, keep_everythin
 from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
+from tightfit.planners.background import Search
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress, announce
-from tightfit.session.background import Search
 from tightfit.session.memory.budget import Needs
 from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
 from tightfit.session.options import Options

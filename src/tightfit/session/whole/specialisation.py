@@ -17,9 +17,9 @@ from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.planners.background import Search, searching
 from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.progress import Progress
-from tightfit.session.background import Search, searching
 from tightfit.session.memory.surroundings import Surroundings, assumed_outside_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
