@@ -101,7 +101,8 @@ def advised(
         text += (
             f"\n  waiting   {beside.waiting} of its calls before this one await their backward, "
             "and what that needs is kept; if none is to come: torch.no_grad(), or let go of the "
-            "outputs (del loss)"
+            f"outputs (del loss); else in_flight={beside.waiting + 1} has each of them leave room "
+            "for the others"
         )
     return InfeasibleBudget(
         text,

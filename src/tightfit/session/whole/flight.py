@@ -20,6 +20,7 @@ from tightfit.session.whole.specialisation import Specialisation
 __all__ = ["Flight"]
 
 _REMEMBERED = 8
+_MOST_LOOKED_FOR = 4
 
 
 class Flight:
@@ -31,7 +32,7 @@ class Flight:
     (`memory.budget.divided`); what a call may keep then stays the same until none is open.
 
     How many calls there will be is what the user has said, or what was seen before. The very
-    first call leaves room for a second one, where that can be.
+    first call leaves room for a few more, where that can be.
 
     Parameters
     ----------
@@ -93,6 +94,8 @@ class Flight:
         self._open_calls = open_calls
         if open_calls:
             self._join(open_calls)
+            if self._kept_bytes is None and not self._seen and _may_look(options):
+                self._leave_rest(one, around(), options)
             return
         self._most_open, self._kept_bytes = 1, None
         # a callable may be called more often in the company of others than without
@@ -166,16 +169,30 @@ class Flight:
         self._kept_bytes = share.peak_bytes - share.others_bytes
 
     def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
-        """Divide for two calls where both fit, but not where they do without that."""
+        """Divide for a few calls where they fit, but not where two do without that."""
         room_bytes = self._room_bytes(one, alone, options)
         peak_bytes, kept_bytes = most_needs(one, alone, self._account.new_gradient_bytes())
         if peak_bytes + kept_bytes <= room_bytes:
             return
         new_bytes = self._account.new_gradient_bytes()
         _, needs = quick_needs(one, alone, options, new_bytes, roughly=True)
-        if needs.working_bytes + 2 * needs.least_kept <= room_bytes:
-            self.calls, self._looked = 2, one
-            share = divided(room_bytes, [needs] * 2, needs)
+        spare_bytes = room_bytes - needs.working_bytes
+        calls = min(_MOST_LOOKED_FOR, spare_bytes // max(1, needs.least_kept))
+        if calls > 1:
+            self.calls, self._looked = calls, one
+            share = divided(room_bytes, [needs] * calls, needs)
+            self._kept_bytes = share.peak_bytes - share.others_bytes
+
+    def _leave_rest(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
+        """Divide what is left beside calls that left room for nothing, for there may be more."""
+        room_bytes = self._room_bytes(one, alone, options)
+        needs = self._needs_of(one, alone, options)
+        spare_bytes = room_bytes - needs.working_bytes
+        most = max(1, _MOST_LOOKED_FOR - self._open_calls)
+        calls = min(most, spare_bytes // max(1, needs.least_kept))
+        if calls > 0:
+            self.calls = self._open_calls + calls
+            share = divided(room_bytes, [needs] * calls, needs)
             self._kept_bytes = share.peak_bytes - share.others_bytes
 
     def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
