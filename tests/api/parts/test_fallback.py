@@ -232,7 +232,7 @@ def test_a_budget_below_the_least_names_the_block(range_bytes) -> None:
     model = Model()
     tightfit.fit(
         model,
-        least // 2,
+        3 * least // 5,  # a forward by itself fits
         optimizer=optimizer_of(model),
         costs="unit",
         cache=False,

@@ -23,7 +23,7 @@ from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by
 from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.orders.frees_early import frees_early
 from tightfit.planners.orders.least_peak import LeastPeak
-from tightfit.planners.orders.only import order_for, order_only
+from tightfit.planners.orders.only import MOST_ORDERED, order_for, order_only
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
@@ -32,7 +32,6 @@ __all__ = ["AnytimeResult", "FirstPlan", "plan_anytime", "run_anytime"]
 
 _TRACED = "traced"
 _MOST_OPS = 3000  # of graphs for which other orders are searched
-_MOST_ORDERED = 10_000  # of graphs for which it is tried whether another order fits
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
 _SEEDS = 3  # schedules handed on
 _FIRST_SHARE = 0.6  # of the time for the more promising order
@@ -80,7 +79,7 @@ def run_anytime(
     started = time.perf_counter()
     easy = fits_without_recomputation(task, limits, started)
     least = None
-    if easy is None and not task.keeps_order and len(task.graph.ops) <= _MOST_ORDERED:
+    if easy is None and not task.keeps_order and len(task.graph.ops) <= MOST_ORDERED:
         least = order_for(task, limits)
         easy = order_only(task, least, limits, started)
     if easy is not None and (easy.status == "optimal" or not alternatives):

@@ -18,6 +18,8 @@ from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
 from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
+from tightfit.planners.orders.only import MOST_ORDERED, order_for
+from tightfit.planners.orders.reorder import reorder
 from tightfit.planners.outcomes import finish
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
@@ -113,13 +115,22 @@ class _Search:
         return self.limits.seconds - (time.perf_counter() - self.started)
 
     def find_limit(self, progress: Progress) -> None:
-        """Raise the proven limit."""
+        """Raise the proven limit, for the orders of first computations that are known."""
+        task, seconds = self.task(self.eager), _LIMIT_SHARE * self.limits.seconds / 2
         self.limit, self.limit_op, self.settled = lower_limit(
-            self.task(self.eager),
-            self.problem,
-            seconds=_LIMIT_SHARE * self.limits.seconds,
-            progress=progress,
+            task, self.problem, seconds=seconds, progress=progress
         )
+        if len(self.graph.ops) > MOST_ORDERED:
+            return
+        least = order_for(self.task(self.limit - 1), self.limits)
+        if least.ops == tuple(op.id for op in self.graph.ops):
+            return
+        other = msgspec.structs.replace(task, graph=reorder(self.graph, least.ops))
+        limit, _, settled = lower_limit(
+            other, build_problem(other), seconds=seconds, progress=progress
+        )
+        if limit < self.limit:
+            self.limit, self.limit_op, self.settled = limit, None, settled
 
     def descend_by_bisection(self, progress: Progress) -> None:
         """Halve the bracket, in passes with more and more search per budget."""
