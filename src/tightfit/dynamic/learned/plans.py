@@ -72,7 +72,7 @@ class KnownStep:
         if self._search is None or not self._search.is_done:
             return
         outcome, self._search = self._search.result(), None
-        if outcome is None or outcome.plan is None:
+        if outcome is None or outcome.plan is None or self._found is None:
             return
         if outcome.overhead * self._own_s >= _WORTHWHILE * self._eviction_s:
             return
@@ -104,10 +104,10 @@ class KnownStep:
         trace, budget_bytes, seconds = self.trace, self._budget_bytes, self._seconds
 
         def plan(progress: Progress) -> Outcome:
-            try:
-                outcome, self._found = _planned(trace, budget_bytes, seconds, False, progress)
-            except KeepsOverwritten:
-                outcome, self._found = _planned(trace, budget_bytes, seconds, True, progress)
+            for in_place in (False, True):
+                outcome, self._found = _planned(trace, budget_bytes, seconds, in_place, progress)
+                if outcome.plan is None or self._found is not None:
+                    break
             return outcome
 
         self._search = Search(plan)
@@ -116,13 +116,20 @@ class KnownStep:
 def _planned(
     trace: Trace, budget_bytes: int, seconds: float, in_place: bool, progress: Progress
 ) -> tuple[Outcome, Script | None]:
-    """Return the default planner's outcome, whose plan is verified, and what to do by it."""
+    """Return the default planner's outcome, whose plan is verified, and what to do by it.
+
+    There is nothing to do by a plan that keeps what the program writes over.
+    """
     recorded = graph_of(trace, in_place=in_place)
     task = Task(graph=recorded.graph, budget_bytes=budget_bytes, keeps_order=True)
     limits = Limits(seconds=seconds / 2, gap=_CLOSE, workers=1)
     outcome = plan_with(DEFAULT, task, limits, progress)
-    plan = outcome.plan
-    return outcome, None if plan is None else script_of(trace, recorded, plan)
+    if outcome.plan is None:
+        return outcome, None
+    try:
+        return outcome, script_of(trace, recorded, outcome.plan)
+    except KeepsOverwritten:
+        return outcome, None
 
 
 class KnownSteps:
