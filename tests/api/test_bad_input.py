@@ -87,6 +87,7 @@ def test_a_failed_step_leaves_the_model_as_it_was(options, inputs, error, messag
         (lambda m: tightfit.fit(m, "1MiB", planner="oracle"), "oracle"),
         (lambda m: tightfit.fit(m, "1MiB", on_exceed="pray"), "on_exceed must be"),
         (lambda m: tightfit.fit(m, "1MiB", in_flight=0), "in_flight must be"),
+        (lambda m: tightfit.fit(m, "1MiB", in_flight=True), "in_flight must be"),
         (lambda m: tightfit.fit(m, "1MiB", limits=3), r"limits must be \(seconds, gap\)"),
         (lambda m: tightfit.fit(m, "1MiB", limits=(-1, 0)), r"limits must be \(seconds, gap\)"),
         (lambda m: tightfit.fit(m, "1MiB", optimizer="sgd"), "must be a torch optimizer, got str"),

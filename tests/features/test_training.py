@@ -13,12 +13,12 @@ from support.training import WAYS, Net, batches
 from tightfit.execution.attach import attached
 
 SHARE = 0.9
+"""Of the peak that keeping everything needs: something must be computed again."""
 MORE_BYTES = {
     "a closure called several times a step (LBFGS)": 8192,
     "several forwards before a backward": 45056,
 }
 """LBFGS holds flat directions and gradients; every call that is open keeps something."""
-"""Of the peak that keeping everything needs: something must be computed again."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -71,10 +71,11 @@ def way(name: str):
     return add
 
 
-def steps(model, optimizer, count: int = 3) -> list[torch.Tensor]:
+def steps(model, optimizer, count: int = 3, loss_of=None) -> list[torch.Tensor]:
+    loss_of = loss_of or (lambda x, y: F.cross_entropy(model(x), y))
     losses = []
     for x, y in batches(count):
-        loss = F.cross_entropy(model(x), y)
+        loss = loss_of(x, y)
         loss.backward()
         losses.append(loss.detach().clone())
         del loss
@@ -103,15 +104,11 @@ def accumulation(model, fit):
 def several(model, fit):
     optimizer = sgd(model)
     fit(model, optimizer)
-    losses = []
-    for x, y in batches():
-        loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(x.flip(3)), y)
-        loss.backward()
-        losses.append(loss.detach().clone())
-        del loss
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
+
+    def loss_of(x, y):
+        return F.cross_entropy(model(x), y) + F.cross_entropy(model(x.flip(3)), y)
+
+    return steps(model, optimizer, loss_of=loss_of)
 
 
 @way("autocast with GradScaler")

@@ -182,9 +182,8 @@ class Fitted:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = Arguments.of(args, kwargs)
-        if tools.is_exported():
-            return self.callee.function(*args, **kwargs)
-        if not self.callee.trains(given):
+        if not self.callee.trains(given) or tools.is_exported():
+            self._addresses.end_step()
             return self._run_without_backward(args, kwargs)
         refuse_transforms(self.name)
         refuse_saving_hooks(self.name)
@@ -205,7 +204,8 @@ class Fitted:
             return self._run_on_route(given)
 
     def _run_without_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._addresses.end_step()
+        if tools.is_exported():
+            return self.callee.function(*args, **kwargs)
         limits = self.options.enforced_bytes, self.options.beside(self.account)
         open_calls = self.options.shared.open_members() if self.options.shared else self.waiting
         with self._limit.briefly(*limits, goes_on=bool(open_calls)):

@@ -182,7 +182,8 @@ def make_options(
     chosen = _exactness(exactness, bool(compile))
     if on_exceed not in ("raise", "warn"):
         raise BadInput(f"on_exceed must be 'raise' or 'warn', got {on_exceed!r}")
-    if in_flight is not None and (not isinstance(in_flight, int) or in_flight < 1):
+    is_number = isinstance(in_flight, int) and not isinstance(in_flight, bool)
+    if in_flight is not None and (not is_number or in_flight < 1):
         raise BadInput(f"in_flight must be an int of at least 1, got {in_flight!r}")
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")

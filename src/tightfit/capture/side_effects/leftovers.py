@@ -108,12 +108,17 @@ def _is_users_object(holder: Any) -> bool:
 def _holds_traced(wrapper: Any) -> bool:
     """Whether a cached result is a tensor of a trace, or a container or an object with one."""
     found = gc.get_referents(wrapper)  # of a cache with a largest size the results themselves
-    if any(issubclass(type(x), torch.Tensor) and private.is_traced(x) for x in found):
+    if any(map(_is_traced, found)):
         return True
     waiting: Iterable[Any] = [x for x in found if type(x) in (dict, tuple, list)]
     for _ in range(3):
         found = [x for each in waiting for x in gc.get_referents(each)]
-        if any(issubclass(type(x), torch.Tensor) and private.is_traced(x) for x in found):
+        if any(map(_is_traced, found)):
             return True
         waiting = [x for x in found if not isinstance(x, type | str | int | float)]
     return False
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether it is a tensor of a trace; its class is asked, for some answer `isinstance` aloud."""
+    return issubclass(type(value), torch.Tensor) and private.is_traced(value)

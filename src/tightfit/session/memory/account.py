@@ -110,25 +110,24 @@ class Account:
         """Return the bytes of the optimizers' state that is there now."""
         return resident_tensor_bytes(self._states(), self.granularity_bytes)
 
-    def coming_state_bytes(self) -> int:
-        """Return the bytes of the optimizers' state that will be there and is not yet."""
-        return self.optimizers.coming_bytes(self.device.type)
-
-    def lasting_bytes(self) -> int:
-        """Return what is held between steps: of an optimizer the state of the own parameters."""
-        return resident_tensor_bytes(self._own(), self.granularity_bytes)
-
-    def expected_bytes(self, counted: Iterable[Any] = ()) -> int:
-        """Return the gradients and the optimizers' state that do not exist yet but will.
+    def coming_state_bytes(self, counted: Iterable[Any] = ()) -> int:
+        """Return the bytes of the optimizers' state that will be there and is not yet.
 
         Parameters
         ----------
         counted : iterable of torch.optim.Optimizer
             Those whose state is counted elsewhere.
         """
+        return self.optimizers.coming_bytes(self.device.type, counted)
+
+    def lasting_bytes(self) -> int:
+        """Return what is held between steps: of an optimizer the state of the own parameters."""
+        return resident_tensor_bytes(self._own(), self.granularity_bytes)
+
+    def expected_bytes(self, counted: Iterable[Any] = ()) -> int:
+        """Return the gradients and the optimizers' state that do not exist yet but will."""
         self.optimizers.look()
-        coming_bytes = self.optimizers.coming_bytes(self.device.type, counted)
-        return self.new_gradient_bytes() + coming_bytes
+        return self.new_gradient_bytes() + self.coming_state_bytes(counted)
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
@@ -163,17 +162,14 @@ class Account:
         self._count_before()
         gradient_bytes = self.held_gradient_bytes()
         state_bytes, coming_bytes = self.existing_state_bytes(), self.coming_state_bytes()
-        others_bytes = 0
+        others_bytes = others_coming_bytes = 0
         if self._tally is not None and self.replicas is None:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
             others_bytes += sum(map(self._before_bytes, beside)) - self._left_to_others(beside)
+            others_coming_bytes = expected_bytes_of(beside, self.optimizers)
         return Standing(
-            gradient_bytes,
-            state_bytes,
-            coming_bytes,
-            max(0, others_bytes),
-            expected_bytes_of(beside, self.optimizers),
+            gradient_bytes, state_bytes, coming_bytes, max(0, others_bytes), others_coming_bytes
         )
 
     def _left_to_others(self, beside: Sequence[Account]) -> int:

@@ -89,7 +89,17 @@ def advised(
     }
     most = max(every, key=every.__getitem__)
     needed = every[most] + options.reserve_bytes
-    text = str(error)
+    return InfeasibleBudget(
+        str(error) + _in_words(error, needed, most, beside),
+        budget_bytes=error.budget_bytes,
+        minimum_bytes=needed,
+        proven=error.proven,
+    )
+
+
+def _in_words(error: InfeasibleBudget, needed: int, most: str, beside: Beside) -> str:
+    """Return what the advice adds to the text of an error."""
+    text = ""
     if needed != error.minimum_bytes:
         verb = "needs" if most == "the optimizer's step" else "need"
         why = "" if most == "this call" else f": {most} {verb} more than this one"
@@ -104,12 +114,7 @@ def advised(
             f"outputs (del loss); else in_flight={beside.waiting + 1} has each of them leave room "
             "for the others"
         )
-    return InfeasibleBudget(
-        text,
-        budget_bytes=error.budget_bytes,
-        minimum_bytes=needed,
-        proven=error.proven,
-    )
+    return text
 
 
 def _with_more_room(

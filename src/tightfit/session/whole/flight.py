@@ -165,35 +165,31 @@ class Flight:
 
     def _divide(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         needs = self._needs_of(one, alone, options)
-        share = divided(self._room_bytes(one, alone, options), [needs] * self.calls, needs)
-        self._kept_bytes = share.peak_bytes - share.others_bytes
+        room_bytes = self._room_bytes(one, alone, options)
+        self._kept_bytes = _kept_by_each(room_bytes, self.calls, needs)
 
     def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         """Divide for a few calls where they fit, but not where two do without that."""
         room_bytes = self._room_bytes(one, alone, options)
-        peak_bytes, kept_bytes = most_needs(one, alone, self._account.new_gradient_bytes())
+        new_bytes = self._account.new_gradient_bytes()
+        peak_bytes, kept_bytes = most_needs(one, alone, new_bytes)
         if peak_bytes + kept_bytes <= room_bytes:
             return
-        new_bytes = self._account.new_gradient_bytes()
         _, needs = quick_needs(one, alone, options, new_bytes, roughly=True)
-        spare_bytes = room_bytes - needs.working_bytes
-        calls = min(_MOST_LOOKED_FOR, spare_bytes // max(1, needs.least_kept))
+        calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, needs))
         if calls > 1:
             self.calls, self._looked = calls, one
-            share = divided(room_bytes, [needs] * calls, needs)
-            self._kept_bytes = share.peak_bytes - share.others_bytes
+            self._kept_bytes = _kept_by_each(room_bytes, calls, needs)
 
     def _leave_rest(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         """Divide what is left beside calls that left room for nothing, for there may be more."""
         room_bytes = self._room_bytes(one, alone, options)
         needs = self._needs_of(one, alone, options)
-        spare_bytes = room_bytes - needs.working_bytes
         most = max(1, _MOST_LOOKED_FOR - self._open_calls)
-        calls = min(most, spare_bytes // max(1, needs.least_kept))
+        calls = min(most, _most_that_fit(room_bytes, needs))
         if calls > 0:
             self.calls = self._open_calls + calls
-            share = divided(room_bytes, [needs] * calls, needs)
-            self._kept_bytes = share.peak_bytes - share.others_bytes
+            self._kept_bytes = _kept_by_each(room_bytes, calls, needs)
 
     def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
         room_bytes = options.usable_bytes - _lasting_bytes(one, alone)
@@ -210,6 +206,16 @@ class Flight:
     def _gradients_of_another(self) -> int:
         """Return what another call's gradients take while autograd has yet to add them up."""
         return self._account.new_gradient_bytes() + self._account.gradient_bytes()
+
+
+def _kept_by_each(room_bytes: int, calls: int, needs: Needs) -> int:
+    share = divided(room_bytes, [needs] * calls, needs)
+    return share.peak_bytes - share.others_bytes
+
+
+def _most_that_fit(room_bytes: int, needs: Needs) -> int:
+    """Return how many calls fit if each keeps as little as it can."""
+    return (room_bytes - needs.working_bytes) // max(1, needs.least_kept)
 
 
 def _may_look(options: Options) -> bool:
