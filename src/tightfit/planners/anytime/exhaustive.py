@@ -8,11 +8,11 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.problem import CROSSING, EngineProblem
 from tightfit.planners.outcomes import finish, no_plan
 
-__all__ = ["solve_small"]
+__all__ = ["EXHAUSTIVE", "solve_small"]
 
 _MOST_VALUES = 22
 _MOST_STATES = 400_000
-_SOURCE = "exhaustive search"
+EXHAUSTIVE = "exhaustive search"
 
 
 def solve_small(
@@ -31,7 +31,7 @@ def solve_small(
     if not finished:
         return None
     if not feasible:
-        return no_plan(started=started, proven=True, bound_source=_SOURCE)
+        return no_plan(started=started, proven=True, bound_source=EXHAUSTIVE)
     computes = [
         Compute(problem.graph_ops[op], alternative, variant)
         for op, alternative, variant in rows
@@ -39,5 +39,5 @@ def solve_small(
     ]
     bound = problem.overhead(cost) - 1e-9
     return finish(
-        task, computes, bound=bound, bound_source=_SOURCE, started=started, gap=limits.gap
+        task, computes, bound=bound, bound_source=EXHAUSTIVE, started=started, gap=limits.gap
     )

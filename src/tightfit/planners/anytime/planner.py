@@ -13,7 +13,7 @@ import msgspec
 from tightfit._core import _engine
 from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Outcome
-from tightfit.planners.anytime.exhaustive import solve_small
+from tightfit.planners.anytime.exhaustive import EXHAUSTIVE, solve_small
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import FirstPlan, Search
 from tightfit.planners.anytime.strategy import first_plan, pursue
@@ -21,9 +21,9 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import fits_without_recomputation, prove_by_working_set
 from tightfit.planners.engine.problem import EngineProblem, computes_of
-from tightfit.planners.orders.frees_early import frees_early
+from tightfit.planners.orders.candidates import MOST_ORDERED, MOST_SEARCHED, other_orders
 from tightfit.planners.orders.least_peak import LeastPeak
-from tightfit.planners.orders.only import MOST_ORDERED, order_for, order_only
+from tightfit.planners.orders.only import order_for, order_only
 from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish, no_plan
 from tightfit.progress import Progress
@@ -31,7 +31,6 @@ from tightfit.progress import Progress
 __all__ = ["AnytimeResult", "FirstPlan", "plan_anytime", "run_anytime"]
 
 _TRACED = "traced"
-_MOST_OPS = 3000  # of graphs for which other orders are searched
 _BETTER = 0.002  # overhead by which another order's greedy plan has to be better
 _SEEDS = 3  # schedules handed on
 _FIRST_SHARE = 0.6  # of the time for the more promising order
@@ -90,6 +89,8 @@ def run_anytime(
             return _at_once(proof)
     problem = build_problem(task, alternatives=alternatives)
     small = solve_small(task, problem, limits, started)
+    if small is not None and small.plan is None:
+        small = _solve_small_in_others(task, least, limits, started, alternatives=alternatives)
     if small is not None:
         return _at_once(_better(small, easy))
     orders = _Orders(task, limits, progress, started, alternatives=alternatives)
@@ -101,12 +102,41 @@ def run_anytime(
 
 
 def _prove_infeasible(task: Task, least: LeastPeak | None, started: float) -> Outcome | None:
-    """Return the proof that one op alone needs more than the budget, in either order."""
+    """Return the proof that one op alone needs more than the budget, in every order."""
     proof = prove_by_working_set(task, started)
-    if proof is None or least is None:
+    if proof is None or task.keeps_order:
         return proof
-    other = msgspec.structs.replace(task, graph=reorder(task.graph, least.ops))
-    return proof if prove_by_working_set(other, started) is not None else None
+    for order in other_orders(task.graph, least):
+        other = msgspec.structs.replace(task, graph=reorder(task.graph, order))
+        if prove_by_working_set(other, started) is None:
+            return None
+    return proof
+
+
+def _solve_small_in_others(
+    task: Task, least: LeastPeak | None, limits: Limits, started: float, *, alternatives: bool
+) -> Outcome | None:
+    """Return the optimum in the first other order that has a plan, the traced one having none.
+
+    If none has, the proof that no order has; None if one of them is too large a problem.
+    """
+    outcome = no_plan(started=started, proven=True, bound_source=EXHAUSTIVE)
+    for order in () if task.keeps_order else other_orders(task.graph, least):
+        other = msgspec.structs.replace(task, graph=reorder(task.graph, order))
+        found = solve_small(other, build_problem(other, alternatives=alternatives), limits, started)
+        if found is None:
+            return None
+        if found.plan is not None:
+            steps = [step for step in found.plan.instructions if isinstance(step, Compute)]
+            return finish(
+                task,
+                in_traced_order(steps, order),
+                bound=found.bound,
+                bound_source=EXHAUSTIVE,
+                started=started,
+                gap=limits.gap,
+            )
+    return outcome
 
 
 def _better(found: Outcome, easy: Outcome | None) -> Outcome:
@@ -187,12 +217,10 @@ class _Orders:
             traced.pool.add_seed(seed)
         traced.repair_seeds()
         self._note_first(traced)
-        waiting = [traced]
-        other = self._better_order(traced, least)
-        if other is not None:
-            waiting.insert(0 if other.pool.overhead < math.inf else 1, other)
+        waiting = self._promising([traced, *self._others(least)])
         for number, search in enumerate(waiting):
-            if number > 0 and waiting[0].pool.done and search.pool.best is None:
+            first = waiting[0].pool
+            if number > 0 and first.done and first.best is not None and search.pool.best is None:
                 self._forget(search)
                 continue  # one order is solved and this one has not even a plan: not tried
             search.pool.learn(min(known.pool.overhead for known in waiting[: number + 1]))
@@ -218,33 +246,37 @@ class _Orders:
             offset = search.clock.started - self.started
             self.first = FirstPlan(offset + search.first.seconds, search.first.overhead)
 
-    def _better_order(self, traced: Search, least: LeastPeak | None) -> Search | None:
-        """The search in another order, if its greedy plan is the better one.
-
-        Also if none has a greedy plan: then it may be the only one that fits.
-        """
+    def _others(self, least: LeastPeak | None) -> list[Search]:
+        """The searches in other orders, each begun with a greedy plan."""
         graph = self.task.graph
-        if self.task.keeps_order or len(graph.ops) > _MOST_OPS:
-            return None
-        others = {} if least is None else {least.ops: "least memory"}
-        others[frees_early(graph)] = "frees early"
-        others.pop(tuple(range(len(graph.ops))), None)
-        better: Search | None = None
-        overhead = traced.pool.overhead
-        for ops, name in others.items():
+        searches: list[Search] = []
+        if self.task.keeps_order or len(graph.ops) > MOST_SEARCHED:
+            return []
+        for ops, name in other_orders(graph, least).items():
             task = msgspec.structs.replace(self.task, graph=reorder(graph, ops))
             problem = build_problem(task, alternatives=self.alternatives)
             search = self._start(name, ops, task, problem)
             first_plan(search)
-            found = search.pool.overhead
-            if found < overhead - _BETTER or found == overhead == math.inf:
-                self._forget(better)
-                better, overhead = search, found
-            else:
-                self._forget(search)
-        return better
+            searches.append(search)
+        return searches
 
-    def _forget(self, search: Search | None) -> None:
+    def _promising(self, searches: list[Search]) -> list[Search]:
+        """The searches to pursue, the more promising first: two if greedy plans can be compared.
+
+        If there is none yet, any order may be the only one with a plan, so all are.
+        """
+        traced, *others = searches
+        if all(search.pool.overhead == math.inf for search in searches):
+            return searches
+        best = min(others, key=lambda search: search.pool.overhead, default=traced)
+        better = best.pool.overhead < traced.pool.overhead - _BETTER
+        kept = [best, traced] if better else [traced]
+        for search in others:
+            if search not in kept:
+                self._forget(search)
+        return kept
+
+    def _forget(self, search: Search) -> None:
         """Take an order for not tried."""
         self.tried = [order for order in self.tried if order.search is not search]
 

@@ -8,9 +8,8 @@ from tightfit.planners.base import Limits, Task
 from tightfit.planners.orders.least_peak import LeastPeak, least_peak
 from tightfit.planners.outcomes import finish, simulated
 
-__all__ = ["MOST_ORDERED", "order_for", "order_only"]
+__all__ = ["order_for", "order_only"]
 
-MOST_ORDERED = 10_000  # ops of graphs for which it is tried whether another order fits
 _MOST_SECONDS = 1.0
 _SHARE = 0.05  # of the time, for local moves
 

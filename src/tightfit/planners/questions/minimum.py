@@ -11,15 +11,17 @@ from tightfit.errors import BadInput
 from tightfit.graph.ir import Graph, OpId
 from tightfit.graph.liveness import eager_peak_bytes
 from tightfit.plan.assemble import keep_everything
-from tightfit.plan.plan import Compute, Gradients, Plan
+from tightfit.plan.plan import Compute, Gradients, Outcome, Plan
+from tightfit.planners.anytime.exhaustive import solve_small
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
 from tightfit.planners.engine.problem import EngineProblem, computes_of
 from tightfit.planners.monet.planner import MOST_MONET_OPS, plan_monet
-from tightfit.planners.orders.only import MOST_ORDERED, order_for
-from tightfit.planners.orders.reorder import reorder
+from tightfit.planners.orders.candidates import MOST_ORDERED, other_orders
+from tightfit.planners.orders.only import order_for
+from tightfit.planners.orders.reorder import in_traced_order, reorder
 from tightfit.planners.outcomes import finish
 from tightfit.progress import SILENT, Progress
 from tightfit.units import format_bytes
@@ -83,7 +85,7 @@ def minimum_budget(
     search = _Search(graph, gradients, limits)
     progress.start("smallest budget", at_most_s=limits.seconds)
     try:
-        search.find_limit(progress)
+        search.find_limits(progress)
         search.descend_by_bisection(progress)
     except KeyboardInterrupt:
         pass
@@ -92,45 +94,102 @@ def minimum_budget(
     return search.result()
 
 
+class _Order:
+    """An order of first computations: the limit proven in it, and the search for schedules."""
+
+    def __init__(self, task: Task, ops: tuple[OpId, ...]) -> None:
+        self.ops = ops
+        self.task = msgspec.structs.replace(task, graph=reorder(task.graph, ops))
+        self.constant_bytes = task.graph.constant_bytes
+        self.problem: EngineProblem = build_problem(self.task)
+        self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
+        self.limit, self.limit_op, self.settled = self.constant_bytes, None, False
+
+    def find_limit(self, seconds: float, progress: Progress) -> None:
+        """Raise the proven limit."""
+        self.limit, op, self.settled = lower_limit(
+            self.task, self.problem, seconds=seconds, progress=progress
+        )
+        self.limit_op = None if op is None else self.ops[op]
+
+    def reach(
+        self, budget_bytes: int, limits: Limits, piece_s: float, progress: Progress
+    ) -> tuple[int, list[Compute]] | None:
+        """Look for a schedule within a budget; return its peak and computes."""
+        started = time.perf_counter()
+        task = msgspec.structs.replace(self.task, budget_bytes=budget_bytes)
+        small = solve_small(task, build_problem(task), limits, started)
+        if small is not None:
+            return self._known(small)
+        self.schedule.set_budget(budget_bytes - self.constant_bytes)
+        self.schedule.keep_everything()
+        found = descend(self.schedule, limits, progress, started)
+        left = limits.seconds - (time.perf_counter() - started)
+        if not found and left > 0:
+            search = _engine.Search(self.schedule, limits.seed, _engine.Settings())
+            cost = self.problem.baseline_cost
+            count = -1 if limits.iterations is None else limits.iterations
+            search.improve(min(piece_s, left), count, 1e-4 * cost, 1e-5 * cost, 1 << 60)
+            found = self.schedule.fits
+        if found:
+            peak = self.schedule.peak() + self.constant_bytes
+            return peak, in_traced_order(computes_of(self.problem, self.schedule), self.ops)
+        left = limits.seconds - (time.perf_counter() - started)
+        return self._reach_by_program(task, limits, min(piece_s, left))
+
+    def _reach_by_program(
+        self, task: Task, limits: Limits, piece_s: float
+    ) -> tuple[int, list[Compute]] | None:
+        """On small graphs, let MONeT's program look for a schedule within a budget."""
+        if self.problem.engine.op_count > MOST_MONET_OPS or piece_s <= 0:
+            return None
+        seconds = piece_s if limits.iterations is None else limits.seconds
+        limits = msgspec.structs.replace(limits, seconds=seconds, gap=1.0)
+        try:
+            return self._known(plan_monet(task, limits, SILENT))
+        except BadInput:  # a step that the program cannot take
+            return None
+
+    def _known(self, outcome: Outcome) -> tuple[int, list[Compute]] | None:
+        """The peak and computes of an outcome."""
+        if outcome.plan is None:
+            return None
+        computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
+        return outcome.peak_bytes, in_traced_order(computes, self.ops)
+
+
 class _Search:
     """The bracket: a proven limit below, a schedule that fits above."""
 
     def __init__(self, graph: Graph, gradients: Gradients, limits: Limits) -> None:
         self.started = time.perf_counter()
         self.graph = graph
-        self.gradients: Gradients = gradients
         self.limits = limits
         self.eager = eager_peak_bytes(graph, gradients=gradients)
+        self.task = Task(graph=graph, budget_bytes=self.eager, gradients=gradients)
         self.best = self.eager
         self.computes: list[Compute] = keep_everything(graph)
-        self.limit, self.limit_op, self.settled = graph.constant_bytes, None, False
-        task = self.task(self.eager)
-        self.problem: EngineProblem = build_problem(task)
-        self.schedule = _engine.Schedule(self.problem.engine, self.problem.budget_bytes)
+        self.orders = [_Order(self.task, tuple(range(len(graph.ops))))]
 
-    def task(self, budget_bytes: int) -> Task:
-        return Task(graph=self.graph, budget_bytes=budget_bytes, gradients=self.gradients)
+    @property
+    def limit(self) -> int:
+        """The least limit of the orders: no plan in any of them needs less."""
+        return min(order.limit for order in self.orders)
 
     def left(self) -> float:
         return self.limits.seconds - (time.perf_counter() - self.started)
 
-    def find_limit(self, progress: Progress) -> None:
-        """Raise the proven limit, for the orders of first computations that are known."""
-        task, seconds = self.task(self.eager), _LIMIT_SHARE * self.limits.seconds / 2
-        self.limit, self.limit_op, self.settled = lower_limit(
-            task, self.problem, seconds=seconds, progress=progress
-        )
+    def find_limits(self, progress: Progress) -> None:
+        """Raise the proven limit of each order that plans may take."""
+        traced, seconds = self.orders[0], _LIMIT_SHARE * self.limits.seconds / 2
+        traced.find_limit(seconds, progress)
         if len(self.graph.ops) > MOST_ORDERED:
             return
-        least = order_for(self.task(self.limit - 1), self.limits)
-        if least.ops == tuple(op.id for op in self.graph.ops):
-            return
-        other = msgspec.structs.replace(task, graph=reorder(self.graph, least.ops))
-        limit, _, settled = lower_limit(
-            other, build_problem(other), seconds=seconds, progress=progress
-        )
-        if limit < self.limit:
-            self.limit, self.limit_op, self.settled = limit, None, settled
+        task = msgspec.structs.replace(self.task, budget_bytes=traced.limit - 1)
+        others = other_orders(self.graph, order_for(task, self.limits))
+        self.orders += [_Order(self.task, ops) for ops in others]
+        for order in self.orders[1:]:
+            order.find_limit(seconds / len(others), progress)
 
     def descend_by_bisection(self, progress: Progress) -> None:
         """Halve the bracket, in passes with more and more search per budget."""
@@ -146,51 +205,27 @@ class _Search:
                     low = middle
 
     def reach(self, budget_bytes: int, piece_s: float, progress: Progress) -> bool:
-        """Look for a schedule within a budget; keep it if there is one."""
-        self.schedule.set_budget(budget_bytes - self.graph.constant_bytes)
-        self.schedule.keep_everything()
-        limits = msgspec.structs.replace(self.limits, seconds=max(0.05, self.left()))
-        found = descend(self.schedule, limits, progress, time.perf_counter())
-        if not found and self.left() > 0:
-            search = _engine.Search(self.schedule, self.limits.seed, _engine.Settings())
-            cost = self.problem.baseline_cost
-            seconds = min(piece_s, self.left())
-            count = -1 if self.limits.iterations is None else self.limits.iterations
-            search.improve(seconds, count, 1e-4 * cost, 1e-5 * cost, 1 << 60)
-            found = self.schedule.fits
-        if found:
-            self.best = self.schedule.peak() + self.graph.constant_bytes
-            self.computes = computes_of(self.problem, self.schedule)
-        return found or self.reach_by_program(budget_bytes, piece_s)
-
-    def reach_by_program(self, budget_bytes: int, piece_s: float) -> bool:
-        """On small graphs, let MONeT's program look for a schedule within a budget."""
-        if self.problem.engine.op_count > MOST_MONET_OPS or self.left() <= 0:
-            return False
-        by_nodes = self.limits.iterations is not None
-        seconds = self.limits.seconds if by_nodes else min(piece_s, self.left())
-        limits = msgspec.structs.replace(self.limits, seconds=seconds, gap=1.0)
-        try:
-            outcome = plan_monet(self.task(budget_bytes), limits, SILENT)
-        except BadInput:  # a step that the program cannot take
-            return False
-        if outcome.plan is None:
-            return False
-        self.best = outcome.peak_bytes
-        self.computes = [step for step in outcome.plan.instructions if isinstance(step, Compute)]
-        return True
+        """Look for a schedule within a budget, order by order; keep it if there is one."""
+        able = [order for order in self.orders if order.limit <= budget_bytes]
+        for order in able:
+            limits = msgspec.structs.replace(self.limits, seconds=max(0.05, self.left()))
+            found = order.reach(budget_bytes, limits, piece_s / len(able), progress)
+            if found is not None:
+                self.best, self.computes = found
+                self.orders.remove(order)
+                self.orders.insert(0, order)  # the first to be asked next time
+                return True
+        return False
 
     def result(self) -> MinimumBudget:
-        outcome = finish(
-            self.task(self.best),
-            self.computes,
-            started=self.started,
-        )
+        task = msgspec.structs.replace(self.task, budget_bytes=self.best)
+        outcome = finish(task, self.computes, started=self.started)
         assert outcome.plan is not None
+        lowest = min(self.orders, key=lambda order: order.limit)
         return MinimumBudget(
             lower_bytes=min(self.limit, outcome.peak_bytes),
-            lower_op=self.limit_op,
-            settled=self.settled,
+            lower_op=lowest.limit_op,
+            settled=all(order.settled for order in self.orders),
             found_bytes=outcome.peak_bytes,
             plan=outcome.plan,
             overhead=outcome.overhead,
