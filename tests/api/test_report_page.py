@@ -30,7 +30,7 @@ def test_a_fitted_model_writes_its_page(tmp_path: Path) -> None:
     report = tightfit.report(trained())
     assert isinstance(report, tightfit.Report)
     path = report.html(tmp_path / "page.html")
-    text = path.read_text("utf-8")
+    text = path.read_text("utf-8").replace("\u00a0", " ")
     assert "Sequential within 1.00 MiB" in text
     assert report.measured_peak_bytes is not None
     assert f"measured to hold {report.measured_peak_bytes / 1024:.2f} KiB" in text

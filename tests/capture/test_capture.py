@@ -51,6 +51,24 @@ def test_ops_carry_the_module_that_ran_them_in_both_directions():
     assert graph.ops[backward.partner].target == "aten._native_batch_norm_legit_functional"
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x).sum()
+
+
+def test_sums_of_gradients_come_from_the_module_that_made_their_last_term():
+    graph = graph_of(Residual(), torch.randn(4, 8))
+    sums = [op.module for op in graph.ops if op.segment == 1 and op.target == "aten.add.Tensor"]
+    assert sums == ["blocks.2.0", "blocks.1.0"]
+
+
 def test_sizes_are_rounded_and_constants_counted_once():
     model = nn.Linear(5, 3)
     graph = graph_of(model, torch.randn(2, 5))

@@ -234,6 +234,15 @@ def test_the_command_line_is_frozen() -> None:
     }
 
 
+def test_the_help_of_every_command_has_examples_that_parse() -> None:
+    for name, command in every_command():
+        block = command.help.partition("```sh\n")[2].partition("```")[0]
+        examples = [line.partition("#")[0].strip() for line in block.splitlines()]
+        assert any(example.startswith(f"tightfit {name}") for example in examples), name
+        for example in filter(None, examples):
+            app.parse_args(example.split()[1:], exit_on_error=False, print_error=False)
+
+
 def test_a_plan_is_found_written_verified_and_shown(
     graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,12 +361,13 @@ def test_a_file_for_ones_own_model_is_written_once_and_works(
         (("plan", "GRAPH", "--budget", "8g"), "unknown unit 'g'"),
         (("plan", "GRAPH", "--budget", "-3GiB"), "the budget must be positive, got '-3GiB'"),
         (("plan", "GRAPH", "--budget-ratio", "-1"), "must be a positive number"),
+        (("plan", "GRAPH", "--budget-ratio", "50%"), "'50%' is no share: write 0.5 for half"),
         (("plan", "GRAPH", "--budget", "1GiB", "--time-limit", "0"), "--time-limit must be"),
         (("plan", "GRAPH", "--budget", "1GiB", "--planner", "best"), "no planner is called 'best'"),
         (("plan", "GRAPH", "--budget", "1GiB", "--costs", "cheap"), "no modelled costs"),
         (("plan", "model.py", "--budget", "1GiB"), "'model.py' is no graph file"),
         (("plan", "none.json", "--budget", "1GiB"), "cannot read none.json"),
-        (("plan", "GRAPH", "--badget", "1GiB"), "--badget"),
+        (("plan", "GRAPH", "--badget", "1GiB"), "see tightfit plan --help"),
         (("verify", "GRAPH", "GRAPH"), "is a graph file, not a plan"),
         (("show", "GRAPH", "GRAPH"), "is no plan; a second file is the graph of a plan"),
         (("shwo", "GRAPH"), "shwo"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.browser import browser, opened
@@ -65,6 +65,7 @@ def deep_step(layers: int) -> tuple[Graph, Plan]:
     return graph, msgspec.structs.replace(plan, budget_bytes=peak)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_is_held_adds_up_at_every_run(data: st.DataObject) -> None:
     graph = data.draw(training_graphs())

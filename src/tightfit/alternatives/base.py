@@ -16,7 +16,12 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.nodes import base_of, is_getitem, storage_bytes
+from tightfit.capture.nodes import (
+    base_of,
+    is_getitem,
+    is_traced_in_backward,
+    storage_bytes,
+)
 from tightfit.graph.ir import Exactness, Op, Use, Value
 
 __all__ = ["Contributor", "Extension", "Extra", "OpView", "Way", "arguments_of", "is_dense"]
@@ -179,7 +184,7 @@ class OpView:
 
     def is_forward(self, node: fx.Node) -> bool:
         """Whether a node was traced in the forward."""
-        return node.meta.get("partitioner_tag") != "is_backward"
+        return not is_traced_in_backward(node)
 
     def maker_of(self, node: Any, operators: Iterable[Any]) -> fx.Node | None:
         """Return the op that makes a tensor, if it is one of some operators and gives it whole."""

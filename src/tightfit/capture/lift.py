@@ -24,6 +24,7 @@ from tightfit.capture.nodes import (
     is_kept_forward,
     is_op,
     is_random,
+    is_traced_in_backward,
     storage_bytes,
     writes_in_place,
 )
@@ -149,7 +150,8 @@ class _Lifter:
         roots += [n for n, _ in self.joint.write_backs]
         graph = self.joint.module.graph
         roots += [n for n in graph.nodes if is_kept_forward(n) or question_of(n)]
-        roots += [n for n in graph.nodes if is_op(n) and is_random(n) and self._is_forward(n)]
+        drawn = [n for n in graph.nodes if is_op(n) and is_random(n)]
+        roots += [n for n in drawn if not is_traced_in_backward(n)]
         found: set[fx.Node] = set()
         while roots:
             node = roots.pop()
@@ -157,10 +159,6 @@ class _Lifter:
                 found.add(node)
                 roots.extend(node.all_input_nodes)
         return found
-
-    @staticmethod
-    def _is_forward(node: fx.Node) -> bool:
-        return node.meta.get("partitioner_tag") != "is_backward"
 
     def _add_op(self, node: fx.Node, segment: int) -> None:
         number = len(self.ops)

@@ -22,6 +22,7 @@ __all__ = [
     "is_kept_forward",
     "is_op",
     "is_random",
+    "is_traced_in_backward",
     "is_view",
     "note_kept_forward",
     "note_random",
@@ -121,6 +122,11 @@ def is_random(node: fx.Node) -> bool:
 def note_random(node: fx.Node, drawing: bool) -> None:
     """Note of a node whether it draws random numbers, whatever its schema says."""
     node.meta[_RANDOM] = drawing
+
+
+def is_traced_in_backward(node: fx.Node) -> bool:
+    """Whether autograd ran a node while it computed gradients."""
+    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def note_kept_forward(node: fx.Node) -> None:

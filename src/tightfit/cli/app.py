@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from tightfit.cli.cache import cache
 from tightfit.cli.checks.check import check
@@ -32,26 +32,37 @@ from tightfit.version import __version__
 
 __all__ = ["app", "run"]
 
+_FACTORY = (
+    "A factory returns (model, loss, args, target): an nn.Module; a function of (output, "
+    "target), or None if the output is the loss or carries it as .loss; a tuple of positional "
+    "or a dict of keyword inputs; what the loss compares the output with, or None."
+)
+_EXIT_CODES = "Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed."
+
 app = App(
     name="tightfit",
-    help="Train any PyTorch model inside a memory budget given in bytes.",
-    help_epilogue=(
-        "A factory returns (model, loss, args, target): an nn.Module; a function of (output, "
-        "target), or None if the output is the loss or carries it as .loss; a tuple of positional "
-        "or a dict of keyword inputs; what the loss compares the output with, or None.\n\n"
-        "Exit codes: 0 it fits, 3 it cannot fit, 2 bad input, 1 a proof failed."
+    help=(
+        "Train any PyTorch model inside a memory budget given in bytes.\n\n"
+        "With a model of your own begin so: `tightfit init my_model.py`, put the model into that "
+        "file, then `tightfit check my_model.py:make --budget-ratio 0.5`."
     ),
+    help_epilogue=f"{_FACTORY}\n\n{_EXIT_CODES}",
     version=__version__,
 )
-_COMMANDS = (
-    *(demo, init, check, plan, show, report, verify, minimum, max_batch, curve, prove),
-    *(pack, simulate, record, snapshot),
-)
-for command in _COMMANDS:
-    app.command(command)
+_FIRST = Group("Your model", sort_key=1)
+_PLANS = Group("Plans", sort_key=2)
+_RECORDED = Group("Recorded programs", sort_key=3)
+for command in (demo, init, check, report, prove, max_batch):
+    app.command(command, group=_FIRST)
+for command in (minimum, curve, plan):
+    app.command(command, group=_PLANS)
+for command in (show, verify, snapshot):
+    app.command(command, group=_PLANS, help_epilogue=_EXIT_CODES)
 app.command(cache)
-app.command(compare_planners, name="compare")
-app.command(profile_op, name="profile-op")
+app.command(compare_planners, name="compare", group=_PLANS)
+app.command(profile_op, name="profile-op", group=_PLANS)
+for command in (record, simulate, pack):
+    app.command(command, group=_RECORDED, help_epilogue=_EXIT_CODES)
 app.register_install_completion_command(
     help="Let Tab complete commands and options in this shell, from the next one on."
 )
@@ -65,7 +76,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         ours = error.__cause__  # what we said of a value ourselves
-        text = str(ours) if isinstance(ours, TightfitError) else f"{error} (see tightfit --help)"
+        named = " ".join(("tightfit", *(error.command_chain or ())))
+        text = str(ours) if isinstance(ours, TightfitError) else f"{error} (see {named} --help)"
         return print_error(text, as_json=as_json, code=BAD_INPUT)
     except InfeasibleBudget as error:
         return print_error(

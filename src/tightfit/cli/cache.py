@@ -24,12 +24,22 @@ _SUFFIXES = (".json", ".json.gz")
 _SHORT = 12
 """Letters of a name that are shown, and with which one may name a plan."""
 
-cache = App(name="cache", help="Plans kept on disk: list, delete, give to others, take in.")
+cache = App(
+    name="cache",
+    group="Plans",
+    help="Plans kept on disk: list, delete, give to others, take in.",
+    help_epilogue="",  # not that of commands that take a model
+)
 
 
 @cache.command(name="ls")
 def list_plans(*, json: Json = False) -> int:
-    """List the plans that are kept, those used last first."""
+    """List the plans that are kept, those used last first.
+
+    ```sh
+    tightfit cache ls
+    ```
+    """
     store = PlanCache()
     plans = store.kept()
     rows = [
@@ -66,6 +76,11 @@ def remove(
 ) -> int:
     """Delete plans; a step whose plan is gone is planned again.
 
+    ```sh
+    tightfit cache rm 3f2a
+    tightfit cache rm --all
+    ```
+
     Parameters
     ----------
     plans
@@ -85,6 +100,10 @@ def remove(
 @cache.command(name="export")
 def export(file: Path, /, *plans: str, json: Json = False) -> int:
     """Write plans into one file, for colleagues and CI.
+
+    ```sh
+    tightfit cache export plans.json.gz
+    ```
 
     Parameters
     ----------
@@ -117,6 +136,10 @@ def take_in(file: Path, /, *, json: Json = False) -> int:
 
     Each is verified against the step at hand before it runs. Where it needs more than there, the
     step is planned as ever.
+
+    ```sh
+    tightfit cache import plans.json.gz
+    ```
 
     Parameters
     ----------

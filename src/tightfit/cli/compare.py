@@ -49,9 +49,6 @@ def compare_planners(
     /,
     *,
     budgets: str,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptionsWithoutState = _WITHOUT_STATE,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     planners: str = "all",
     alternatives: str | None = None,
     exactness: Exactness | None = None,
@@ -60,9 +57,16 @@ def compare_planners(
     results: Path | None = None,
     scheduler: str | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptionsWithoutState = _WITHOUT_STATE,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
     """Run several planners at several budgets and print what each found and proved.
+
+    ```sh
+    tightfit compare zoo:unet --budgets 0.5,0.3 --planners anytime,greedy
+    ```
 
     Parameters
     ----------

@@ -42,16 +42,21 @@ def curve(
     target: str,
     /,
     *,
+    budgets: str = _BUDGETS,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
     options: ModelOptions = DEFAULT_MODEL_OPTIONS,
     step_options: StepOptions = DEFAULT_STEP_OPTIONS,
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
-    budgets: str = _BUDGETS,
-    output: Annotated[Path | None, Parameter(alias="-o")] = None,
     json: Json = False,
 ) -> int:
-    """Plan at many budgets, each plan starting from that of a larger one.
+    """Print the extra compute of plans at many budgets, and what is proven at each.
 
-    Less budget never has a smaller overhead or bound.
+    Each search starts from the plan of a larger budget; less memory never costs less.
+
+    ```sh
+    tightfit curve zoo:vgg16 -o curve.svg
+    tightfit curve graph.json --budgets 0.8,0.5,600MiB
+    ```
 
     Parameters
     ----------

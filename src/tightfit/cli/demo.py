@@ -23,6 +23,10 @@ __all__ = ["demo"]
 def demo(*, quick: Annotated[bool, Parameter(negative="")] = False, json: Json = False) -> int:
     """Train ResNet-50 and GPT-2 at several budgets, with and without tightfit (minutes).
 
+    ```sh
+    tightfit demo --quick
+    ```
+
     Parameters
     ----------
     quick

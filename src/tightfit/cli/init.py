@@ -66,6 +66,11 @@ def make(batch=None):
 def init(file: Path = Path("my_model.py"), /, *, json: Json = False) -> int:
     """Write a commented file in which to put one's own model, for check, prove and report.
 
+    ```sh
+    tightfit init my_model.py
+    tightfit check my_model.py:make --budget-ratio 0.5
+    ```
+
     Parameters
     ----------
     file

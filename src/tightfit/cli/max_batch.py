@@ -33,15 +33,19 @@ def max_batch(
     /,
     *,
     budget: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     max_overhead: Annotated[float, Parameter(allow_leading_hyphen=True)] = float("inf"),
     reserve: str | None = None,
     planner: PlannerName = DEFAULT,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
     """Find the largest batch within a budget: nothing runs, no memory is taken for it.
+
+    ```sh
+    tightfit max-batch zoo:resnet50 --budget 8GiB --max-overhead 0.1
+    ```
 
     Parameters
     ----------

@@ -25,12 +25,17 @@ def minimum(
     target: str,
     /,
     *,
+    time_limit: float = Limits().seconds,
     options: ModelOptions = DEFAULT_MODEL_OPTIONS,
     step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    time_limit: float = Limits().seconds,
     json: Json = False,
 ) -> int:
-    """Find the least budget: the proven lower limit, and the smallest with a plan found.
+    """Find the least budget that has a plan, and below which it is proven that none has.
+
+    ```sh
+    tightfit minimum zoo:gpt2
+    tightfit minimum graph.json
+    ```
 
     Parameters
     ----------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from tightfit.errors import BadInput
 from tightfit.planners.base import Limits
@@ -21,6 +22,7 @@ __all__ = [
     "ModelOptions",
     "PlannerName",
     "SearchOptions",
+    "Share",
     "StepOptions",
     "StepOptionsWithoutState",
     "chosen_limits",
@@ -42,9 +44,26 @@ def _is_readable(_: object, text: str | None) -> None:
 BudgetText: TypeAlias = Annotated[
     str | None, Parameter(allow_leading_hyphen=True, validator=_is_readable)
 ]
-PlannerName: TypeAlias = Annotated[str, Parameter(help="Which planner.")]
+PlannerName: TypeAlias = Annotated[
+    str,
+    Parameter(
+        help="Which planner: anytime, or one of those tightfit compare runs, such as checkmate+."
+    ),
+]
+
+
+def _as_share(_: object, tokens: Sequence[Token]) -> float:
+    """Read a share; say how one is written."""
+    text = tokens[0].value
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"{text!r} is no share: write 0.5 for half, not 50%") from None
+
+
+Share: TypeAlias = Annotated[float | None, Parameter(converter=_as_share)]
 ActivationShare: TypeAlias = Annotated[
-    float | None,
+    Share,
     Parameter(
         help="The budget as a share of the activation peak with nothing recomputed, such as 0.5."
     ),
@@ -100,14 +119,16 @@ class StepOptions:
     Parameters
     ----------
     optimizer
-        Whose state is assumed for a model: adamw keeps two copies of the parameters.
+        The optimizer whose state is counted, for a model: momentum keeps one copy of the
+        parameters, adamw two.
     gradients
-        Whether gradients of parameters are made anew or added to existing ones.
+        fresh: the step makes them, as after zero_grad(); accumulated: it adds to those that are
+        there.
     costs
-        Modelled costs: unit, flops, p100, v100, a100, h100 (rooflines; sizes are rounded as the
-        GPU's allocator does) or cpu (this machine's roofline); for a model also measured: each
-        distinct operator is timed once, by itself. By default those of a graph file, for a model
-        cpu.
+        How long each operator is taken to run. cpu: this machine's roofline, the default for a
+        model; measured: each distinct operator of a model is timed once, by itself; unit, flops;
+        p100, v100, a100, h100: a GPU's roofline, and sizes as its allocator rounds them. A graph
+        file brings its own.
     """
 
     optimizer: OptimizerName = "adamw"
@@ -133,7 +154,7 @@ class SearchOptions:
     time_limit
         Seconds to plan at most, for each plan.
     iterations
-        Search iterations at most; with it the result depends on the seed only.
+        Search iterations at most; the result then depends on the seed only, not on the machine.
     seed
         Seed of every random choice.
     """

@@ -39,17 +39,22 @@ def plan(
     target: str,
     /,
     *,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     budget: BudgetText = None,
     budget_ratio: ActivationShare = None,
     planner: PlannerName = DEFAULT,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     graph_output: Path | None = None,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
     """Find the plan with the least extra compute that stays within a budget.
+
+    ```sh
+    tightfit plan zoo:vit --budget 2GiB -o plan.json --graph-output graph.json
+    tightfit plan graph.json --budget 8GiB -o plan.json
+    ```
 
     Parameters
     ----------
@@ -57,11 +62,11 @@ def plan(
         A graph file (.json or .json.gz), or a model: zoo:NAME, package.module:factory or
         path/to/file.py:factory.
     budget
-        The budget with a unit, such as 8GiB; constants count.
+        The budget with a unit, such as 8GiB, constants included.
     output
         Write the plan to this file (.json or .json.gz).
     graph_output
-        Write the graph to this file: what show and verify need beside the plan.
+        Write the graph of the step to this file: show, verify and report read it beside the plan.
     """
     limits = search_options.limits()
     with terminal_progress() as progress:

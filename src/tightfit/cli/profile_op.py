@@ -28,13 +28,18 @@ def profile_op(
     op: str,
     /,
     *,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
     json: Json = False,
 ) -> int:
-    """Measure every alternative of an op of a model: time against memory (MONeT, figure 7).
+    """Measure every way to compute an op of a model: time against memory (MONeT, figure 7).
 
     Each runs by itself on this machine and is compared with the default.
+
+    ```sh
+    tightfit profile-op zoo:vgg16 aten.convolution_backward
+    tightfit profile-op zoo:resnet50 layer1.0.conv1 -o ways.svg
+    ```
 
     Parameters
     ----------

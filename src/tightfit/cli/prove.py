@@ -13,6 +13,7 @@ from tightfit.cli.options import (
     Json,
     ModelOptions,
     PlannerName,
+    Share,
     chosen_limits,
 )
 from tightfit.cli.output import print_result
@@ -29,9 +30,8 @@ def prove(
     model: str,
     /,
     *,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
     budget: BudgetText = None,
-    budget_ratio: float | None = None,
+    budget_ratio: Share = None,
     steps: int = 3,
     rounds: int = 5,
     threads: int | None = None,
@@ -39,6 +39,7 @@ def prove(
     time_limit: float = 10.0,
     costs: str = "measured",
     seed: int = 0,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
     json: Json = False,
 ) -> int:
     """Train with plain PyTorch and with tightfit from the same seed; compare bits, peaks, times.
@@ -46,6 +47,11 @@ def prove(
     Exit code 0 only if every loss, gradient, buffer and parameter has the same bits and the
     measured peak is within the budget; 1 if not. Where plain PyTorch itself gives other bits each
     time, results are compared within a tolerance, which is said.
+
+    ```sh
+    tightfit prove my_model.py:make --budget-ratio 0.5
+    tightfit prove zoo:gpt2 --budget 2GiB --steps 3
+    ```
 
     Parameters
     ----------

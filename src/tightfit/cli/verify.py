@@ -24,7 +24,11 @@ def verify(
     costs: str | None = None,
     json: Json = False,
 ) -> int:
-    """Check every instruction of a plan and its peak against its graph and budget.
+    """Check every instruction of a plan, and its peak, against its graph and budget.
+
+    ```sh
+    tightfit verify plan.json graph.json
+    ```
 
     Parameters
     ----------

@@ -178,11 +178,16 @@ def _planned(
     for ratio in _RATIOS:
         budget = budget_of_ratio(graph, ratio, gradients=gradients)
         task = Task(graph=graph, budget_bytes=budget, gradients=gradients)
-        outcome = plan_with("anytime", task, limits, progress)
+        way = f"tightfit, {ratio:.0%} of the activations"
+        progress.start(way)
+        try:
+            outcome = plan_with("anytime", task, limits, progress)
+        finally:
+            progress.stop()
         found = outcome.plan is not None
         yield FlagRow(
-            way=f"tightfit, {ratio:.0%} of the activations",
+            way=way,
             peak_bytes=outcome.peak_bytes if found else None,
             overhead=outcome.overhead if found else None,
-            note="" if found else "does not fit",
+            note="" if found else "does not fit; --budget minimum finds the least that does",
         )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.capture.nodes import is_traced_in_backward
 from tightfit.capture.normalise.rewriting import Rewriting
 from tightfit.torch_private import core as private
 
@@ -29,7 +30,7 @@ def share_casts(work: Rewriting) -> None:
             continue
         for user in node.users:
             region = work.origins.region_at(user.meta.get("seq_nr"))
-            if region is not None and _is_cast(user) and not _is_backward(user):
+            if region is not None and _is_cast(user) and not is_traced_in_backward(user):
                 key = (position, region, user.kwargs.get("dtype"))
                 groups.setdefault(key, []).append(user)
     order = {node: i for i, node in enumerate(work.graph.nodes)}
@@ -43,10 +44,6 @@ def _is_cast(node: fx.Node) -> bool:
         torch.bfloat16,
         torch.float16,
     )
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def _share(work: Rewriting, position: int, casts: list[fx.Node]) -> None:

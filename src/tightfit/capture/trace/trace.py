@@ -27,7 +27,7 @@ from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
-from tightfit.capture.nodes import note_random
+from tightfit.capture.nodes import is_traced_in_backward, note_random
 from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opaque_operator
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.registry import traced_operators
@@ -185,6 +185,7 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
     _refuse_communication(module, kept["origins"])
     note_calls(module.graph)
     _note_random(module.graph)
+    _number_sums(module.graph)
     metadata = private.forward_metadata(joint)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     output_node = next(iter(reversed(module.graph.nodes)))
@@ -232,6 +233,22 @@ def _note_random(graph: fx.Graph) -> None:
             note_random(node, draws_inside(node))
         elif question_of(node) is not None or is_carried(node):
             note_random(node, False)
+
+
+def _number_sums(graph: fx.Graph) -> None:
+    """Let a sum of gradients come from the module whose gradient it waited for.
+
+    Autograd sums between two of its operators, and what it runs there is given the last number of
+    the forward: that of the module that ran last. Backward counts down from that number, so a
+    number that jumps back to the end is that of a sum.
+    """
+    numbered = [node for node in graph.nodes if node.meta.get("seq_nr") is not None]
+    last = max((n.meta["seq_nr"] for n in numbered if not is_traced_in_backward(n)), default=0)
+    before = float("inf")
+    for node in filter(is_traced_in_backward, numbered):
+        if last <= node.meta["seq_nr"] > before:
+            node.meta["seq_nr"] = before
+        before = node.meta["seq_nr"]
 
 
 def _refuse_communication(module: fx.GraphModule, origins: Origins) -> None:

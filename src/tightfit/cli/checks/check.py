@@ -44,20 +44,28 @@ def check(
     model: str,
     /,
     *,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     budget: BudgetText = None,
     budget_ratio: ActivationShare = None,
     planner: PlannerName = DEFAULT,
     compare_flags: Annotated[bool, Parameter(negative="")] = False,
     lengths: Path | None = None,
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
     """Say what a model needs and what a budget costs: nothing runs, no memory is taken for it.
 
     The search ends once the plan costs at most half a percent of the step more than the least
     that is proven; tightfit plan goes on to the end.
+
+    ```sh
+    tightfit check zoo:resnet50 --budget 600MiB
+    tightfit check my_model.py:make --budget-ratio 0.5  # half of its activations
+    tightfit check my_model.py:make --budget minimum
+    tightfit check my_model.py:make --compare-flags     # checkpointing and others
+    tightfit check zoo:gpt2 --budget 2GiB --lengths lengths.txt
+    ```
 
     Parameters
     ----------
@@ -66,11 +74,12 @@ def check(
     budget
         The budget with a unit, such as 8GiB, constants included; or minimum.
     compare_flags
-        Instead of a budget: what PyTorch's own flags would do to this model, side by side.
+        Without a budget: what PyTorch's own ways to save memory would do to this model, and
+        tightfit at three budgets, side by side.
     lengths
-        A file of the lengths of a data set's samples, one a line in their order (--batch of them
-        make a batch, padded to the longest), or of a length and a number of batches a line: which
-        batches would not fit. A factory takes sequence= for that.
+        Which batches of a data set would not fit. A file with the length of one sample a line, in
+        their order (--batch of them make a batch, padded to the longest), or with a length and how
+        many batches have it. The factory is called with sequence=.
     """
     require_model(model, "for a graph file use tightfit plan")
     limits = search_options.limits()

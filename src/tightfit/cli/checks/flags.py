@@ -76,8 +76,9 @@ def _table(rows: tuple[FlagRow, ...]) -> str:
 def _mark(row: FlagRow, plain_bytes: int) -> str:
     """Say beside a row what a person should not miss."""
     marks = [row.note]
-    if row.raises_peak:
-        marks.append("RAISES THE PEAK")
-    elif row.overhead and row.peak_bytes == plain_bytes:
+    more = (row.peak_bytes or 0) - plain_bytes
+    if row.raises_peak and format_bytes(plain_bytes + more) != format_bytes(plain_bytes):
+        marks.append(f"RAISES THE PEAK by {format_bytes(more)}")
+    elif row.overhead and more >= 0:
         marks.append("does not lower the peak")
     return "".join(f"  {mark}" for mark in marks if mark)

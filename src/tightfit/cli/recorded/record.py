@@ -34,6 +34,10 @@ def record(
 ) -> int:
     """Run a script and write its ops as an instruction log for `tightfit simulate`.
 
+    ```sh
+    tightfit record train.py --step 2 -o step.log.gz
+    ```
+
     Parameters
     ----------
     script

@@ -64,6 +64,11 @@ def simulate(
 ) -> int:
     """Replay an instruction log in a budget: what an online runtime evicts and computes again.
 
+    ```sh
+    tightfit simulate step.log.gz --ratio 0.4
+    tightfit simulate step.log.gz --sweep -o sweep
+    ```
+
     Parameters
     ----------
     log

@@ -55,17 +55,22 @@ def report(
     graph: str | None = None,
     /,
     *,
-    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
-    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
-    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     budget: BudgetText = None,
     budget_ratio: ActivationShare = None,
     planner: PlannerName = DEFAULT,
     budgets: str = _BUDGETS,
     output: Annotated[Path, Parameter(alias="-o")] = Path("report.html"),
+    options: ModelOptions = DEFAULT_MODEL_OPTIONS,
+    step_options: StepOptions = DEFAULT_STEP_OPTIONS,
+    search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
     json: Json = False,
 ) -> int:
     """Write one offline HTML page about a plan: memory over the step, who holds it, its cost.
+
+    ```sh
+    tightfit report my_model.py:make --budget-ratio 0.5
+    tightfit report plan.json graph.json -o report.html
+    ```
 
     Parameters
     ----------
@@ -75,9 +80,9 @@ def report(
     graph
         The graph file of a plan.
     budget
-        The budget with a unit, such as 8GiB; constants count.
+        The budget with a unit, such as 8GiB, constants included.
     budgets
-        Of the curve on the page, separated by commas: shares of the activation peak, such as
+        For the curve on the page, separated by commas: shares of the activation peak, such as
         0.3,0.5, or sizes with a unit; none for no curve.
     output
         Write the page to this file (.html).

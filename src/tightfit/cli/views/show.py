@@ -32,6 +32,11 @@ def show(
 ) -> int:
     """Say what a graph needs, or what a plan holds, saves and costs.
 
+    ```sh
+    tightfit show graph.json
+    tightfit show plan.json graph.json
+    ```
+
     Parameters
     ----------
     file

@@ -50,6 +50,10 @@ def snapshot(
 ) -> int:
     """Write a plan, laid out, as a memory snapshot or a timeline.
 
+    ```sh
+    tightfit snapshot plan.json graph.json -o plan.pickle
+    ```
+
     Parameters
     ----------
     plan

@@ -18,6 +18,8 @@ __all__ = ["infeasible", "infeasible_message"]
 
 _MODULES_SHOWN = 4
 _NEARLY_ALL = 0.95
+_WORTH_NAMING = 0.05
+_GRADIENTS = "gradients of parameters"
 
 
 def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> str:
@@ -76,13 +78,18 @@ def _held(graph: Graph, tightest: Simulation) -> Counter[str]:
     made_by = producers(graph)
     held: Counter[str] = Counter()
     for value, size in tightest.holders:
-        held[holder_module(graph, made_by, value)] += size
+        given = graph.values[value].role == "gradient"
+        held[_GRADIENTS if given else holder_module(graph, made_by, value)] += size
     return held
 
 
 def _modules(graph: Graph, tightest: Simulation) -> str:
-    largest = _held(graph, tightest).most_common(_MODULES_SHOWN)
+    held = _held(graph, tightest)
+    largest = held.most_common(_MODULES_SHOWN)
     parts = [f"{module} {format_bytes(size)}" for module, size in largest]
+    others = sum(held.values()) - sum(size for _, size in largest)
+    if others:
+        parts.append(f"others {format_bytes(others)}")
     if tightest.peak_workspace_bytes:
         parts.append(f"workspace {format_bytes(tightest.peak_workspace_bytes)}")
     return ", ".join(parts) or "only constants"
@@ -117,15 +124,16 @@ def _batch(task: Task, tightest: Simulation) -> str:
 
 
 def _largest(graph: Graph, tightest: Simulation) -> str:
-    """Name the module whose outputs could be made smaller with the greatest effect."""
+    """Name the module whose outputs and gradients could be made smaller with the most effect."""
     modules = {op.module for op in graph.ops if op.module}
     largest = [held for held in _held(graph, tightest).most_common() if held[0] in modules]
     if not largest:
         return ""
     module, size = largest[0]
+    if size < _WORTH_NAMING * (tightest.peak_bytes - graph.constant_bytes):
+        return ""
     return (
-        f"fewer features or a smaller input in {module}, whose outputs take {format_bytes(size)} "
-        "of that"
+        f"fewer features or a smaller input in {module}, which makes {format_bytes(size)} of that"
     )
 
 

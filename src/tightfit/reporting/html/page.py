@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -96,6 +97,11 @@ def _figures(
     return tuple((name, text) for name, text in rows if text)
 
 
+def _unbroken(text: str) -> str:
+    """Return a text whose lines end neither between a number and its unit nor before a percent."""
+    return re.sub(r"(?<=\d) (?=%|[KMGT]?i?B\b)", "\u00a0", text)
+
+
 def _embedded(json: bytes) -> str:
     """Return JSON that ends no element it stands in."""
     return json.decode().replace("<", "\\u003c")
@@ -127,6 +133,7 @@ def filled_in(file: str, **contents: Any) -> bytes:
         "bytes": format_bytes,
         "percent": format_percent,
         "seconds": format_seconds,
+        "unbroken": _unbroken,
     }
     page = environment.get_template(file)
     return page.render(style=_beside("style.css"), version=__version__, **contents).encode()

@@ -20,6 +20,8 @@ function seconds(time) {
   return time >= 1e-3 ? `${(time * 1e3).toFixed(2)} ms` : `${(time * 1e6).toFixed(1)} us`;
 }
 
+const withoutZeros = (text) => text.replace(/\.0+ |(\.\d)0 /, "$1 ");
+
 const percent = (fraction) => `${(100 * fraction).toFixed(2)} %`;
 
 function nameOfOp(op) {
@@ -127,11 +129,10 @@ function byteAxis(look, least, most, more) {
   const rough = (most - least) / unit / 4;
   const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1e-9)));
   const step = [1, 2, 5, 10].find((digit) => digit * power >= rough) * power * unit;
-  const label = (size) => bytes(size).replace(/\.0+ |(\.\d)0 /, "$1 ");
   return axis(look, {
     type: "value", interval: step,
     min: Math.floor(least / step) * step, max: Math.ceil(most / step) * step,
-    axisLabel: { color: look.quiet, hideOverlap: true, formatter: label }, ...more,
+    axisLabel: { color: look.quiet, hideOverlap: true, formatter: (size) => withoutZeros(bytes(size)) }, ...more,
   });
 }
 
@@ -181,7 +182,7 @@ function memoryOption(look) {
     yAxis: [
       byteAxis(look, 0, largest, { gridIndex: 0 }),
       axis(look, { gridIndex: 1, type: "value", splitNumber: 2,
-        axisLabel: { color: look.quiet, formatter: (time) => seconds(time) } }),
+        axisLabel: { color: look.quiet, formatter: (time) => (time ? withoutZeros(seconds(time)) : "0") } }),
     ],
     dataZoom: zooming(look, "none", [0, 1]),
     tooltip: {
