@@ -48,4 +48,4 @@ def _commands() -> str:
 
 
 def _epilogue() -> str:
-    return f"{app.help} {app.help_epilogue}"
+    return f"{app.help}\n\n{app.help_epilogue}"

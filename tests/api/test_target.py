@@ -57,6 +57,17 @@ def test_fake_tensors_take_no_memory() -> None:
     assert next(example.model.parameters()).shape == (1 << 20, 1 << 20)
 
 
+def test_a_layer_is_copied_on_fake_tensors_as_transformers_do() -> None:
+    def stack():
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        return nn.TransformerEncoder(layer, 2), nn.MSELoss(), (torch.ones(2, 3, 8),), None
+
+    example = on_fake_tensors(lambda: load_example(stack))
+    tensors = [*example.model.parameters(), *example.args]
+    assert len({id(tensor.fake_mode) for tensor in tensors}) == 1
+    assert example.model(*example.args).shape == (2, 3, 8)
+
+
 def test_a_factory_that_reads_values_is_run_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     def reads():
         rates = [float(r) for r in torch.linspace(0, 1, 3)]

@@ -97,7 +97,7 @@ def on_fake_tensors(load: Callable[[], Example]) -> Example:
     then, announced on standard error.
     """
     try:
-        with private.FakeTensorMode():
+        with private.fake_modules():
             return load()
     except BadInput as error:
         if error.__cause__ is None:

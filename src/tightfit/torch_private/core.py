@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -80,6 +81,7 @@ __all__ = [
     "caches_parametrizations",
     "composite",
     "fake_mode_of",
+    "fake_modules",
     "forward_metadata",
     "global_settings",
     "hidden_changes_without_tangents",
@@ -261,6 +263,22 @@ class _StaticShapes(FakeTensorMode):
 
     def from_tensor(self, tensor: Any, *, static_shapes: Any = None, **given: Any) -> Any:
         return super().from_tensor(tensor, static_shapes=True, **given)
+
+
+class _OneMode(FakeTensorMode):
+    """Stays the same for copies of its tensors, which carry it: a copy of it breaks both."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _OneMode:
+        return self
+
+
+@contextlib.contextmanager
+def fake_modules() -> Iterator[None]:
+    """Make modules without memory, also by copying: `nn.TransformerEncoder` copies its layer."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        with _OneMode():
+            yield
 
 
 def symbols_in(value: Any) -> frozenset[str]:
