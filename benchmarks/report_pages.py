@@ -112,7 +112,8 @@ def save(png: bytes, path: Path) -> None:
     """Write a picture in few colours, which these pages have."""
     small = io.BytesIO()
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    few = picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(small, "PNG", optimize=True)
     write_atomically(path, small.getvalue())
 
 

@@ -51,18 +51,20 @@ def test_where_nothing_can_be_drawn_tasks_are_told(capsys: pytest.CaptureFixture
 
 
 def test_how_long_a_task_may_last_is_told_from_its_steps_and_its_limit() -> None:
-    clock = iter([0.0, 10.0, 10.0, 300.0])
-    pace = Pace(4, 25.0, lambda: next(clock))
+    seconds = 0.0
+    pace, endless = Pace(4, 25.0, lambda: seconds), Pace(4, None, lambda: seconds)
+    seconds = 10.0
     assert pace.remaining() == "at most 15 s left"
-    pace.reached(1)
+    assert endless.remaining() == ""
+    pace.reached(1), endless.reached(1)
     assert pace.remaining() == "about 15 s left"  # by its steps 30 s: the limit comes first
-    pace.reached(2)
-    assert pace.remaining() == "about 0 s left"
-    clock = iter([0.0, 10.0, 300.0])
-    pace = Pace(4, None, lambda: next(clock))
-    assert pace.remaining() == ""
-    pace.reached(1)
-    assert pace.remaining() == "about 15 min left"
+    assert endless.remaining() == "about 30 s left"
+    seconds = 24.0
+    assert pace.remaining() == "about 1 s left"
+    assert endless.remaining() == "about 16 s left"
+    seconds = 50.0
+    assert pace.remaining() == "at most 0 s left"
+    assert endless.remaining() == ""  # nobody knows: this step takes longer than the first
 
 
 def test_an_interrupt_is_noted_though_somebody_catches_it() -> None:

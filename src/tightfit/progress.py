@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 import threading
@@ -152,19 +153,24 @@ class Pace:
         self._now = now
         self._began_s = now()
         self._done = 0
+        self._whole_s = 0.0
 
     def reached(self, done: int) -> None:
         """Note how many steps are finished."""
-        self._done = done
+        if done > self._done:
+            self._done = done
+            self._whole_s = (self._now() - self._began_s) * (self._total or 0) / done
 
     def remaining(self) -> str:
-        """Return such as ``"about 20 s left"``; empty where nobody can know."""
+        """Return such as ``"about 20 s left"``; empty where nobody can know.
+
+        A step that takes longer than those before it is not told how long it still takes.
+        """
         so_far_s = self._now() - self._began_s
-        left_s = None if self._at_most_s is None else max(0.0, self._at_most_s - so_far_s)
-        if self._total and self._done:
-            share_s = so_far_s * max(0, self._total - self._done) / self._done
-            return f"about {_duration(share_s if left_s is None else min(share_s, left_s))} left"
-        return "" if left_s is None else f"at most {_duration(left_s)} left"
+        limit_s = math.inf if self._at_most_s is None else max(0.0, self._at_most_s - so_far_s)
+        if (by_steps_s := self._whole_s - so_far_s) > 0:
+            return f"about {_duration(min(by_steps_s, limit_s))} left"
+        return "" if limit_s == math.inf else f"at most {_duration(limit_s)} left"
 
 
 def _duration(seconds: float) -> str:

@@ -23,6 +23,8 @@ from tightfit.units import parse_bytes
 __all__ = ["MINIMUM", "prove"]
 
 MINIMUM = "minimum"
+_PARTS = 6
+"""Of the time of a proof; plain PyTorch's steps are one, planning and timing are the others."""
 
 
 def prove(
@@ -84,7 +86,7 @@ def prove(
     torch.manual_seed(seed)
     example = load_example(target, **(model_options or {}))
     name = target if isinstance(target, str) else type(example.model).__name__
-    progress.start(f"proving {name}", 2)
+    progress.start(f"proving {name}", _PARTS)
     try:
         comparison = Comparison(
             example, steps=steps, seed=seed, name=name, progress=progress, **keywords

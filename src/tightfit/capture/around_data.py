@@ -172,10 +172,11 @@ def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall
     if inner in call.opaque or (not inner and call.answers is not None):
         raise error
     whole = not inner or _share_of_parameters(call.modules, inner) > _LARGE_SHARE
+    said = ""
     if whole or isinstance(module_names(call.modules)[inner], _ASKS_OF_MASKS):
         if whole:
             what = f"module {inner!r}, most of {name}," if inner else name
-            announce(
+            said = (
                 f"what {what} runs depends on values it computes: it is planned for those of this "
                 "call. Each step checks them, and another plan is made where they are others"
             )
@@ -183,12 +184,14 @@ def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall
     else:
         alike = of_the_same_class(call.modules, inner)
         others = f" and {len(alike) - 1} more of its class" if len(alike) > 1 else ""
-        announce(
+        said = (
             f"what module {inner!r}{others} runs depends on data: it runs eagerly, as one "
             "measured op of the plan (tightfit.opaque says so beforehand)"
         )
         call = dataclasses.replace(call, opaque=call.opaque | alike)
     found = probe(call)
+    if said:
+        announce(said)
     answers = found.answers if call.answered else None
     return dataclasses.replace(call, answers=answers, examples=found.examples)
 

@@ -121,7 +121,7 @@ class PythonState:
         So do `torch.nn.utils.weight_norm`, `spectral_norm` and `prune`.
         """
         owner, _, key = change.rpartition(".")
-        module = self._modules.get("" if owner == "the model" else owner)
+        module = self._modules.get("" if owner == "model" else owner)
         return (
             module is not None
             and bool(module._forward_pre_hooks)
@@ -170,7 +170,7 @@ def _is_left_by_tracer(members: dict[str, Any], key: str) -> bool:
 
 
 def _of(name: str) -> str:
-    return name or "the model"
+    return name or "model"
 
 
 def _copied(value: Any) -> Any:
