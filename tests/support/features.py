@@ -419,11 +419,11 @@ def cached_around(fit):
 
 REFUSED = [
     Refused(
-        "training around the fitted module's forward (inner modules, other methods)",
+        "training around the fitted module's forward (inner modules, methods that were not named)",
         trained_around,
         BadInput,
         "'b.bias'.*forward was not called.*tightfit.step",
-        "fit what the training calls, or `tightfit.step`",
+        "fit what the training calls, name `methods=`, or `tightfit.step`",
     ),
     Refused(
         "transforms of `torch.func` around a fitted model",

@@ -25,7 +25,14 @@ from tightfit.planners.registry import DEFAULT
 from tightfit.session.bypass import expect_calls
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
-from tightfit.session.handles import PlannedStep, attach_by_parts, callee_of, fitted_of
+from tightfit.session.handles import (
+    PlannedStep,
+    attach_by_parts,
+    callee_of,
+    fitted_of,
+    methods_of,
+    used_of,
+)
 from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options, make_options
 from tightfit.session.parts.sharded import group_of, late_bytes, sharded_parts
@@ -45,6 +52,7 @@ def fit(
     budget: int | str | Budget,
     *,
     optimizer: Any = None,
+    methods: str | Iterable[str] = (),
     reserve: int | str = 0,
     exactness: str | None = None,
     planner: str = DEFAULT,
@@ -73,6 +81,10 @@ def fit(
     optimizer : torch.optim.Optimizer, optional
         Tells the size of its state; without it two copies of the parameters are assumed until
         the first step has shown the truth.
+    methods : str or iterable of str
+        Methods that the training calls beside the forward, or in its place, such as
+        ``"get_action_and_value"``: each is planned like the forward, in the same budget. Where one
+        calls another, they are planned as one.
     reserve : int or str
         Part of the budget that plans leave unused.
     exactness : str, optional
@@ -127,8 +139,9 @@ def fit(
             f"fit takes an nn.Module, got {type(model).__name__}; for a function use "
             "tightfit.step(function, modules=...)"
         )
+    names = (methods,) if isinstance(methods, str) else tuple(dict.fromkeys(methods))
     options = make_options(
-        budget,
+        _in_common(budget) if names else budget,
         optimizer=optimizer,
         reserve=reserve,
         exactness=exactness,
@@ -145,8 +158,10 @@ def fit(
 
     parts = sharded_parts(model)
     if not parts:
-        _fit_whole(model, options, shapes)
+        _fit_whole(model, options, shapes, names)
         return model
+    if names:
+        raise BadInput("a model with sharded parts is planned part by part: it takes no methods=")
     if tuple(shapes):
         raise BadInput("a model with sharded parts is planned as it runs: it takes no shapes=")
     if options.compile:
@@ -158,23 +173,35 @@ def fit(
     return model
 
 
-def _fit_whole(model: nn.Module, options: Options, shapes: Iterable[Any]) -> None:
+def _in_common(budget: int | str | Budget) -> Budget:
+    """Return the budget that a model's forward and its methods have in common."""
+    if budget == "device":
+        raise BadInput("methods= needs a budget in bytes, such as '8GiB', not 'device'")
+    return budget if isinstance(budget, Budget) else Budget(budget)
+
+
+def _fit_whole(
+    model: nn.Module, options: Options, shapes: Iterable[Any], names: tuple[str, ...]
+) -> None:
     """Plan the model as one; a copy of the model is fitted by itself."""
 
     def refit(copy: nn.Module) -> Fitted:
         refuse_unfittable(copy)
         own = dataclasses.replace(options, optimizer=None)
         fitted = Fitted.as_a_whole(callee_of(copy), own, is_copy=True)
-        attach(copy, fitted, refit)
+        attach(copy, fitted, refit, methods_of(copy, names, own, is_copy=True))
         return fitted
 
     refuse_unfittable(model)
+    methods = methods_of(model, names, options)
     fitted = Fitted.as_a_whole(callee_of(model), options)
+    for method in methods.values():
+        fitted.at_leaving(method.leave)
     fitted.prepare_all(shapes)
     replaced = attached(model)
-    attach(model, fitted, refit)
+    attach(model, fitted, refit, methods)
     if replaced is None or not replaced.waiting:
-        fitted.at_leaving(expect_calls(model, fitted))
+        fitted.at_leaving(expect_calls(model, (fitted, *methods.values())))
     if replaced is not None:
         replaced.leave()
 
@@ -280,7 +307,7 @@ def report(target: nn.Module | PlannedStep) -> Report:
     BadInput
         If it is not fitted, or nothing has been planned yet.
     """
-    fitted = fitted_of(target)
+    fitted = used_of(target)
     fitted.settle()
     return reported(fitted)
 

@@ -1,4 +1,4 @@
-"""Fit a module in place: its `forward` is replaced, everything else stays as it is.
+"""Fit a module in place: its `forward`, and methods that are named, are replaced; no more.
 
 `state_dict`, the type, `isinstance`, hooks of the module itself, `torch.save` and `pickle` (of
 the plain model) keep working; no public attribute is added. What runs instead lies in the module,
@@ -12,8 +12,10 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -28,8 +30,11 @@ __all__ = [
     "attach",
     "attach_part",
     "attached",
+    "attached_methods",
     "detach",
     "original_forward",
+    "original_method",
+    "own_methods",
     "refuse_unfittable",
     "was_fitted",
 ]
@@ -62,18 +67,41 @@ class Attached(Protocol):
 class _Attachment:
     """What lies in a fitted module, from which a copy of the module gets its own."""
 
-    def __init__(self, made: Attached | None, refit: Callable[[nn.Module], Attached]) -> None:
+    def __init__(
+        self,
+        made: Attached | None,
+        refit: Callable[[nn.Module], Attached],
+        methods: Mapping[str, Attached],
+    ) -> None:
         self.made = made
         self.refit = refit
+        self.methods = methods
+        self._running: set[int] = set()
 
-    def of(self, module: nn.Module) -> Attached:
+    def of(self, module: nn.Module, name: str = "forward") -> Attached:
         """Return what is attached to the module it lies in; a copy gets its own now."""
         if self.made is None or not self.made.is_of(module):
-            return self.refit(module)
-        return self.made
+            made = self.refit(module)
+            return made if name == "forward" else attached_methods(module)[name]
+        return self.made if name == "forward" else self.methods[name]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a replaced method runs in this thread: others called by it run plainly."""
+        return threading.get_ident() in self._running
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Note that a replaced method runs in this thread."""
+        here = threading.get_ident()
+        self._running.add(here)
+        try:
+            yield
+        finally:
+            self._running.discard(here)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
-        return _Attachment(None, self.refit)
+        return _Attachment(None, self.refit, self.methods)
 
     def __reduce__(self) -> Any:
         return type(None), ()  # of a class that pickles itself in its own way
@@ -100,6 +128,48 @@ def attached(module: nn.Module) -> Attached | None:
     return attachment.of(module)
 
 
+def attached_methods(module: nn.Module) -> Mapping[str, Attached]:
+    """Return what runs in place of a fitted module's methods, but for its forward."""
+    attachment = module.__dict__.get(_KEY)
+    return {} if attachment is None or attachment.made is None else attachment.methods
+
+
+def original_method(module: nn.Module, name: str) -> Callable[..., Any]:
+    """Return a method that a module has without tightfit.
+
+    Raises
+    ------
+    BadInput
+        If the module's class has no method of that name, or the instance one of its own.
+    """
+    kind, method = type(module), getattr(type(module), name, None)
+    if not inspect.isfunction(method) or name in vars(nn.Module) or name == "forward":
+        own = ", ".join(own_methods(kind)) or "none"
+        raise BadInput(
+            f"methods= names {name!r}, which is no method of {kind.__name__} beside its forward "
+            f"(it has: {own})"
+        )
+    here = module.__dict__.get(name)
+    if here is not None and getattr(here, "__func__", None) not in _PLANNED:
+        raise BadInput(
+            f"methods= names {name!r}, which was replaced in this {kind.__name__}: fit the model "
+            "before that is done"
+        )
+    return types.MethodType(method, module)
+
+
+def own_methods(kind: type) -> list[str]:
+    """Return the names of the public methods that a class of modules has of its own."""
+    found = {
+        name: None
+        for one in kind.__mro__
+        if one not in nn.Module.__mro__
+        for name, method in vars(one).items()
+        if inspect.isfunction(method) and not name.startswith("_") and name != "forward"
+    }
+    return [name for name in found if name not in vars(nn.Module)]
+
+
 def original_forward(module: nn.Module) -> Callable[..., Any]:
     """Return the forward a module has without tightfit, its own if it has been given one."""
     own = module.__dict__.get("forward")
@@ -108,7 +178,12 @@ def original_forward(module: nn.Module) -> Callable[..., Any]:
     return types.MethodType(type(module).forward, module)
 
 
-def attach(module: nn.Module, made: Attached, refit: Callable[[nn.Module], Attached]) -> None:
+def attach(
+    module: nn.Module,
+    made: Attached,
+    refit: Callable[[nn.Module], Attached],
+    methods: Mapping[str, Attached] | None = None,
+) -> None:
     """Let something run in place of the forward of a module.
 
     Parameters
@@ -119,6 +194,8 @@ def attach(module: nn.Module, made: Attached, refit: Callable[[nn.Module], Attac
         Called with (args, kwargs) instead of the module's forward.
     refit : callable
         Attaches something new to a deep copy of the module and returns it.
+    methods : mapping of str to Attached, optional
+        What runs in place of further methods, when none of the others is running.
 
     Raises
     ------
@@ -126,7 +203,7 @@ def attach(module: nn.Module, made: Attached, refit: Callable[[nn.Module], Attac
         If the module cannot be fitted; see `refuse_unfittable`.
     """
     refuse_unfittable(module)
-    _put(module, _Attachment(made, refit))
+    _put(module, _Attachment(made, refit, methods or {}))
 
 
 def attach_part(module: nn.Module, part: Attached) -> None:
@@ -152,7 +229,7 @@ def attach_part(module: nn.Module, part: Attached) -> None:
             "part: tightfit.unfit the model before copying it, then fit the copy"
         )
 
-    _put(module, _Attachment(part, refit))
+    _put(module, _Attachment(part, refit, {}))
 
 
 def refuse_unfittable(module: nn.Module) -> None:
@@ -182,8 +259,13 @@ def _refuse_foreign(module: nn.Module) -> None:
 def _put(module: nn.Module, attachment: _Attachment) -> None:
     module.__dict__.pop(_WAS_FITTED, None)
     if _planned_function(module) is None:
-        function = _planned_forward(type(module).forward)
+        function = _planned_method("forward", type(module).forward)
         module.__dict__["forward"] = types.MethodType(function, module)
+    for name in module.__dict__.get(_KEY, attachment).methods:
+        module.__dict__.pop(name, None)
+    for name in attachment.methods:
+        function = _planned_method(name, getattr(type(module), name))
+        module.__dict__[name] = types.MethodType(function, module)
     module.__dict__[_KEY] = attachment
     _put_copying(module)
     _FITTED.add(module)
@@ -203,7 +285,7 @@ def _pickled_plainly(module: nn.Module, protocol: int) -> Any:
     reduced = type(module).__reduce_ex__(module, protocol)  # type: ignore[arg-type]
     if len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced
-    hidden = {_KEY, *_COPYING}
+    hidden = {_KEY, *_COPYING, *module.__dict__[_KEY].methods}
     if _planned_function(module) is getattr(module.__dict__["forward"], "__func__", None):
         hidden.add("forward")
     announce(f"{type(module).__name__} is saved as the plain model: fit it again after loading")
@@ -227,24 +309,26 @@ def was_fitted(module: nn.Module) -> bool:
     return _WAS_FITTED in module.__dict__
 
 
-def _planned_forward(replaced: Any) -> Any:
-    """Return what replaces the forward of a class."""
+def _planned_method(name: str, replaced: Any) -> Any:
+    """Return what replaces the forward of a class, or another method."""
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def planned(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         attachment = self.__dict__.get(_KEY)
         if attachment is None:  # unfitted while another tool wraps this function
             return replaced(self, *args, **kwargs)
+        if attachment.is_running:
+            return replaced(self, *args, **kwargs)
         try:
-            with tools.without_dynamo():
-                return attachment.of(self)(args, kwargs)
+            with attachment.running(), tools.without_dynamo():
+                return attachment.of(self, name)(args, kwargs)
         except TightfitError as error:
             raise as_user_sees_it(error) from error.__cause__
 
-    forward.__signature__ = inspect.signature(replaced)  # type: ignore[attr-defined]
-    forward.__doc__ = replaced.__doc__
-    tools.hide_from_dynamo(forward)
-    _PLANNED.add(forward)
-    return forward
+    planned.__signature__ = inspect.signature(replaced)  # type: ignore[attr-defined]
+    planned.__doc__ = replaced.__doc__
+    tools.hide_from_dynamo(planned)
+    _PLANNED.add(planned)
+    return planned
 
 
 def _refuse_wrapped(module: nn.Module) -> None:
@@ -290,9 +374,10 @@ def _fitted_around(module: nn.Module) -> nn.Module | None:
 def detach(module: nn.Module) -> bool:
     """Give a module its own forward back; return whether it was fitted."""
     function = _planned_function(module)
-    if function is None or module.__dict__.pop(_KEY, None) is None:
+    attachment = None if function is None else module.__dict__.pop(_KEY, None)
+    if attachment is None:
         return False
-    for name in _COPYING:
+    for name in (*_COPYING, *attachment.methods):
         module.__dict__.pop(name, None)
     if getattr(module.__dict__["forward"], "__func__", None) is function:
         del module.__dict__["forward"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -13,8 +13,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from tightfit.errors import WITHOUT_A_PLAN, BadInput
+from tightfit.execution.attach import own_methods
 
 __all__ = ["expect_calls"]
+
+_MOST_NAMED = 6
 
 
 class Expecting(Protocol):
@@ -29,10 +32,17 @@ class Expecting(Protocol):
         ...
 
 
-def expect_calls(model: nn.Module, expecting: Expecting) -> Callable[[], None]:
-    """Complain when the first gradients reach a fitted model whose forward was never called.
+def expect_calls(model: nn.Module, expecting: Sequence[Expecting]) -> Callable[[], None]:
+    """Complain when the first gradients reach a fitted model of which nothing fitted was called.
 
     Code that trains may call inner modules or other methods instead: a plan sees nothing of that.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    expecting : sequence of Expecting
+        What runs its forward, and its methods that were named.
 
     Returns
     -------
@@ -46,39 +56,48 @@ def expect_calls(model: nn.Module, expecting: Expecting) -> Callable[[], None]:
             handle.remove()
         handles.clear()
 
+    references = [weakref.ref(one) for one in expecting]
     for name, parameter in model.named_parameters():
         if not is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
-            arrived = _arrival(weakref.ref(expecting), name, remove)
+            arrived = _arrival(references, name, own_methods(type(model)), remove)
             handles.append(parameter.register_post_accumulate_grad_hook(arrived))
     return remove
 
 
 def _arrival(
-    reference: weakref.ref[Expecting], name: str, remove: Callable[[], None]
+    references: list[weakref.ref[Expecting]],
+    name: str,
+    methods: list[str],
+    remove: Callable[[], None],
 ) -> Callable[[torch.Tensor], None]:
     def arrived(_: torch.Tensor) -> None:
         remove()
-        if _still_expecting(reference) is not None:
+        if _still_expecting(references) is not None:
             gc.collect()  # a model that was let go of expects nothing
-        expecting = _still_expecting(reference)
+        expecting = _still_expecting(references)
         if expecting is not None:
-            _complain(expecting, name)
+            _complain(expecting, name, methods)
 
     return arrived
 
 
-def _still_expecting(reference: weakref.ref[Expecting]) -> Expecting | None:
-    """Return what awaits its first call; None for others and those let go of."""
-    expecting = reference()
-    return None if expecting is None or expecting.is_used else expecting
+def _still_expecting(references: list[weakref.ref[Expecting]]) -> Expecting | None:
+    """Return what awaits its first call; None where one was called, or was let go of."""
+    expecting = [reference() for reference in references]
+    if any(one is None or one.is_used for one in expecting):
+        return None
+    return expecting[0]
 
 
-def _complain(expecting: Expecting, name: str) -> None:
+def _complain(expecting: Expecting, name: str, methods: list[str]) -> None:
+    names = repr(methods[:_MOST_NAMED] or ["loss"])
     message = (
         f"a gradient reached {name!r} of a fitted {expecting.name} whose forward was not called: "
-        "it is trained around its plan, and nothing holds the budget. Fit the module that the "
-        "training calls (in Lightning: the one inside, if training_step calls that), or the "
-        f"function that computes the loss, with tightfit.step. {WITHOUT_A_PLAN}"
+        "it is trained around its plan, and nothing holds the budget. If the training calls other "
+        f"methods of it, name them: tightfit.fit(model, budget, methods={names}). Else fit the "
+        "module that the training calls (in Lightning: the one inside, if training_step calls "
+        "that), or the function that computes the loss, with tightfit.step. "
+        f"{WITHOUT_A_PLAN}"
     )
     if expecting.on_exceed == "raise":
         raise BadInput(message)

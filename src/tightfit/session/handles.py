@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.errors import BadInput
-from tightfit.execution.attach import attach, attached, original_forward, was_fitted
+from tightfit.execution.attach import (
+    attach,
+    attached,
+    attached_methods,
+    original_forward,
+    original_method,
+    was_fitted,
+)
 from tightfit.session.addresses import addresses_for
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
@@ -18,13 +25,28 @@ from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.parts.sharded import ShardedModel
 
-__all__ = ["PlannedStep", "attach_by_parts", "callee_of", "fitted_of"]
+__all__ = ["PlannedStep", "attach_by_parts", "callee_of", "fitted_of", "methods_of", "used_of"]
 
 
 def callee_of(module: nn.Module) -> Callee:
     """Return a module's own forward, to be fitted in place."""
     name = type(module).__name__
     return Callee(original_forward(module), {"model": module}, name, weakref.ref(module))
+
+
+def methods_of(
+    module: nn.Module, names: Iterable[str], options: Options, *, is_copy: bool = False
+) -> dict[str, Fitted]:
+    """Return what runs methods of a module, each planned as a step of its own, by their names."""
+    kind = type(module).__name__
+    callees = {
+        name: Callee(original_method(module, name), {"model": module}, f"{kind}.{name}")
+        for name in names
+    }
+    return {
+        name: Fitted.as_a_whole(callee, options, is_copy=is_copy)
+        for name, callee in callees.items()
+    }
 
 
 def attach_by_parts(
@@ -87,3 +109,20 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
             * saved
         )
     return fitted
+
+
+def used_of(target: nn.Module | PlannedStep) -> Fitted:
+    """Return what runs a fitted model or step: of a model with planned methods the largest used.
+
+    Raises
+    ------
+    BadInput
+        If it is neither.
+    """
+    fitted = fitted_of(target)
+    root = fitted.callee.root
+    methods = () if root is None else attached_methods(root).values()
+    if not methods:
+        return fitted
+    used = [one for one in (fitted, *methods) if isinstance(one, Fitted) and one.is_used]
+    return max(used, key=lambda one: one.report().planned_peak_bytes, default=fitted)

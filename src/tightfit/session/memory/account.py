@@ -22,6 +22,7 @@ __all__ = [
     "Standing",
     "device_of_modules",
     "expected_bytes_of",
+    "lasting_bytes_of",
     "library_bytes",
     "new_gradient_bytes",
 ]
@@ -110,24 +111,39 @@ class Account:
         """Return the bytes of the optimizers' state that is there now."""
         return resident_tensor_bytes(self._states(), self.granularity_bytes)
 
-    def coming_state_bytes(self, counted: Iterable[Any] = ()) -> int:
+    def coming_state_bytes(self, besides: Sequence[Account] = ()) -> int:
         """Return the bytes of the optimizers' state that will be there and is not yet.
 
         Parameters
         ----------
-        counted : iterable of torch.optim.Optimizer
-            Those whose state is counted elsewhere.
+        besides : sequence of Account
+            Those whose optimizers and parameters are counted elsewhere.
         """
-        return self.optimizers.coming_bytes(self.device.type, counted)
+        return self.optimizers.coming_bytes(
+            self.device.type,
+            counted=[optimizer for other in besides for optimizer in other.optimizers],
+            counted_parameters=_parameters_of(besides),
+        )
 
     def lasting_bytes(self) -> int:
         """Return what is held between steps: of an optimizer the state of the own parameters."""
         return resident_tensor_bytes(self._own(), self.granularity_bytes)
 
-    def expected_bytes(self, counted: Iterable[Any] = ()) -> int:
-        """Return the gradients and the optimizers' state that do not exist yet but will."""
+    def expected_bytes(self, besides: Sequence[Account] = ()) -> int:
+        """Return the gradients and the optimizers' state that do not exist yet but will.
+
+        Parameters
+        ----------
+        besides : sequence of Account
+            Those whose optimizers and parameters are counted elsewhere.
+        """
         self.optimizers.look()
-        return self.new_gradient_bytes() + self.coming_state_bytes(counted)
+        counted = _parameters_of(besides)
+        new = [p for p in parameters_of(self.modules) if p.requires_grad and p.grad is None]
+        gradients = resident_tensor_bytes(
+            [p for p in new if id(p) not in counted], self.granularity_bytes
+        )
+        return gradients + self.coming_state_bytes(besides)
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
@@ -166,8 +182,9 @@ class Account:
         if self._tally is not None and self.replicas is None:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
-            others_bytes += sum(map(self._before_bytes, beside)) - self._left_to_others(beside)
-            others_coming_bytes = expected_bytes_of(beside, self.optimizers)
+            others_bytes += self._before_bytes((self, *beside)) - self._before_bytes((self,))
+            others_bytes -= self._left_to_others(beside)
+            others_coming_bytes = expected_bytes_of(beside, (self,))
         return Standing(
             gradient_bytes, state_bytes, coming_bytes, max(0, others_bytes), others_coming_bytes
         )
@@ -190,10 +207,10 @@ class Account:
     def _keepers(self) -> list[Account]:
         return [k for k in _KEEPERS if k.device == self.device]
 
-    def _before_bytes(self, other: Account) -> int:
-        """Return what another one, or this one, holds that was there before this tally began."""
+    def _before_bytes(self, accounts: Iterable[Account]) -> int:
+        """Return what some hold together that was there before this tally began."""
         assert self._tally is not None
-        held = other._own()
+        held = [tensor for account in accounts for tensor in account._own()]
         counted = self._tally.counted_bytes(held)
         return max(0, resident_tensor_bytes(held, self.granularity_bytes) - counted)
 
@@ -265,7 +282,7 @@ class Account:
     def _count_before(self) -> None:
         if self._tally is not None and self._limit_bytes is not None:
             within = (self, *self._limited_with)
-            self._before_now = sum(map(self._before_bytes, within))
+            self._before_now = self._before_bytes(within)
 
     @property
     def limit_bytes(self) -> int | None:
@@ -326,22 +343,34 @@ def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:
     return next((t.device for t in members if t.device.type == "cuda"), torch.device("cpu"))
 
 
-def expected_bytes_of(accounts: Iterable[Account], counted: Iterable[Any] = ()) -> int:
+def lasting_bytes_of(accounts: Iterable[Account]) -> int:
+    """Return what several hold together between steps; what they have in common counts once."""
+    accounts = list(accounts)
+    held = [tensor for account in accounts for tensor in account._own()]
+    return resident_tensor_bytes(held, accounts[0].granularity_bytes) if accounts else 0
+
+
+def expected_bytes_of(accounts: Iterable[Account], besides: Iterable[Account] = ()) -> int:
     """Return the gradients and optimizers' state of several that do not exist yet but will.
 
     Parameters
     ----------
     accounts : iterable of Account
-        Of callables within one budget; an optimizer of several of them counts once.
-    counted : iterable of torch.optim.Optimizer
-        Those whose state is counted elsewhere.
+        Of callables within one budget; what they have in common counts once.
+    besides : iterable of Account
+        Those whose optimizers and parameters are counted elsewhere.
     """
-    counted = list(counted)
+    counted = list(besides)
     expected = 0
     for account in accounts:
         expected += account.expected_bytes(counted)
-        counted += account.optimizers
+        counted.append(account)
     return expected
+
+
+def _parameters_of(accounts: Iterable[Account]) -> set[int]:
+    """Return the identities of the parameters of several."""
+    return {id(p) for account in accounts for p in parameters_of(account.modules)}
 
 
 def library_bytes(device: torch.device) -> int:

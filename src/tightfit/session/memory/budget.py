@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Gradients
-from tightfit.session.memory.account import Account, expected_bytes_of
+from tightfit.session.memory.account import Account, expected_bytes_of, lasting_bytes_of
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Budget", "Needs", "Share", "divided", "usable_bytes"]
@@ -135,7 +135,7 @@ class Budget:
         if not inside:
             return None
         members = self.members()
-        lasting = sum(member.lasting_bytes() for member in members) + expected_bytes_of(members)
+        lasting = lasting_bytes_of(members) + expected_bytes_of(members)
         room = max(0, self.size_bytes - lasting)
         if not all(map(self.knows, (account, *inside))):
             return Share(room // (1 + sum(inside.values())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +96,12 @@ class Optimizers:
         """Whether any of them has stepped."""
         return any(any(optimizer.state.values()) for optimizer in self)
 
-    def coming_bytes(self, device: str, counted: Iterable[Any] = ()) -> int:
+    def coming_bytes(
+        self,
+        device: str,
+        counted: Iterable[Any] = (),
+        counted_parameters: Container[int] = frozenset(),
+    ) -> int:
         """Return the bytes of state that will exist and does not yet.
 
         Nobody knows which optimizer will come where none is there: Adam's two copies are assumed
@@ -108,9 +113,11 @@ class Optimizers:
             ``"cpu"`` or ``"cuda"``.
         counted : iterable of torch.optim.Optimizer
             Those whose state is counted elsewhere: one may hold parameters of several models.
+        counted_parameters : container of int
+            Identities of parameters whose copies are counted elsewhere where copies are assumed.
         """
         if not any(True for _ in self):
-            return self._copies_bytes() if self.looked < 2 else 0
+            return self._copies_bytes(counted_parameters) if self.looked < 2 else 0
         elsewhere = set(map(id, counted))
         waiting = [o for o in self if id(o) not in elsewhere and not any(o.state.values())]
         return sum(self._predicted_bytes(optimizer, device) for optimizer in waiting)
@@ -121,8 +128,8 @@ class Optimizers:
             return needs.state_bytes(device)
         return self._copies_bytes()
 
-    def _copies_bytes(self) -> int:
-        trained = (p for p in self._own() if p.requires_grad)
+    def _copies_bytes(self, counted: Container[int] = frozenset()) -> int:
+        trained = (p for p in self._own() if p.requires_grad and id(p) not in counted)
         return 2 * sum(rounded_up(p.nbytes, self._granularity_bytes) for p in trained)
 
     def _own(self) -> list[nn.Parameter]:
