@@ -69,11 +69,15 @@ def capture_around_data(
         If the step cannot be captured otherwise. What the forward raises by itself stays that.
     """
     with _ONE_AT_A_TIME:
+        said: list[str] = []  # once it is so: a call that is refused was not planned anyhow
         try:
-            return _captured_around_data(call, capture, name, keeping, in_parts)
+            found = _captured_around_data(call, capture, name, keeping, in_parts, said)
         except CaptureError as error:
             _raise_what_plain_raises(call, error)
             raise
+        for message in said:
+            announce(message)
+        return found
 
 
 def _raise_what_plain_raises(call: TracedCall, error: CaptureError) -> None:
@@ -100,6 +104,7 @@ def _captured_around_data(
     name: str,
     keeping: bool,
     in_parts: bool,
+    said: list[str],
 ) -> tuple[Captured, TracedCall]:
     settled: PythonState | None = None
     attempts = 0
@@ -113,7 +118,8 @@ def _captured_around_data(
                     raise
             except CaptureError as error:
                 if _goes_around(call, error, in_parts):
-                    call = _around_data(call, error, name)
+                    call, message = _around_data(call, error, name)
+                    said += [message] if message else []
                 elif error.cause == "outside":
                     if call.outside is None and settled is None and not _is_kept(call):
                         settled = _settled(call)
@@ -166,8 +172,11 @@ def _goes_around(call: TracedCall, error: CaptureError, in_parts: bool) -> bool:
     return not any(map(may_be_planned, held))
 
 
-def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall:
-    """Return the call such that the trace gets past what data decides; raise if nothing helps."""
+def _around_data(call: TracedCall, error: CaptureError, name: str) -> tuple[TracedCall, str]:
+    """Return the call such that the trace gets past what data decides, and what to say of that.
+
+    Raises the error if nothing helps.
+    """
     inner = error.module or ""
     if inner in call.opaque or (not inner and call.answers is not None):
         raise error
@@ -190,10 +199,8 @@ def _around_data(call: TracedCall, error: CaptureError, name: str) -> TracedCall
         )
         call = dataclasses.replace(call, opaque=call.opaque | alike)
     found = probe(call)
-    if said:
-        announce(said)
     answers = found.answers if call.answered else None
-    return dataclasses.replace(call, answers=answers, examples=found.examples)
+    return dataclasses.replace(call, answers=answers, examples=found.examples), said
 
 
 def _share_of_parameters(modules: Mapping[str, nn.Module], name: str) -> float:
