@@ -71,7 +71,7 @@ def _summary(proofs: tuple[Proof, ...]) -> str:
     equal = sum(proof.bitwise for proof in proofs)
     return (
         f"{held} of {len(proofs)} within the budget, {equal} of {len(proofs)} bitwise equal to "
-        "plain PyTorch (budget: none). Peaks are of a whole step with all that is resident; "
-        "extra compute is as planned; time is a step's against plain PyTorch's; equal: "
+        "plain PyTorch, the row without a budget. Peaks are of a whole step with all that is "
+        "resident; extra compute is as planned; time is a step's against plain PyTorch's; equal: "
         "bitwise, or the largest difference in losses, gradients, buffers and parameters."
     )
