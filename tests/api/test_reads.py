@@ -533,3 +533,31 @@ def test_what_a_forward_reads_is_never_old(name, mode, scale, monkeypatch) -> No
             write(net, value)
     assert_same(net, run, scale)
     row.put(net, 1.0)
+
+
+class Logging(nn.Module):
+    """Keeps what its loop tells it beside what its forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.rewards: list[float] = []
+        self.global_step, self.scale, self.last = 0, 1.0, None
+
+    def forward(self, x):
+        return (self.linear(x).tanh() * self.scale).sum()
+
+
+def test_what_no_forward_reads_makes_no_new_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, net = Logging(), Logging()
+    net.load_state_dict(plain.state_dict())
+    fitted(net)
+    for number in range(6):
+        x = torch.randn(3, 4)
+        for each in (plain, net):
+            each.scale = 2.0 if number > 3 else 1.0
+            each.last = each(x).detach()
+            each.rewards.append(each.last.item())
+            each.global_step += 1
+        assert torch.equal(plain.last, net.last)
+    assert capsys.readouterr().err.count("making a new plan") == 1  # when the scale has changed

@@ -122,5 +122,7 @@ def used_of(target: nn.Module | PlannedStep) -> Fitted:
     fitted = fitted_of(target)
     root = fitted.callee.root
     methods = () if root is None else attached_methods(root).values()
+    if not methods:
+        return fitted
     used = [one for one in (fitted, *methods) if isinstance(one, Fitted) and one.is_used]
     return max(used, key=lambda one: one.report().planned_peak_bytes, default=fitted)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterable, Mapping
 from operator import attrgetter, itemgetter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from tightfit.capture.calls.structure import FUNCTIONS, PLAIN
+from tightfit.capture.calls.attributes import FLAGS, KEPT_APART, Attributes, ReadAttributes
 from tightfit.errors import CaptureError
 
 __all__ = [
@@ -19,12 +18,9 @@ __all__ = [
     "SeenModules",
     "hooked_modules",
     "refuse_lazy",
-    "same_attributes",
     "tensor_signature",
 ]
 
-_BY_IDENTITY = (torch.Generator, torch.Tensor, *FUNCTIONS, type)
-_CONTAINERS = (tuple, list, dict, set)
 _SKIPPED = frozenset(
     {
         "training",
@@ -38,7 +34,6 @@ _SKIPPED = frozenset(
         "__deepcopy__",
     }
 )
-_KEPT_APART = frozenset(nn.Module().__dict__) | {"forward"}
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -87,7 +82,7 @@ class SeenModules:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
         self._seen: list[_SeenModule] = []
-        self._asked: tuple[int, frozenset[Place]] | None = None
+        self._asked: tuple[int, frozenset[Place], ReadAttributes | None] | None = None
         self._numbers: dict[int, int] = {}
         self._signature = ModuleSignature(())
         self._places: dict[str, tuple[_SeenModule, str, str]] | None = None
@@ -97,6 +92,7 @@ class SeenModules:
         root: nn.Module | None,
         kept: frozenset[Place] = frozenset(),
         leaves: Iterable[Any] = (),
+        read: ReadAttributes | None = None,
     ) -> tuple[Any, ...]:
         """Return what matters of the modules: parameters, buffers, flags, plain attributes, hooks.
 
@@ -108,16 +104,18 @@ class SeenModules:
             Modules and their attributes that every forward changes.
         leaves : iterable
             The call's inputs, which may be parameters or buffers themselves.
+        read : ReadAttributes, optional
+            Those that matter; None: all.
 
         Raises
         ------
         CaptureError
             If a parameter has no shape yet.
         """
-        asked = id(root), kept
+        asked = id(root), kept, read
         changed = [seen for seen in self._seen if not seen.holds()]
         if asked != self._asked or not self._seen or any(seen.is_elsewhere() for seen in changed):
-            self._look_anew(root, kept)
+            self._look_anew(root, kept, read)
             self._asked = asked
         elif changed:
             for seen in changed:
@@ -148,11 +146,13 @@ class SeenModules:
         seen, holder, key = self._places[name]
         return seen.held(holder)[key]
 
-    def _look_anew(self, root: nn.Module | None, kept: frozenset[Place]) -> None:
+    def _look_anew(
+        self, root: nn.Module | None, kept: frozenset[Place], read: ReadAttributes | None
+    ) -> None:
         self._asked = None
         self._places = None
         self._seen = [
-            _SeenModule((prefix, name), module, module is root, kept)
+            _SeenModule((prefix, name), module, module is root, kept, read)
             for prefix, top in self._modules.items()
             for name, module in top.named_modules(remove_duplicate=False)
         ]
@@ -182,6 +182,8 @@ class _SeenModule:
         Whether its own hooks run around the step and so do not matter.
     kept : set of (str, str)
         Modules and attributes that do not matter.
+    read : ReadAttributes or None
+        The attributes that matter; None: all.
 
     Attributes
     ----------
@@ -190,13 +192,19 @@ class _SeenModule:
     """
 
     def __init__(
-        self, place: Place, module: nn.Module, is_root: bool, kept: frozenset[Place]
+        self,
+        place: Place,
+        module: nn.Module,
+        is_root: bool,
+        kept: frozenset[Place],
+        read: ReadAttributes | None,
     ) -> None:
         self.place = place
         self._module = weakref.ref(module)
         self._is_root = is_root
         own = f"{place[0]}.{place[1]}".rstrip(".")
         self._left_out = _SKIPPED | {key for name, key in kept if name == own}
+        self._read = read
         self.look()
 
     def look(self) -> None:
@@ -205,7 +213,10 @@ class _SeenModule:
         assert module is not None
         own = _attributes_of(module)
         self._kind = type(module)
-        self._attributes = _Attributes(own, self._left_out)
+        left_out = self._left_out
+        if self._read is not None and self._kind in self._read.kinds:
+            left_out = left_out | (own.keys() - self._read.names - KEPT_APART)
+        self._attributes = Attributes(own, left_out)
         self._hooks = () if self._is_root else _hook_keys(own)
         self._children = _children(own)
         self._held = [_SeenTensors(own[holder], self.place[1]) for holder in _HOLDERS]
@@ -267,57 +278,7 @@ def _children(own: dict[str, Any]) -> tuple[Any, ...]:
     return (*within.keys(), *map(id, within.values())) if within else ()
 
 
-class _Attributes:
-    """The attributes of a module that matter, as they were when it was looked at."""
-
-    def __init__(self, own: dict[str, Any], left_out: frozenset[str]) -> None:
-        names = [key for key in own if key not in left_out]
-        plain = [key for key in names if _counts_by(type(own[key])) == "value"]
-        self._count = len(own)
-        self._all, self._plain = itemgetter(*_FLAGS, *names), itemgetter(*_FLAGS, *plain)
-        self._types = tuple(map(type, self._all(own)))
-        self._values = self._plain(own)
-        self._others = [
-            (key, seen)
-            for key in names
-            if key not in _KEPT_APART and (seen := _seen_attribute(own[key])) is not None
-        ]
-        named = zip((*_FLAGS, *plain), self._values, strict=True)
-        self.part = (
-            tuple(named),
-            tuple((key, seen) for key, seen in self._others if seen != _UNKNOWN),
-        )
-
-    def hold(self, own: dict[str, Any]) -> bool:
-        """Whether they are still the same."""
-        if len(own) != self._count:
-            return False
-        try:
-            same = tuple(map(type, self._all(own))) == self._types
-        except KeyError:
-            return False
-        return (
-            same
-            and self._plain(own) == self._values
-            and all(_seen_attribute(own[key]) == seen for key, seen in self._others)
-        )
-
-
-_FLAGS = ("training", "_is_full_backward_hook")  # of every module, and two make a tuple
-_EVERY_MODULES = (*_FLAGS, *_HOOKS, *_HOLDERS, "_modules")
-_UNKNOWN = "holds more than plain values"
-
-
-def _seen_attribute(value: Any) -> Any:
-    """Return what tells an attribute from another one; None: it does not matter here."""
-    match _counts_by(type(value)):
-        case "identity":
-            return _Identity(value)
-        case "contents":
-            contents = _plain_contents(value)
-            return _UNKNOWN if contents is None else contents
-        case _:
-            return None
+_EVERY_MODULES = (*FLAGS, *_HOOKS, *_HOLDERS, "_modules")
 
 
 class _SeenTensors:
@@ -386,88 +347,3 @@ def hooked_modules(
         for name, module in top.named_modules()
         if module is not root and any(getattr(module, hooks) for hooks in _HOOKS)
     ]
-
-
-class _Identity:
-    """Equal for one and the same object; another one that takes its address later is another."""
-
-    __slots__ = ("_address", "_object")
-
-    def __init__(self, value: Any) -> None:
-        self._address = id(value)
-        try:
-            self._object = weakref.ref(value)
-        except TypeError:  # it cannot be told when it dies, so it must not
-            self._object = functools.partial(lambda kept: kept, value)
-
-    def __hash__(self) -> int:
-        return self._address
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity) or self._address != other._address:
-            return False
-        value = self._object()
-        return value is not None and value is other._object()
-
-
-def _plain_contents(value: Any) -> Any:
-    """Return what a container holds, hashable; None if there is more than plain values in it."""
-    elements = value.items() if isinstance(value, dict) else value
-    contents: list[Any] = []
-    for element in elements:
-        match _counts_by(type(element)):
-            case "value":
-                contents.append(element)
-            case "contents":
-                contents.append(_plain_contents(element))
-                if contents[-1] is None:
-                    return None
-            case _:
-                return None
-    held = frozenset(contents) if isinstance(value, set) else tuple(contents)
-    return type(value), held
-
-
-@functools.cache
-def _counts_by(kind: type) -> Literal["value", "identity", "contents", "nothing"]:
-    """Return what tells attributes of a class apart; asking of each anew takes long."""
-    if issubclass(kind, PLAIN):
-        return "value"
-    if issubclass(kind, _BY_IDENTITY):
-        return "identity"
-    return "contents" if issubclass(kind, _CONTAINERS) else "nothing"
-
-
-def same_attributes(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Whether modules of the same signature also agree in every further attribute.
-
-    A signature tells whether one module has changed; it leaves out attributes that would be dear to
-    compare at every call, in which two modules of a class may well differ. Attributes whose names
-    begin with two underscores are what tools such as FSDP2 keep in a module.
-    """
-    return one.keys() == other.keys() and all(
-        _same(_further_attributes(a), _further_attributes(b))
-        for name, top in one.items()
-        for a, b in zip(top.modules(), other[name].modules(), strict=True)
-    )
-
-
-def _further_attributes(module: nn.Module) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in module.__dict__.items()
-        if name not in _KEPT_APART and not name.startswith("__")
-    }
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two attributes are one object, equal plain data, or such things in containers."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return isinstance(one, PLAIN) and one == other

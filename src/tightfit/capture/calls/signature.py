@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.capture.calls.attributes import ReadAttributes
 from tightfit.capture.calls.modules import SeenModules, tensor_signature
 from tightfit.capture.calls.structure import PLAIN
 from tightfit.capture.calls.structure import flatten as flatten_tree
@@ -36,6 +37,7 @@ def call_signature(
     modules: SeenModules,
     root: nn.Module | None,
     kept: frozenset[tuple[str, str]] = frozenset(),
+    read: ReadAttributes | None = None,
 ) -> tuple[Any, Any]:
     """Return all that a step depends on: inputs, modules, modes and settings of PyTorch.
 
@@ -43,7 +45,7 @@ def call_signature(
     """
     around = _modes(), private.global_settings()
     inputs = input_signature(leaves, spec)
-    return inputs, (*around, *modules.signature(root, kept, leaves))
+    return inputs, (*around, *modules.signature(root, kept, leaves, read))
 
 
 def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:

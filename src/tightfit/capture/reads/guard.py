@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from tightfit.capture.reads.executed import Executed
+from tightfit.capture.calls.attributes import ReadAttributes
+from tightfit.capture.reads.executed import Executed, is_library
 from tightfit.capture.reads.names import Names, names_of
 from tightfit.capture.reads.places import Place, TensorPlace, flattened
 from tightfit.capture.reads.walk import Walk, imported
@@ -102,6 +104,21 @@ class Reads:
         """Return what a module that is like the one captured reads: the same, in its own places."""
         return Reads.of(self._executed, function, modules, outside=self._outside)
 
+    def attributes(self, modules: Mapping[str, nn.Module]) -> ReadAttributes | None:
+        """Return which attributes of modules of the user's classes can have been read.
+
+        Returns
+        -------
+        ReadAttributes or None
+            None: any, since the user's code asks for computed names.
+        """
+        codes = [code for code, _ in self._executed.codes]
+        if any(names_of(code).whole for code in codes if not is_library(code.co_filename)):
+            return None
+        names = Names.of_all(map(names_of, codes)).attributes
+        kinds = {type(module) for top in modules.values() for module in top.modules()}
+        return ReadAttributes(names, frozenset(kind for kind in kinds if _is_own(kind)))
+
     def __len__(self) -> int:
         """Return how many places are compared."""
         return len(self._places)
@@ -122,6 +139,13 @@ class Reads:
         for number, place in self._fetched.items():
             assert self._outside is not None
             self._outside.take(number, place.fetch())
+
+
+def _is_own(kind: type) -> bool:
+    """Whether a class of modules is the user's, and derives from no library's but `nn.Module`."""
+    bases = (base for base in kind.__mro__ if base not in nn.Module.__mro__)
+    files = (getattr(sys.modules.get(base.__module__), "__file__", None) for base in bases)
+    return not any(map(is_library, files))
 
 
 def _refuse_impure(executed: Executed) -> None:

@@ -218,7 +218,7 @@ class Variables:
 
     def _useful_recomputations(self) -> Iterator[tuple[int, int]]:
         """Yield every (stage, forward node) for which a recomputation can be of use."""
-        last = last_uses(self.problem)
+        last = last_uses(self.problem, forward_again=True)
         for node in range(self.forward):
             again = self.problem.nodes[node].again
             if again is None:
@@ -246,7 +246,7 @@ class Variables:
         return self.products[first, second]
 
     def _add_stored(self) -> None:
-        last = last_uses(self.problem)
+        last = last_uses(self.problem, forward_again=True)
         for value in self.forward_values:
             ends = self.problem.values[value].ends
             for stage in range(1, self.backward + 2):

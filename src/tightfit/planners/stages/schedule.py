@@ -49,17 +49,22 @@ def forced_residency(problem: Staged) -> Residency:
     return rows
 
 
-def last_uses(problem: Staged) -> dict[ValueId, int]:
+def last_uses(problem: Staged, *, forward_again: bool = False) -> dict[ValueId, int]:
     """For each value, the last stage in which any node can have a use for it (-1: none).
 
     A node that may be computed again is of use as long as one of the values it then makes is.
+
+    Parameters
+    ----------
+    forward_again : bool
+        Whether only forward nodes are ever computed again.
     """
     last = dict.fromkeys(problem.values, -1)
     for node in range(len(problem.nodes) - 1, -1, -1):
         for value in problem.nodes[node].first.reads:
             last[value] = max(last[value], node)
         again = problem.nodes[node].again
-        if again is None:
+        if again is None or (forward_again and not problem.nodes[node].is_forward):
             continue
         useful = max((last[v] for v in again.writes if problem.values[v].recoverable), default=-1)
         for value in again.reads:

@@ -13,7 +13,8 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.modules import SeenModules, same_attributes
+from tightfit.capture.calls.attributes import same_attributes
+from tightfit.capture.calls.modules import SeenModules
 from tightfit.capture.calls.signature import call_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tightfit.capture.around_data import of_the_same_class
+from tightfit.capture.calls.attributes import ReadAttributes
 from tightfit.capture.calls.modules import SeenModules, hooked_modules
 from tightfit.capture.calls.signature import call_signature, differ_in_sizes_only
 from tightfit.capture.calls.structure import Arguments
@@ -62,6 +63,7 @@ class Captures:
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
         self._kept: frozenset[Kept] = frozenset()
+        self._read: ReadAttributes | None = None  # None: any may be
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self._decided: dict[Any, int] = {}  # how often computed values have decided otherwise
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
@@ -78,7 +80,9 @@ class Captures:
     def signature(self, given: Arguments) -> Any:
         """Return what a step depends on: inputs, modules, modes."""
         kept = self._changing.union(place[:2] for place in self._kept)
-        return call_signature(given.leaves, given.spec, self._seen, self.callee.root, kept)
+        return call_signature(
+            given.leaves, given.spec, self._seen, self.callee.root, kept, self._read
+        )
 
     def inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
         """Return the tensors of the placeholders of a call whose signature was asked for."""
@@ -178,6 +182,7 @@ class Captures:
         neighbour = self._neighbour(key)
         call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))
         captured = self._captured(key, call, options, neighbour, room_bytes)
+        self._note_reads(captured.reads.attributes(self.callee.modules))
         settled = self.signature(Arguments.of(call.args, call.kwargs))  # a first run changed it
         self._detached[settled] = self._detached.get(key, frozenset())
         if call.numbers and not captured.joint.takes_numbers:
@@ -190,6 +195,13 @@ class Captures:
         self._by_signature.setdefault(settled, []).append(made)
         self._forget_oldest()
         return made
+
+    def _note_reads(self, read: ReadAttributes | None) -> None:
+        """Note which attributes one more captured call has read."""
+        if not len(self):
+            self._read = read
+        elif self._read is not None:
+            self._read = self._read.joined(read)
 
     def _forget_oldest(self) -> None:
         while len(every := list(self)) > _MOST_KEPT:
