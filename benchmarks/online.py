@@ -51,6 +51,7 @@ CORES: tuple[Literal["C++", "Python"], ...] = ("C++", "Python")
 RATIOS = (0.9, 0.7, 0.5, 0.4, 0.3)
 STEPS = 3
 MOST_AGAIN = 4.0
+MEASURED_AGAIN = 3
 
 Row = dict[str, Any]
 
@@ -126,9 +127,13 @@ def slowdowns() -> Iterator[Row]:
         plain_s = plain.train()
         activation_bytes = Run(make).activation_bytes()
         for ratio in RATIOS:
-            yield {"kind": "slowdown", "program": name, "ratio": ratio} | _in_a_budget(
-                make, plain, plain_s, activation_bytes, ratio
-            )
+            runs = [
+                _in_a_budget(make, plain, plain_s, activation_bytes, ratio)
+                for _ in range(MEASURED_AGAIN)
+            ]
+            assert all(run["within"] and run["bitwise"] is not False for run in runs)
+            least = min(runs, key=lambda run: sum(run["shares"].values()))  # least disturbed
+            yield {"kind": "slowdown", "program": name, "ratio": ratio} | least
 
 
 def _in_a_budget(
@@ -439,7 +444,8 @@ def _slowdown_part(rows: list[Row]) -> list[str]:
         "Seconds in kernels as a multiple of those of the first runs, and in brackets operators "
         "that ran again per operator of the program; `over`: an operator was named that cannot "
         "fit; `thr`: computing again has cost four times the step itself; "
-        "an empty cell or a program that is missing: not measured. "
+        "an empty cell or a program that is missing: not measured; the least of "
+        f"{MEASURED_AGAIN} runs. "
         f"{len(ok)} of {len(found)} cells trained, {sum(r['bitwise'] for r in ok)} of them with "
         f"the same bits in losses, gradients, buffers and random state over {STEPS} steps; "
         f"{sum(r['within'] for r in found)} of {len(found)} never exceeded the budget.",
