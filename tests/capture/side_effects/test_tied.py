@@ -98,8 +98,7 @@ def test_the_issues_weight_in_four_ways(names: int) -> None:
     assert_equal(Several(["embedding", "first rows", "last rows", "transposed"], names))
 
 
-@pytest.mark.parametrize("names", [2, 3])
-@pytest.mark.parametrize("casts", [False, True], ids=["float", "autocast"])
+@pytest.mark.parametrize("names, casts", [(2, False), (3, True)], ids=["float", "autocast"])
 def test_every_pair_and_every_reader_thrice(names: int, casts: bool) -> None:
     torch.manual_seed(0)
     ways = list(READERS)
