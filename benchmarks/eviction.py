@@ -1,4 +1,4 @@
-"""The simulator against the DTR authors' own: rows equal, replay speed, sweeps, Theorem 3.1.
+"""The simulator against the DTR authors' own: rows equal, replay speed, sweeps, theorems.
 
 python benchmarks/eviction.py [--data ../shared/data]
 
@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from support.adversary import against
 from support.logs import DATA, linear_network
 from tightfit.eviction.log.resolve import load_log, resolve
 from tightfit.eviction.policies.registry import POLICIES
@@ -171,6 +172,22 @@ def linear_networks() -> Iterator[dict[str, Any]]:
         }
 
 
+def adversaries() -> Iterator[dict[str, Any]]:
+    """Theorem 3.2: operators computed by N where each policy meets its adversary."""
+    for policy in ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "size", "msps", "improved"):
+        for nodes in (60, 120, 240):
+            budget = 5
+            computed, by_path = against(policy, budget, nodes)
+            yield {
+                "kind": "theorem_3_2",
+                "policy": policy,
+                "nodes": nodes,
+                "budget": budget,
+                "computed_by_nodes": computed / nodes,
+                "by_path": by_path / nodes,
+            }
+
+
 def main() -> None:
     """Run all of it, print a summary, write the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -188,7 +205,7 @@ def main() -> None:
         for (model, policy), n in Counter((row["model"], row["policy"]) for row in rows).items()
     ]
     summary += [row for row in rows if not row["equal"]]
-    for row in [*speeds(data), *sweeps(data), *linear_networks()]:
+    for row in [*speeds(data), *sweeps(data), *linear_networks(), *adversaries()]:
         print(json.dumps(row))
         summary.append(row)
     write_atomically(RESULTS, "".join(json.dumps(row) + "\n" for row in summary).encode())

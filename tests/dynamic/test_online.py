@@ -20,7 +20,8 @@ from benchmarks.online_models import PROGRAMS, Program, mlp
 from support.evicting import EvictEverything
 from support.models import CASES, Case
 from tightfit.allocator import CpuMeter
-from tightfit.dynamic.native.build import CoreUnavailable, compiled_core
+from tightfit.dynamic.native.build import compiled_core
+from tightfit.dynamic.native.compiling import CoreUnavailable
 from tightfit.dynamic.room import allocated_bytes, storages_alive
 from tightfit.errors import BadInput, BudgetExceeded, InfeasibleBudget
 from tightfit.eviction.policies.registry import POLICIES

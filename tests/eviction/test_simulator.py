@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.adversary import against
 from support.logs import call, linear_network, programs
 from tightfit.errors import BadInput
 from tightfit.eviction.arena import Placement
@@ -124,38 +124,9 @@ def test_a_linear_network_needs_a_constant_factor_in_a_square_root_of_memory(len
 def test_an_adversary_makes_any_policy_compute_whole_paths_again(policy: str) -> None:
     """Theorem 3.2: the next node always hangs on a path of which nothing is resident."""
     budget, nodes = 5, 60
-    paths = [[f"{j}.0"] for j in range(budget)]
-    program: list[Instruction] = [Constant("t", 1), *(call(path[0], "t") for path in paths)]
-    while sum(map(len, paths)) < nodes:
-        resident = resident_names(program, policy, budget)
-        path = next(path for path in paths if not resident.intersection(path))
-        path.append(f"{path[0][0]}.{len(path)}")
-        program.append(call(path[-1], path[-2]))
-    assert cost(program, policy, budget) >= nodes**2 / (2 * budget)
-    by_path = [
-        call(name, before) for p in paths for before, name in zip(["t", *p], p, strict=False)
-    ]
-    assert cost([Constant("t", 1), *by_path], policy, budget) == nodes
-
-
-def run(program: list[Instruction], policy: str, budget: int) -> tuple[Simulator, Replayed]:
-    """A program that is not over yet: nothing has to be there at its end."""
-    simulator = Simulator(replace(resolve(program), held=()))
-    found = simulator.simulate(POLICIES[policy], budget, thrash=1e6, with_moments=True)
-    assert found.status == "ok"
-    return simulator, found
-
-
-def cost(program: list[Instruction], policy: str, budget: int) -> int:
-    return run(program, policy, budget)[1].total_cost_ns
-
-
-def resident_names(program: list[Instruction], policy: str, budget: int) -> set[str]:
-    simulator, found = run(program, policy, budget)
-    resident = set(range(len(simulator.log.tensors)))
-    for moment in found.moments:
-        (resident.discard if moment.kind == "evict" else resident.add)(moment.tensor)
-    return {simulator.log.tensors[n].name for n in resident}
+    computed, by_path = against(policy, budget, nodes)
+    assert computed >= nodes**2 / (2 * budget)
+    assert by_path == nodes
 
 
 def test_events_are_as_many_as_the_core_knows() -> None:

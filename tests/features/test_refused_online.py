@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 from typing import Any
@@ -14,11 +15,20 @@ import tightfit
 from api.test_bitwise import assert_equal
 from support.evicting import EvictEverything
 from support.features import REFUSED, Refused
+from tightfit.dynamic.native.build import compiled_core
+from tightfit.dynamic.native.compiling import CoreUnavailable
 from tightfit.dynamic.room import allocated_bytes, storages_alive
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
 from tightfit.torch_private.core import pytree
 
 SERVED = [refused for refused in REFUSED if refused.runs]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def core_is_compiled() -> None:
+    """Let regions have the core in C++ from the first on, where it can be had."""
+    with contextlib.suppress(CoreUnavailable):
+        compiled_core()
 
 
 def trained(refused: Refused) -> list[torch.Tensor]:

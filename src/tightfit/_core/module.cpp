@@ -3,6 +3,7 @@
 #include "bindings.hpp"
 
 NB_MODULE(_engine, module) {
+    nanobind::set_leak_warnings(false);  // a search in the background may outlive the interpreter
     module.doc() = "The C++ core of tightfit: schedules, their evaluation and search; packing of blocks.";
     tightfit::bind_planning(module);
     tightfit::bind_chain(module);

@@ -58,11 +58,13 @@ def online(
         For how long at most a plan is sought, in the background, for steps that repeat: where
         the same operators run on the same sizes from one optimizer step to the next, the steps
         after that follow a plan, as long as they do. The core in Python does that, ``"auto"``
-        takes it then. 0: eviction decides all of them.
+        takes it then: it computes less again than eviction does, but eviction in C++ took less
+        time in all programs measured (``docs/online.md``). 0: eviction decides all of them.
     core : str
-        What sees the operators: ``"C++"`` costs an operator least, and is compiled where it is
-        first used, in about a minute; ``"Python"`` needs no compiler; ``"auto"`` takes the former
-        where it can be had. The report says which it was.
+        What sees the operators: ``"C++"`` costs an operator least; where nobody has compiled it
+        yet, entering waits half a minute for that. ``"Python"`` needs no compiler. ``"auto"`` takes
+        C++ where it is compiled already, else Python, while another process compiles it for regions
+        that begin later. The report says which it was.
 
     Raises
     ------

@@ -13,6 +13,7 @@ from torch import nn
 from tightfit.capture.captured import Captured
 from tightfit.capture.origins import module_names
 from tightfit.capture.probe import probe, warm_up
+from tightfit.capture.reads.names import names_of
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.side_effects.outside import OutsideTensors
@@ -217,12 +218,28 @@ def of_the_same_class(modules: Mapping[str, nn.Module], name: str) -> frozenset[
 
 
 def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
-    """Return the call with the tensors the trace met that belong to nobody; raise if none did."""
+    """Return the call with the tensors the trace met that belong to nobody; raise if none did.
+
+    A trace ends at the first of them; most lie in plain attributes that forwards load by name.
+    """
     if call.outside is None:
-        return dataclasses.replace(call, outside=OutsideTensors(()))
+        known = _tensors_in_attributes(call.modules)
+        return dataclasses.replace(call, outside=OutsideTensors(known[:_MOST_OUTSIDE]))
     if not call.outside.found or len(call.outside) >= _MOST_OUTSIDE:
         raise error
     return dataclasses.replace(call, outside=call.outside.with_found())
+
+
+def _tensors_in_attributes(modules: Mapping[str, nn.Module]) -> list[torch.Tensor]:
+    """Return the tensors without gradients in plain attributes that modules' forwards load."""
+    found: dict[int, torch.Tensor] = {}
+    for module in (module for top in modules.values() for module in top.modules()):
+        code = getattr(type(module).forward, "__code__", None)
+        for name in names_of(code).attributes & vars(module).keys() if code else ():
+            value = vars(module)[name]
+            if type(value) is torch.Tensor and value.is_leaf and not value.requires_grad:
+                found[id(value)] = value
+    return list(found.values())
 
 
 def has_parts(modules: Mapping[str, nn.Module], root: Any) -> bool:

@@ -171,17 +171,20 @@ class Core(ABC):
     def exceeded(self, name: str) -> BudgetExceeded:
         """Return the error of an operator that cannot fit."""
         room = self._room
-        asked_bytes, held_bytes = room.asked_bytes, room.held_bytes
+        last = room.refusals()
+        asked_bytes, held_bytes = last.asked_bytes, last.held_bytes
         again = self.refused
         what = f"{name} (for which {again} runs again)" if again else name
         kept_bytes, needed_bytes = self.weights()
+        own_bytes = held_bytes - kept_bytes - needed_bytes
+        own = f"; {format_bytes(own_bytes)} it had taken itself by then" if own_bytes > 0 else ""
         return BudgetExceeded(
             f"{what} needs {format_bytes(asked_bytes)} more, but {format_bytes(held_bytes)} of the "
             f"budget of {format_bytes(room.limit_bytes)} are held and nothing more can be evicted: "
             f"{format_bytes(kept_bytes)} are parameters, inputs, gradients and other tensors that "
             f"cannot be computed again; {format_bytes(needed_bytes)} are read by the operator and "
-            "those that wait for it, or are too small to evict. Raise the budget or make the batch "
-            "smaller; parameters and the optimizer's state are as they were",
+            f"those that wait for it, or are too small to evict{own}. Raise the budget or make the "
+            "batch smaller; parameters and the optimizer's state are as they were",
             budget_bytes=room.limit_bytes,
             measured_bytes=held_bytes + asked_bytes,
         )

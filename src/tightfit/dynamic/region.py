@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import warnings
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch.optim import optimizer
 
 from tightfit.dynamic.core import Core
 from tightfit.dynamic.ledger import Learned, Ledger, OnlineReport
-from tightfit.dynamic.native.build import CoreUnavailable
+from tightfit.dynamic.native.compiling import BeingCompiled, CoreUnavailable
 from tightfit.dynamic.native.runtime import NativeRuntime
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import (
@@ -50,7 +52,8 @@ class Online:
     plan_seconds : float
         For the search of a plan for steps that repeat; 0: none is sought.
     core : str
-        ``"C++"``, ``"Python"``, or ``"auto"``: the former where it can be compiled.
+        ``"C++"``, which is waited for, ``"Python"``, or ``"auto"``: C++ where it is compiled
+        already, else Python while it is compiled in the background.
     """
 
     def __init__(
@@ -208,11 +211,14 @@ class Online:
         search = {"smallest_bytes": self._smallest_bytes, "look_at_all": self._look_at_all}
         why = ""
         if self._core != "Python" and not self._plan_seconds:
+            waits = self._core == "C++"
             try:
-                runtime = NativeRuntime(room, self._ledger, self._policy, **search)
+                runtime = NativeRuntime(room, self._ledger, self._policy, waits=waits, **search)
             except CoreUnavailable as error:
-                if self._core != "auto":
+                if waits:
                     raise BadInput(f"core='C++' cannot be had: {error}") from None
+                if not isinstance(error, BeingCompiled):
+                    _warn_once(str(error))
                 why = f" ({error})"
             else:
                 self._seen_by = runtime.name
@@ -220,3 +226,13 @@ class Online:
         self._seen_by = f"{Runtime.name}{why}"
         pool = Pool(self._policy, self._ledger, **search)
         return Runtime(room, pool, self._ledger, self._plan_seconds)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    """Tell what keeps the faster core away."""
+    warnings.warn(
+        f"tightfit.online sees operators in Python, which costs each some 25 us: the core in C++ "
+        f"cannot be had: {reason}. core='Python' asks for this core and ends the warning",
+        stacklevel=5,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from tightfit.allocator.resident import granularity_of, storages_of
-from tightfit.allocator.tally import CpuTally, budget_exceeded, is_refusal
+from tightfit.allocator.tally import CpuTally, Refusals, budget_exceeded, is_refusal
 from tightfit.units import rounded_up
 
 __all__ = ["Room", "allocated_bytes", "budget_exceeded", "is_refusal", "storages_alive"]
@@ -41,10 +41,9 @@ class Room:
         """What counts now."""
         return self._before_bytes + self._tally.given_bytes()
 
-    @property
-    def asked_bytes(self) -> int:
-        """What the last request that was refused had asked for."""
-        return self._tally.refusals().asked_bytes
+    def refusals(self) -> Refusals:
+        """Return what the last request that was refused had asked for, and what was held then."""
+        return self._tally.refusals()
 
     def keep(self, free: Callable[[int], bool] | int) -> None:
         """Keep to the limit from now on; a function frees something when it is reached.

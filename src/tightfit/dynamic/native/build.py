@@ -1,8 +1,7 @@
-"""The compiled core: built once for a release of PyTorch and kept among the caches."""
+"""The compiled core: built once for a release of PyTorch, kept among the caches, loaded once."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.machinery
@@ -11,77 +10,79 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tightfit.files import cache_folder, write_atomically
-from tightfit.progress import said_while_waiting
+from tightfit.dynamic.native.compiling import CoreUnavailable, compile_apart, compile_here
+from tightfit.files import cache_folder
+from tightfit.progress import announce, said_while_waiting
 
-__all__ = ["CoreUnavailable", "built_library", "compiled_core"]
+__all__ = ["compiled_core"]
 
 _NAME = "tightfit_online_core"
 _HERE = Path(__file__).parent
 _SHARED = _HERE.parent.parent / "_core" / "evicted_classes.hpp"
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 _LIBRARIES = ("torch_python", "torch_cpu", "c10")
-_LONGEST_S = 1200
 
 
-class CoreUnavailable(Exception):
-    """The core cannot be compiled or loaded here; the text says why."""
+def compiled_core(*, waits: bool = True) -> Any:
+    """Return the compiled module; where nobody has compiled it yet, that takes half a minute.
 
-
-def compiled_core() -> Any:
-    """Return the compiled module; compiles it, which takes a minute, where nobody has before.
-
-    Raises
-    ------
-    CoreUnavailable
-        Without a compiler or headers, or if the compiler refuses.
-    """
-    core = _compiled_core()
-    if isinstance(core, str):
-        raise CoreUnavailable(core)
-    return core
-
-
-@functools.cache
-def _compiled_core() -> Any:
-    """Return the module, or in words why there is none."""
-    try:
-        module = _load(built_library())
-        reason = str(module.install())
-    except (CoreUnavailable, ImportError, OSError) as error:
-        return str(error).strip() or type(error).__name__
-    return reason or module
-
-
-def built_library() -> Path:
-    """Return the compiled file; compiles it where nobody has before, or nobody with this PyTorch.
+    Parameters
+    ----------
+    waits : bool
+        Until it is there. Otherwise it is compiled in the background.
 
     Raises
     ------
     CoreUnavailable
         Without a compiler or headers, or if the compiler refuses, now or before.
+    BeingCompiled
+        If it is not there yet, and nobody waits.
     """
+    if _NAME in sys.modules:
+        return sys.modules[_NAME]
+    try:
+        core = _loaded(_library(waits))
+    except OSError as error:
+        raise CoreUnavailable(str(error)) from None
+    if isinstance(core, str):
+        raise CoreUnavailable(core)
+    return core
+
+
+def _library(waits: bool) -> Path:
+    """Return the compiled file; has it compiled where nobody has, or nobody with this PyTorch."""
     command = _command()
     key = hashlib.sha256("\0".join((*command, *_circumstances())).encode())
     for source in _sources():
         key.update(source.read_bytes())
-    folder = cache_folder("online_core")
+    folder = cache_folder("online_core").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{key.hexdigest()[:24]}.so"
-    with _alone(library.with_suffix(".lock")):
-        if not library.exists():
-            _compile(command, library)
+    if library.exists():
+        return library
+    if not waits:
+        being_compiled = compile_apart(library, command)
+        _announce_once()
+        raise being_compiled
+    with said_while_waiting(lambda: "compiling the core of tightfit.online, once for this PyTorch"):
+        compile_here(library, command)
     return library
+
+
+@functools.cache
+def _announce_once() -> None:
+    announce(
+        "compiling the core of tightfit.online in the background, once for this PyTorch: regions "
+        "that begin after that use it, this one stays with Python, which costs each operator more "
+        "(core='C++' waits instead)"
+    )
 
 
 def _sources() -> list[Path]:
@@ -117,44 +118,18 @@ def _command() -> list[str]:
     ]
 
 
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let processes that would compile the same wait for the one that does."""
-    try:
-        import fcntl
-    except ImportError:  # both compile: the file is put in its place as a whole
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _compile(command: list[str], library: Path) -> None:
-    """Compile, unless that has failed here before."""
-    failed = library.with_suffix(".txt")
-    if failed.exists():
-        raise CoreUnavailable(f"the compiler refused before, see {failed}; delete it to try again")
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        output = Path(folder) / library.name
-        with said_while_waiting(lambda: "compiling the core of tightfit.online, once for PyTorch"):
-            done = subprocess.run(
-                [*command, "-o", str(output)],
-                capture_output=True,
-                text=True,
-                timeout=_LONGEST_S,
-                check=False,
-            )
-        if done.returncode:
-            write_atomically(failed, (shlex.join(command) + "\n" + done.stderr).encode())
-            raise CoreUnavailable(f"the compiler refuses, see {failed}")
-        output.replace(library)
-
-
-def _load(library: Path) -> Any:
+@functools.cache
+def _loaded(library: Path) -> Any:
+    """Return the module, known to Python from now on, or in words why it cannot be loaded."""
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library))
     spec = importlib.util.spec_from_file_location(_NAME, library, loader=loader)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        return str(error).strip() or type(error).__name__
+    reason = str(module.install())
+    if not reason:
+        sys.modules[_NAME] = module
+    return reason or module

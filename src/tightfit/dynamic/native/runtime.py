@@ -34,21 +34,32 @@ class NativeRuntime(Core):
         Smaller storages are never evicted.
     look_at_all : bool
         Whether every candidate is scored, or a sample.
+    waits : bool
+        Until the core is compiled, where nobody has done that yet.
 
     Raises
     ------
     CoreUnavailable
         If the core cannot be compiled here.
+    BeingCompiled
+        If it is not there yet, and nobody waits.
     """
 
     name = "C++"
 
     def __init__(
-        self, room: Room, ledger: Ledger, policy: Policy, *, smallest_bytes: int, look_at_all: bool
+        self,
+        room: Room,
+        ledger: Ledger,
+        policy: Policy,
+        *,
+        smallest_bytes: int,
+        look_at_all: bool,
+        waits: bool,
     ) -> None:
         super().__init__(room)
         self._ledger = ledger
-        self._module = compiled_core()
+        self._module = compiled_core(waits=waits)
         self._core = self._module.Runtime(
             self,
             int(policy.cost),
