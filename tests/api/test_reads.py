@@ -15,6 +15,7 @@ import datetime
 import enum
 import functools
 import itertools
+import operator
 import os
 import random
 import sys
@@ -154,6 +155,10 @@ def imported(net):
     return factor
 
 
+def with_partial(net, value):
+    net.a, net.ask = value, functools.partial(getattr, net)
+
+
 def closure(value):
     def read():
         return value
@@ -234,6 +239,11 @@ way(
     lambda n, v: setattr(n, "a", argparse.Namespace(factor=v)),
     inside("a", "factor"),
 )
+GETTER, ASKING = operator.attrgetter("a"), getattr
+way("an attrgetter made before", lambda n: 1 * GETTER(n), attribute("a"))
+way("getattr by another name", lambda n: ASKING(n, "a"), attribute("a"))
+way("a partial of getattr", lambda n: n.ask("a"), with_partial)
+way("__getattribute__", lambda n: n.__getattribute__("a"), attribute("a"))
 way(
     "getattr with a default",
     lambda n: getattr(n.a, "factor", 1.0),

@@ -33,6 +33,8 @@ class Reads:
         Holds them for the plan.
     executed : Executed, optional
         What ran when it was captured.
+    asks : bool
+        Whether it may read attributes whose names no code shows.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class Reads:
         fetched: Mapping[int, TensorPlace] | None = None,
         outside: OutsideTensors | None = None,
         executed: Executed | None = None,
+        asks: bool = False,
     ) -> None:
         self._places = flattened(places)
         self._fetched = dict(fetched or {})
         self._outside = outside
         self._executed = executed or Executed()
+        self._asks = asks
 
     @classmethod
     def of(
@@ -98,7 +102,7 @@ class Reads:
             )
         walk.through([(function, "the forward")])
         walk.through((value, "an argument") for value in given if callable(value))
-        return cls(tuple(walk.places), walk.fetched, outside, executed)
+        return cls(tuple(walk.places), walk.fetched, outside, executed, walk.asks)
 
     def of_another(self, function: Any, modules: Mapping[str, nn.Module]) -> Reads:
         """Return what a module that is like the one captured reads: the same, in its own places."""
@@ -110,10 +114,11 @@ class Reads:
         Returns
         -------
         ReadAttributes or None
-            None: any, since the user's code asks for computed names.
+            None: any, since the user's code asks for names that it does not show.
         """
         codes = [code for code, _ in self._executed.codes]
-        if any(names_of(code).whole for code in codes if not is_library(code.co_filename)):
+        own = [code for code in codes if not is_library(code.co_filename)]
+        if self._asks or any(names_of(code).whole for code in own):
             return None
         names = Names.of_all(map(names_of, codes)).attributes
         kinds = {type(module) for top in modules.values() for module in top.modules()}

@@ -10,7 +10,7 @@ from types import CodeType
 
 __all__ = ["Names", "names_of"]
 
-_ASKING = frozenset({"getattr", "hasattr", "attrgetter"})
+_ASKING = frozenset({"getattr", "hasattr", "attrgetter", "__getattribute__", "__getattr__"})
 _WHOLE = frozenset({"vars", "__dict__", "asdict", "astuple", "replace", "fields", "copy"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"})
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS"})

@@ -9,7 +9,9 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import inspect
 import itertools
+import operator
 import random
 import sys
 import threading
@@ -60,6 +62,8 @@ _ADVANCING = (
     zip,
     enumerate,
 )
+_ASKERS = (operator.attrgetter, operator.methodcaller)
+_ASKING = (getattr, vars, object.__getattribute__, inspect.getattr_static)
 _HEAP_TYPE = 1 << 9
 
 
@@ -87,6 +91,8 @@ class Walk:
         What was found.
     fetched : dict of int to TensorPlace
         Where the outside tensors lie.
+    asks : bool
+        Whether it met what reads attributes whose names no code shows: an `attrgetter`, say.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class Walk:
     ) -> None:
         self.places: list[Place] = []
         self.fetched: dict[int, TensorPlace] = {}
+        self.asks = False
         self._names = names
         self._codes = {code for code, _ in executed.codes}
         self._opaque = opaque
@@ -183,6 +190,7 @@ class Walk:
 
     def _visit(self, value: Any, path: str) -> None:
         self._refuse_unseen(value, path)
+        self.asks |= isinstance(value, _ASKERS) or any(value is asker for asker in _ASKING)
         if isinstance(value, nn.Module):
             self._visit_module(value, path)
         elif isinstance(value, types.ModuleType):
