@@ -105,6 +105,14 @@ def wait_until_held(meter: Meter, most_bytes: int) -> None:
         time.sleep(0.001)
 
 
+def wait_for_searches(model: nn.Module) -> None:
+    """Wait until no better plan is searched: the ranks find the same, but not at the same time."""
+    fitted = attached(model)
+    for shape in () if fitted is None else fitted.specialisations:
+        for search in shape.searches.values():
+            search.wait()
+
+
 def train(
     rank: int, prepare: Callable[[nn.Module], Any], accumulate: int, unused: bool, **keywords: Any
 ) -> tuple[list[torch.Tensor], nn.Module, int]:
@@ -126,6 +134,8 @@ def train(
         wait_until_held(meter, begin + lasting_bytes(model, optimizer, losses))
         if step == 2:
             meter.reset_peak()
+        if step == 3:
+            wait_for_searches(model)
         for micro in range(accumulate):
             last = micro == accumulate - 1
             with contextlib.nullcontext() if last else wrapper.no_sync():
