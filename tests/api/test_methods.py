@@ -123,6 +123,8 @@ def test_copies_have_methods_of_their_own_and_files_none() -> None:
     twin.encode(torch.randn(8, 64)).sum().backward()
     assert tightfit.report(twin) is not None
     assert twin.encode.__self__ is twin
+    other = copy.deepcopy(model)
+    assert not attached_methods(other)  # it is fitted when it is called, and holds no other model
     with torch.no_grad():
         loaded = pickle.loads(pickle.dumps(model))
     assert "encode" not in vars(loaded)

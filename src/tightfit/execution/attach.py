@@ -71,7 +71,7 @@ class _Attachment:
         self,
         made: Attached | None,
         refit: Callable[[nn.Module], Attached],
-        methods: Mapping[str, Attached],
+        methods: Mapping[str, Attached | None],
     ) -> None:
         self.made = made
         self.refit = refit
@@ -83,7 +83,8 @@ class _Attachment:
         if self.made is None or not self.made.is_of(module):
             made = self.refit(module)
             return made if name == "forward" else attached_methods(module)[name]
-        return self.made if name == "forward" else self.methods[name]
+        method = self.methods.get(name)
+        return self.made if method is None else method
 
     @property
     def is_running(self) -> bool:
@@ -101,7 +102,7 @@ class _Attachment:
             self._running.discard(here)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
-        return _Attachment(None, self.refit, self.methods)
+        return _Attachment(None, self.refit, dict.fromkeys(self.methods))
 
     def __reduce__(self) -> Any:
         return type(None), ()  # of a class that pickles itself in its own way
@@ -131,7 +132,8 @@ def attached(module: nn.Module) -> Attached | None:
 def attached_methods(module: nn.Module) -> Mapping[str, Attached]:
     """Return what runs in place of a fitted module's methods, but for its forward."""
     attachment = module.__dict__.get(_KEY)
-    return {} if attachment is None or attachment.made is None else attachment.methods
+    methods = {} if attachment is None else attachment.methods
+    return {name: method for name, method in methods.items() if method is not None}
 
 
 def original_method(module: nn.Module, name: str) -> Callable[..., Any]:
