@@ -552,10 +552,10 @@ class Logging(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.rewards: list[float] = []
-        self.global_step, self.scale, self.last = 0, 1.0, None
+        self.global_step, self.scale, self.last, self.mask = 0, 1.0, None, torch.ones(3, 4)
 
     def forward(self, x):
-        return (self.linear(x).tanh() * self.scale).sum()
+        return (self.linear(x).tanh() * self.mask * self.scale).sum()
 
 
 def test_what_no_forward_reads_makes_no_new_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -563,8 +563,9 @@ def test_what_no_forward_reads_makes_no_new_plan(capsys: pytest.CaptureFixture[s
     net.load_state_dict(plain.state_dict())
     fitted(net)
     for number in range(6):
-        x = torch.randn(3, 4)
+        x, mask = torch.randn(3, 4), torch.rand(3, 4)
         for each in (plain, net):
+            each.mask = mask.clone() if number % 3 else each.mask.mul_(0.5)
             each.scale = 2.0 if number > 3 else 1.0
             each.last = each(x).detach()
             each.rewards.append(each.last.item())

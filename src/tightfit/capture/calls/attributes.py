@@ -47,9 +47,21 @@ class ReadAttributes:
 
 
 class Attributes:
-    """The attributes of a module that matter, as they were when it was looked at."""
+    """The attributes of a module that matter, as they were when it was looked at.
 
-    def __init__(self, own: dict[str, Any], left_out: frozenset[str]) -> None:
+    Parameters
+    ----------
+    own : dict
+        All attributes of the module.
+    left_out : frozenset of str
+        Names of those that do not matter.
+    with_tensors : bool
+        Whether tensors do: not where what was read is compared by itself (`capture.reads`).
+    """
+
+    def __init__(
+        self, own: dict[str, Any], left_out: frozenset[str], *, with_tensors: bool = True
+    ) -> None:
         names = [key for key in own if key not in left_out]
         plain = [key for key in names if _counts_by(type(own[key])) == "value"]
         self._count = len(own)
@@ -59,7 +71,9 @@ class Attributes:
         self._others = [
             (key, seen)
             for key in names
-            if key not in KEPT_APART and (seen := _seen_attribute(own[key])) is not None
+            if key not in KEPT_APART
+            and (with_tensors or not _is_data(own[key]))
+            and (seen := _seen_attribute(own[key])) is not None
         ]
         named = zip((*FLAGS, *plain), self._values, strict=True)
         self.part = (
@@ -80,6 +94,10 @@ class Attributes:
             and self._plain(own) == self._values
             and all(_seen_attribute(own[key]) == seen for key, seen in self._others)
         )
+
+
+def _is_data(value: Any) -> bool:
+    return type(value) is torch.Tensor and not value.requires_grad
 
 
 def _seen_attribute(value: Any) -> Any:

@@ -213,10 +213,10 @@ class _SeenModule:
         assert module is not None
         own = _attributes_of(module)
         self._kind = type(module)
-        left_out = self._left_out
+        left_out, is_known = self._left_out, False
         if self._read is not None and self._kind in self._read.kinds:
-            left_out = left_out | (own.keys() - self._read.names - KEPT_APART)
-        self._attributes = Attributes(own, left_out)
+            left_out, is_known = left_out | (own.keys() - self._read.names - KEPT_APART), True
+        self._attributes = Attributes(own, left_out, with_tensors=not is_known)
         self._hooks = () if self._is_root else _hook_keys(own)
         self._children = _children(own)
         self._held = [_SeenTensors(own[holder], self.place[1]) for holder in _HOLDERS]
