@@ -316,9 +316,8 @@ def _planned_method(name: str, replaced: Any) -> Any:
 
     def planned(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         attachment = self.__dict__.get(_KEY)
-        if attachment is None:  # unfitted while another tool wraps this function
-            return replaced(self, *args, **kwargs)
-        if attachment.is_running:
+        # unfitted while another tool wraps this function, or called by another planned method
+        if attachment is None or attachment.is_running:
             return replaced(self, *args, **kwargs)
         try:
             with attachment.running(), tools.without_dynamo():

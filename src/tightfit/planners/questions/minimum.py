@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import msgspec
@@ -118,10 +119,11 @@ class _Order:
         """Look for a schedule within a budget; return its peak and computes."""
         started = time.perf_counter()
         task = msgspec.structs.replace(self.task, budget_bytes=budget_bytes)
-        small = solve_small(task, build_problem(task), limits, started)
+        own = dataclasses.replace(self.problem, budget_bytes=budget_bytes - self.constant_bytes)
+        small = solve_small(task, own, limits, started)
         if small is not None:
             return self._known(small)
-        self.schedule.set_budget(budget_bytes - self.constant_bytes)
+        self.schedule.set_budget(own.budget_bytes)
         self.schedule.keep_everything()
         found = descend(self.schedule, limits, progress, started)
         left = limits.seconds - (time.perf_counter() - started)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ class Account:
 
     def lasting_bytes(self) -> int:
         """Return what is held between steps: of an optimizer the state of the own parameters."""
-        return resident_tensor_bytes(self._own(), self.granularity_bytes)
+        return lasting_bytes_of([self])
 
     def expected_bytes(self, besides: Sequence[Account] = ()) -> int:
         """Return the gradients and the optimizers' state that do not exist yet but will.
@@ -139,11 +139,8 @@ class Account:
         """
         self.optimizers.look()
         counted = _parameters_of(besides)
-        new = [p for p in parameters_of(self.modules) if p.requires_grad and p.grad is None]
-        gradients = resident_tensor_bytes(
-            [p for p in new if id(p) not in counted], self.granularity_bytes
-        )
-        return gradients + self.coming_state_bytes(besides)
+        new_bytes = new_gradient_bytes(self.modules, self.granularity_bytes, counted)
+        return new_bytes + self.coming_state_bytes(besides)
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
         """Return all that is resident now, the inputs of a call, buckets and libraries included."""
@@ -379,7 +376,15 @@ def library_bytes(device: torch.device) -> int:
     return cublas_workspace_bytes(device) if used else 0
 
 
-def new_gradient_bytes(modules: Mapping[str, nn.Module], granularity: int) -> int:
-    """Return the bytes of the gradients that do not exist yet but will."""
-    trained = [p for p in parameters_of(modules) if p.requires_grad]
+def new_gradient_bytes(
+    modules: Mapping[str, nn.Module], granularity: int, counted: Container[int] = frozenset()
+) -> int:
+    """Return the bytes of the gradients that do not exist yet but will.
+
+    Parameters
+    ----------
+    counted : container of int
+        Identities of parameters whose gradients are counted elsewhere.
+    """
+    trained = [p for p in parameters_of(modules) if p.requires_grad and id(p) not in counted]
     return resident_tensor_bytes([p for p in trained if p.grad is None], granularity)
