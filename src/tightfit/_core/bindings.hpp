@@ -7,6 +7,7 @@ namespace tightfit {
 
 void bind_planning(nanobind::module_& module);
 void bind_chain(nanobind::module_& module);
+void bind_alive(nanobind::module_& module);
 void bind_executed(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);

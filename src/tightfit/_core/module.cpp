@@ -7,6 +7,7 @@ NB_MODULE(_engine, module) {
     module.doc() = "The C++ core of tightfit: schedules, their evaluation and search; packing of blocks.";
     tightfit::bind_planning(module);
     tightfit::bind_chain(module);
+    tightfit::bind_alive(module);
     tightfit::bind_executed(module);
     tightfit::bind_replay(module);
     tightfit::bind_packing(module);

@@ -15,6 +15,7 @@ from tightfit.allocator.hook import MAKE_ROOM, installed_hook
 from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
 from tightfit.errors import BudgetExceeded, HookUnavailable
+from tightfit.units import format_bytes
 
 __all__ = [
     "CpuTally",
@@ -194,7 +195,7 @@ def if_room(run: Callable[[], Result]) -> Result | None:
         return None
 
 
-def budget_exceeded(error: BaseException, what: str) -> BudgetExceeded:
+def budget_exceeded(error: BaseException, what: str, *, further_bytes: int = 0) -> BudgetExceeded:
     """Return the error of something that a limit has refused a request.
 
     Parameters
@@ -203,9 +204,13 @@ def budget_exceeded(error: BaseException, what: str) -> BudgetExceeded:
         For which `is_refusal`.
     what : str
         What was refused it, and how things stand now.
+    further_bytes : int
+        What would have been asked for next.
     """
     budget, asked, held = (int(n) for n in re.findall(r"(\d+) bytes", str(error))[:3])
-    return BudgetExceeded(f"{what} {error}", budget_bytes=budget, measured_bytes=held + asked)
+    least = held + asked + further_bytes
+    more = f". Try {least} bytes ({format_bytes(least)})" if further_bytes else ""
+    return BudgetExceeded(f"{what} {error}{more}", budget_bytes=budget, measured_bytes=least)
 
 
 def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:

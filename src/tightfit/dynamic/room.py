@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import torch
 
 from tightfit.allocator.resident import granularity_of, storages_of
 from tightfit.allocator.tally import CpuTally, Refusals, budget_exceeded, is_refusal
+from tightfit.torch_private.alive import alive
 from tightfit.units import rounded_up
 
 __all__ = ["Room", "allocated_bytes", "budget_exceeded", "is_refusal", "storages_alive"]
@@ -84,8 +84,7 @@ class Room:
 def storages_alive() -> list[torch.UntypedStorage]:
     """Return the storages of all tensors on the CPU that Python knows."""
     kinds = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    tensors = [thing for thing in gc.get_objects() if type(thing) in kinds]
-    return [storage for storage in storages_of(tensors) if storage.device.type == "cpu"]
+    return [storage for storage in storages_of(alive(kinds)) if storage.device.type == "cpu"]
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:

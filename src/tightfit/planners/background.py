@@ -17,6 +17,7 @@ __all__ = ["Search", "searching"]
 
 _LOWEST_PRIORITY = 19
 _FAREWELL_S = 2.0
+_MOST_ATTEMPTS = 5
 
 _ONE_AT_A_TIME = threading.Lock()
 _UNFINISHED: WeakSet[Search] = WeakSet()
@@ -67,10 +68,17 @@ class Search:
 
     def _run(self) -> None:
         _give_way()
+        attempts = _MOST_ATTEMPTS
         try:
             with _ONE_AT_A_TIME:
-                if not self._stopped.is_set():
-                    self._outcome = self._plan(Until(self._stopped))
+                while not self._stopped.is_set():
+                    try:
+                        self._outcome = self._plan(Until(self._stopped))
+                        break
+                    except SystemError:  # `gc.get_objects` of another thread saw a half-made tuple
+                        attempts -= 1
+                        if not attempts:
+                            raise
         except KeyboardInterrupt:  # raised by the progress of a cancelled search
             pass
         except Exception as error:  # the training loop's thread raises it

@@ -191,7 +191,8 @@ class Fitted:
         self.join_replicas(running_wrapper())
         self._resolve_budget()
         self.account.optimizers.look()
-        self._limit.begin(self.options.enforced_bytes, self.options.beside(self.account))
+        limits = self.options.enforced_bytes, self.options.beside(self.account)
+        self._limit.begin(*limits, is_looking=not self.is_used)
         self._addresses.end_step()
         if self._addresses.look(given.leaves, self.options):
             self._take_options(self._addresses.changed(self.options))

@@ -20,6 +20,7 @@ from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import flatten
 from tightfit.capture.opaque.call import OpaqueCall, OpaqueModules
 from tightfit.capture.opaque.mark import is_marked, opaque_modules
+from tightfit.capture.opaque.needs import naming_its_needs
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.opaque.record import TENSOR, Operand
 from tightfit.capture.opaque.recurrent import RecurrentLayers, can_be_cut
@@ -248,7 +249,7 @@ class OpaqueStandIns:
                 f"the opaque module {call.name!r} must run once to be measured, but here there "
                 "are only shapes: use real parameters and inputs"
             )
-        with private.without_modes(), unheard():
+        with private.without_modes(), unheard(), naming_its_needs(call):
             call.examine(state)
 
 
@@ -301,7 +302,7 @@ class _Boundary(torch.autograd.Function):
         present = tuple(i for i, t in enumerate(tangents) if t is not None)
         given = [t for t in tangents if t is not None]
         lying = [Geometry.of(t) for t in given]
-        with private.without_modes(), unheard():
+        with private.without_modes(), unheard(), naming_its_needs(call):
             geometries = call.examine_backward(present, lying)
         found = iter(_BACKWARD(record, saved, given, list(present), call.key))
         made = iter(geometries)

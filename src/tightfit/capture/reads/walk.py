@@ -159,7 +159,8 @@ class Walk:
         if not isinstance(value, tuple | list | dict) or not self._has_inputs(value):
             return False
         self.places.append(Asked(path, functools.partial(_form, fetch)))
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        items = list(value.items()) if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
             inner, where = functools.partial(_within, fetch, key), f"{path}[{key!r}]"
             if not self._held(where, item, inner):
                 self.places.append(Asked(where, inner))
@@ -171,7 +172,8 @@ class Walk:
             return id(value) in self._inputs
         if not isinstance(value, tuple | list | dict):
             return False
-        return any(map(self._has_inputs, value.values() if isinstance(value, dict) else value))
+        items = list(value.values()) if isinstance(value, dict) else value
+        return any(map(self._has_inputs, items))
 
     # -- tensors ------------------------------------------------------------------------------
 

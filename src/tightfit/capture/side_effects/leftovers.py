@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tightfit.torch_private import core as private
+from tightfit.torch_private.alive import alive
 
 __all__ = ["forget_traced", "traced_alive"]
 
@@ -41,11 +42,11 @@ def forget_traced(before: int) -> None:
     """
     if traced_alive() <= before:
         return
-    traced = [x for x in gc.get_objects() if type(x) is private.FunctionalTensor]
+    traced = alive({private.FunctionalTensor})
     if not traced:
         return
-    for wrapper in gc.get_objects():
-        if type(wrapper) is _CACHED and _holds_traced(wrapper):
+    for wrapper in alive({_CACHED}):
+        if _holds_traced(wrapper):
             wrapper.cache_clear()
     level: list[Any] = traced
     for _ in range(_DEEPEST):

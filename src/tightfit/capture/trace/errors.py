@@ -8,7 +8,7 @@ from typing import Literal
 
 from tightfit.allocator.tally import is_refusal
 from tightfit.capture.origins import ModuleTrail
-from tightfit.errors import BadInput, CaptureError
+from tightfit.errors import BadInput, BudgetExceeded, CaptureError
 from tightfit.torch_private import core as private
 
 __all__ = ["explained"]
@@ -20,7 +20,7 @@ def explained(trail: ModuleTrail) -> Iterator[None]:
     try:
         with private.without_meta_log():
             yield
-    except (BadInput, CaptureError):
+    except (BadInput, BudgetExceeded, CaptureError):
         raise
     except (private.DataDependentOutputException, private.DynamicOutputShapeException) as error:
         raise CaptureError(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
+from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
-from tightfit.units import rounded_up
 
 __all__ = ["StepNeeds", "step_needs"]
 
@@ -73,7 +72,7 @@ def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]
             if id(parameter) in twins:
                 twin.state[twins[id(parameter)]] = _twin_state(state)
         before = _state_tensors(twin)
-        counter = stack.enter_context(_Live(granularity))
+        counter = stack.enter_context(LiveOnFakes(granularity))
         _step_without_hooks(twin)
         after = _state_tensors(twin)
     there = {id(tensor) for tensor in before}
@@ -129,67 +128,3 @@ def _arguments(optimizer: Any) -> dict[str, Any]:
     """Return the defaults of an optimizer that its class takes as arguments."""
     taken = inspect.signature(type(optimizer)).parameters
     return {key: value for key, value in optimizer.defaults.items() if key in taken}
-
-
-@dataclass
-class _Storage:
-    """A storage and how many tensors lie in it."""
-
-    size_bytes: int
-    tensors: int = 0
-
-    def take(self) -> None:
-        """Note one more tensor."""
-        self.tensors += 1
-
-    def drop(self) -> bool:
-        """Note one tensor less; return whether it was the last."""
-        self.tensors -= 1
-        return not self.tensors
-
-
-@dataclass
-class _Live(private.TorchDispatchMode):
-    """Counts the bytes of the storages that ops make, as long as a tensor lies in them."""
-
-    granularity: int
-    peak_bytes: int = 0
-    _held_bytes: int = 0
-    _storages: dict[int, _Storage] = field(default_factory=dict)
-    _seen: Any = field(default_factory=private.WeakTensorKeyDictionary)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function is private.ITEM:  # any number will do
-            return 0.5 if args[0].is_floating_point() else 1
-        leaves = private.pytree.tree_leaves((args, kwargs))
-        given = {private.storage_key(x) for x in leaves if isinstance(x, torch.Tensor)}
-        result = function(*args, **(kwargs or {}))
-        for leaf in private.pytree.tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf not in self._seen:
-                self._count(leaf, given)
-        return result
-
-    def _count(self, tensor: torch.Tensor, given: set[int]) -> None:
-        storage = tensor.untyped_storage()
-        key = private.storage_key(tensor)
-        if key in given and key not in self._storages:
-            return  # there before
-        self._seen[tensor] = True
-        held = self._storages.get(key)
-        if held is None:
-            held = self._storages[key] = _Storage(rounded_up(storage.nbytes(), self.granularity))
-            self._held_bytes += held.size_bytes
-            self.peak_bytes = max(self.peak_bytes, self._held_bytes)
-        held.take()
-        weakref.finalize(tensor, self._dropped, key)
-
-    def _dropped(self, key: int) -> None:
-        held = self._storages[key]
-        if held.drop():
-            self._held_bytes -= held.size_bytes
-            del self._storages[key]

@@ -14,6 +14,10 @@ from tightfit.session.memory.steps import refuse_step
 __all__ = ["Limit"]
 
 
+_LOOKING_BYTES = 16 << 10
+"""Room for the states of generators, which looking at a callable puts aside."""
+
+
 class Limit:
     """Has the allocator refuse what would exceed a budget, from a call until its backward ended.
 
@@ -31,6 +35,7 @@ class Limit:
         self._name = name
         self._account = account
         self._keeps = not is_copy
+        self._is_looking = False
         hear_of_steps(self)
 
     def follow(self, limit_bytes: int | None, beside: Sequence[Account]) -> None:
@@ -45,8 +50,19 @@ class Limit:
         """
         self._account.keep_to(limit_bytes if self._keeps else None, beside)
 
-    def begin(self, limit_bytes: int | None, beside: Sequence[Account]) -> None:
-        """Enforce the limit: a call begins."""
+    def begin(
+        self, limit_bytes: int | None, beside: Sequence[Account], *, is_looking: bool = False
+    ) -> None:
+        """Enforce the limit: a call begins.
+
+        Parameters
+        ----------
+        limit_bytes, beside : int or None, sequence of Account
+            As in `follow`.
+        is_looking : bool
+            Whether nothing of it is planned yet.
+        """
+        self._is_looking = is_looking
         if not self._keeps or (beside and self._account.limit_bytes is None):
             self._keeps = True
             self.follow(limit_bytes, beside)  # of those that share it through the one called last
@@ -94,7 +110,8 @@ class Limit:
                 f"{self._name} needs more than the budget has room for, and was stopped before it "
                 "took that; its state is as before the call."
             )
-            raise budget_exceeded(error, what) from error
+            more = _LOOKING_BYTES if self._is_looking else 0
+            raise budget_exceeded(error, what, further_bytes=more) from error
 
     def before_step(self, optimizer: Any) -> None:
         """Refuse the step of an optimizer of this model that would exceed the budget."""

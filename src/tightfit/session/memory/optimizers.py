@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tightfit.session.memory.forecast import StepNeeds, step_needs
 from tightfit.torch_private import core as private
+from tightfit.torch_private.alive import alive
 from tightfit.units import rounded_up
 
 __all__ = ["Optimizers", "hear_of_steps", "parameters_of"]
@@ -67,7 +67,7 @@ class Optimizers:
         if self.looked < 2 and not any(True for _ in self):
             self.looked += 1
             own, kinds = self._own(), _kinds_of(torch.optim.Optimizer)
-            for found in [each for each in gc.get_objects() if type(each) in kinds]:
+            for found in alive(kinds):
                 if _holds_any(found, own):
                     self._note(found)
 

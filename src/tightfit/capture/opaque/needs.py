@@ -1,0 +1,84 @@
+"""What an opaque module needs to run, where the budget has no room to find it out."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import torch
+
+from tightfit.allocator import meter_for
+from tightfit.allocator.live_on_fakes import LiveOnFakes
+from tightfit.allocator.resident import granularity_of
+from tightfit.allocator.tally import budget_exceeded, is_refusal
+from tightfit.capture.calls.geometry import Geometry
+from tightfit.capture.opaque.call import OpaqueCall
+from tightfit.capture.reads.python_state import PythonState
+from tightfit.costs.measured.call import fixed_generators
+from tightfit.torch_private import core as private
+
+__all__ = ["naming_its_needs"]
+
+_MARGIN = 4
+_MARGIN_BYTES = 16 << 10
+"""The share of what it had taken when it was stopped that it may lack, where nothing is known."""
+
+
+@contextlib.contextmanager
+def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
+    """Where the budget refuses a module what it asks for, name a budget that has room for it.
+
+    The request that was refused is but the next one of many.
+
+    Raises
+    ------
+    BudgetExceeded
+        With what the forward and the backward of the call will take, counted on fake tensors; as
+        a multiple of what it had taken where it does not run on these.
+    """
+    if call.device.type != "cpu":  # the only device whose allocator refuses
+        yield
+        return
+    meter = meter_for(call.device)
+    before_bytes = meter.live_bytes()
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_refusal(error):
+            raise
+        taken_bytes = meter.live_bytes() - before_bytes
+        taken_bytes += int(re.findall(r"(\d+) bytes", str(error))[1])  # asked for
+        needed_bytes = _needed_bytes(call) or 0
+        if needed_bytes <= taken_bytes:  # kernels take more than fakes show
+            needed_bytes = taken_bytes + taken_bytes // _MARGIN + _MARGIN_BYTES
+        what = (
+            f"the module {call.name!r} runs as one op, and the budget has no room to run it by "
+            "itself, as it must once to be measured."
+        )
+        raise budget_exceeded(error, what, further_bytes=needed_bytes - taken_bytes) from error
+
+
+def _needed_bytes(call: OpaqueCall) -> int | None:
+    """Return what a forward and a backward of a call take on fakes; None where they do not run."""
+    try:
+        with fixed_generators(call.device), PythonState({"": call.module}):
+            return _taken_on_fakes(call)
+    except Exception:  # a module of any kind may fail on fakes in any way
+        return None
+
+
+def _taken_on_fakes(call: OpaqueCall) -> int:
+    counter = LiveOnFakes(granularity_of(call.device.type))
+    with private.FakeTensorMode(allow_non_fake_inputs=True):
+        state = {name: torch.empty_like(t, requires_grad=False) for name, t in call.state.items()}
+        with counter:
+            tensors = [operand.geometry.empty() for operand in call.operands]
+            result = call.forward(tensors, state)
+            if result.record is not None:
+                known = [*tensors, *result.outputs]
+                present = [i for i, flag in enumerate(result.differentiable) if flag]
+                tangents = [Geometry.of(result.outputs[i]).empty() for i in present]
+                saved = [known[i] for i in result.record.saved]
+                call.backward(result.record, saved, tangents, present)
+    return counter.peak_bytes
