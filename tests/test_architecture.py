@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "zoo": set(),
     "graph": set(),
     "eviction": {"_core"},
-    "allocator": {"torch_private"},
+    "allocator": {"torch_private", "_core"},
     "plan": {"graph"},
     "reporting": {"graph", "plan"},
     "planners": {"graph", "plan", "eviction", "_core"},

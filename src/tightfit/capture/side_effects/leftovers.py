@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from tightfit.allocator.alive import alive
 from tightfit.torch_private import core as private
-from tightfit.torch_private.alive import alive
 
 __all__ = ["forget_traced", "traced_alive"]
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tightfit.allocator.alive import alive
 from tightfit.session.memory.forecast import StepNeeds, step_needs
 from tightfit.torch_private import core as private
-from tightfit.torch_private.alive import alive
 from tightfit.units import rounded_up
 
 __all__ = ["Optimizers", "hear_of_steps", "parameters_of"]

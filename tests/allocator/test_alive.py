@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tightfit.torch_private.alive import alive
+from tightfit.allocator.alive import alive
 
 
 class Kept:
