@@ -392,6 +392,30 @@ def test_elementwise_operators_together_with_those_before_them(name, layout) -> 
     assert compared[f"aten.{name}.together_4"] == 1  # behind the sum of two
 
 
+class Gated(nn.Module):
+    """What a gate scales: an activation behind a BatchNorm, which is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate = nn.BatchNorm2d(8), nn.Parameter(torch.randn(8, 1, 1))
+
+    def forward(self, x):
+        h = F.silu(self.norm(x))
+        return h * torch.sigmoid(self.gate * h.mean())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
+def test_the_gradient_of_a_gate_is_made_without_what_it_scales(layout) -> None:
+    x = normal(shaped((2, 8, 11, 13), torch.float32, layout))
+    model = Gated().to(memory_format=layout)
+    captured = step_of(model, x)
+    ways = {w.name: w.reads for op in captured.graph.ops for w in op.alternatives}
+    scaled = next(op for op in captured.graph.ops if op.target == "aten.silu").alternatives[0]
+    assert {*scaled.writes}.isdisjoint(ways["aten.mul.Tensor.together_3"])
+    compared = battery_of(model, captured, x, tangent=normal).compared
+    assert compared["aten.mul.Tensor.together_3"] == 1
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 300, 310), (70, 40, 11, 11), (300_001, 3)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
 def test_stretches_of_large_tensors_are_put_together_again(shape, layout) -> None:
