@@ -5,20 +5,20 @@ An entry is a function from an op of a captured step to further ways of computin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from tightfit.alternatives.assembling import Assembly
 from tightfit.alternatives.base import Contributor, OpView, Way
-from tightfit.alternatives.batch_norm import batch_norm_again, update_again
-from tightfit.alternatives.by_images import (
+from tightfit.alternatives.convolutions.by_images import (
     convolution_by_images,
     gradients_of_convolution_by_images,
 )
-from tightfit.alternatives.convolution import split_gradient
+from tightfit.alternatives.convolutions.split import split_gradient
 from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
 from tightfit.alternatives.draw_again import draw_again, mask_again
 from tightfit.alternatives.dropout import dropout_gradient
@@ -31,6 +31,12 @@ from tightfit.alternatives.from_output import (
 from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
 from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
+from tightfit.alternatives.norms.again import batch_norm_again, update_again
+from tightfit.alternatives.norms.from_output import (
+    batch_norm_from_output,
+    group_norm_from_output,
+    layer_norm_from_output,
+)
 from tightfit.alternatives.relu import relu_gradient
 from tightfit.alternatives.stash import kept_in_fewer_bytes
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
@@ -78,6 +84,24 @@ ENTRIES = (
     Entry(leaky_relu_gradient, "output", (aten.leaky_relu_backward.default,)),
     Entry(elu_gradient, "output", (aten.elu_backward.default,)),
     Entry(softplus_gradient, "output", (aten.softplus_backward.default,)),
+    Entry(
+        batch_norm_from_output,
+        "output",
+        (aten.native_batch_norm_backward.default,),
+        exactness="rounding",
+    ),
+    Entry(
+        layer_norm_from_output,
+        "output",
+        (aten.native_layer_norm_backward.default,),
+        exactness="rounding",
+    ),
+    Entry(
+        group_norm_from_output,
+        "output",
+        (aten.native_group_norm_backward.default,),
+        exactness="rounding",
+    ),
     Entry(relu_gradient, "intermediate", (aten.threshold_backward.default,)),
     Entry(max_pool_gradient, "intermediate", MAX_POOL_GRADIENTS),
     Entry(dropout_gradient, "intermediate", (aten.native_dropout_backward.default,)),
@@ -110,7 +134,10 @@ def _entries(group: str, allowed: Sequence[Exactness]) -> tuple[Entry, ...]:
 
 
 def with_alternatives(
-    captured: Captured, exactness: Exactness = "bitwise", group: str = "all"
+    captured: Captured,
+    exactness: Exactness = "bitwise",
+    group: str = "all",
+    present: Mapping[fx.Node, torch.Tensor] | None = None,
 ) -> Captured:
     """Return the captured step with the alternatives that the registry knows for its ops.
 
@@ -122,6 +149,9 @@ def with_alternatives(
         The least exact class that is allowed.
     group : str
         Only these, for comparisons: a name of `GROUPS`.
+    present : mapping of fx.Node to Tensor, optional
+        Parameters of which somebody watches whether `Captured.conditions` hold in every step;
+        None: conditions are taken to hold, as for a plan that nobody runs.
 
     Raises
     ------
@@ -138,7 +168,7 @@ def with_alternatives(
         for entry in entries:
             if entry.operators is not None and node.target not in entry.operators:
                 continue
-            extension = entry.contributor(OpView(captured, op, offered))
+            extension = entry.contributor(OpView(captured, op, offered, present))
             if extension is not None:
                 offered += assembly.add(op, extension, allowed)
     return assembly.finished()

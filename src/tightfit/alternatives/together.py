@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView, Way, arguments_of, is_dense
-from tightfit.alternatives.batch_norm import normalise_with_statistics, statistics_of
+from tightfit.alternatives.norms.again import normalise_with_statistics, statistics_of
 from tightfit.capture.nodes import is_getitem
 
 __all__ = [
