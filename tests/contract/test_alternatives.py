@@ -20,6 +20,7 @@ from torch import fx, nn
 from support.models import UpdatingNet
 from tightfit.allocator import measure_peak
 from tightfit.alternatives.base import Contributor, OpView
+from tightfit.alternatives.convolutions.cudnn import convolution_by_cudnn
 from tightfit.alternatives.in_place import IN_PLACE, add_over_second
 from tightfit.alternatives.linear_cross_entropy import loss_and_gradients
 from tightfit.alternatives.max_pool import Windows
@@ -487,6 +488,31 @@ def test_gradients_of_norms_from_their_output(name, make, shape, dtype, layout) 
         assert compared[f"{name}.from_output"] == (dtype is not torch.bfloat16)
 
 
+class Attention(nn.Module):
+    """Four heads over tokens, as models lay them out."""
+
+    def __init__(self, causal: bool, width: int = 32) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(width, 3 * width)
+        self.causal = causal
+
+    def forward(self, x):
+        three = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.inputs(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(*three, is_causal=self.causal)
+        return torch.sin(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("tokens", [2, 17, 49])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_attention_by_its_formula(dtype, causal, tokens) -> None:
+    model = Attention(causal).to(dtype)
+    x = torch.randn(3, tokens, 32, dtype=dtype)
+    captured = keeping_promises(step_of(model, x, exactness="rounding"), SILENT)
+    compared = battery_of(model, captured, x, tangent=normal).compared
+    assert compared["attention.formula"] == 2
+
+
 POOLS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 3, 8, 8), {"kernel_size": 2}),
     ((2, 3, 9, 7), {"kernel_size": 3, "stride": 2, "padding": 1}),
@@ -678,6 +704,7 @@ def one_of_each() -> Iterator[tuple[nn.Module, torch.Tensor]]:
     yield Residual(F.relu), torch.randn(2, 8, 11, 13)
     yield Convolutions(nn.GELU), torch.randn(2, 3, 16, 16)
     yield by_images(), torch.randn(2, 8, 64, 64)
+    yield Attention(True), torch.randn(2, 17, 32)
     for norm in (nn.BatchNorm2d(3), nn.LayerNorm(9), nn.GroupNorm(1, 3)):
         yield Alone(norm), images
     functions = (
@@ -699,5 +726,6 @@ def test_every_registered_operator_is_compared() -> None:
     compared |= {name.rpartition(".")[0] for name in compared}
     overwriters = {target.name().replace("::", ".") for target in IN_PLACE}
     assert overwriters <= compared
-    assert contributors == {entry.contributor for entry in ENTRIES}
+    on_gpus = {convolution_by_cudnn}
+    assert contributors == {entry.contributor for entry in ENTRIES} - on_gpus
     assert {entry.group for entry in ENTRIES} == {*GROUPS, "again"} - {"none", "all"}

@@ -13,11 +13,13 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.assembling import Assembly
+from tightfit.alternatives.attention import ATTENTION, attention
 from tightfit.alternatives.base import Contributor, OpView, Way
 from tightfit.alternatives.convolutions.by_images import (
     convolution_by_images,
     gradients_of_convolution_by_images,
 )
+from tightfit.alternatives.convolutions.cudnn import convolution_by_cudnn
 from tightfit.alternatives.convolutions.split import split_gradient
 from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
 from tightfit.alternatives.draw_again import draw_again, mask_again
@@ -116,6 +118,13 @@ ENTRIES = (
         (aten.convolution_backward.default,),
         exactness="rounding",
     ),
+    Entry(
+        convolution_by_cudnn,
+        "conv",
+        (aten.convolution.default, aten.convolution_backward.default),
+        exactness="rounding",
+    ),
+    Entry(attention, "attention", ATTENTION, exactness="rounding"),
     Entry(together, "together", TOGETHER),
     Entry(kept_in_fewer_bytes, "stash", None, exactness="lossy"),
     Entry(in_place, "inplace", tuple(IN_PLACE)),  # behind all whose ways may run in place too
@@ -123,7 +132,17 @@ ENTRIES = (
     Entry(mask_again, "again", (aten.native_dropout.default, scaled_dropout)),
 )
 
-GROUPS = ("none", "conv", "output", "intermediate", "together", "stash", "inplace", "all")
+GROUPS = (
+    "none",
+    "conv",
+    "output",
+    "intermediate",
+    "attention",
+    "together",
+    "stash",
+    "inplace",
+    "all",
+)
 """What a comparison may name."""
 
 

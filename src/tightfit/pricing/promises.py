@@ -337,7 +337,12 @@ class _Comparisons:
 
 def _verdict(trial: Trial, default: Call, call: Call) -> Verdict:
     expected = trial.results(default)
-    made = trial.results(call)
+    try:
+        made = trial.results(call)
+    except (RuntimeError, NotImplementedError) as error:
+        if is_refusal(error):
+            raise
+        return Verdict(_UNLIKE)  # where the default runs, and this does not, it is of no use
     gaps = [_difference(made[value], expected[value]) for value in made]
     return Verdict(_UNLIKE if _UNLIKE in gaps else max(gaps, default=0.0))
 
