@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.captured import FarFromZero
 
 __all__ = [
@@ -103,8 +104,17 @@ def gradients_of_layer_norm(
     mask : list of bool
         Which gradients are wanted.
     """
-    of_x = torch.empty_like(gradient)
     width = math.prod(shape)
+    if weight is not None and runs_on(gradient) and gradient.dtype == weight.dtype:
+        from tightfit.alternatives.kernels.layer_norm import LONGEST, gradients_of_rows
+
+        if width <= LONGEST:
+            rows = (gradient.reshape(-1, width), output.reshape(-1, width), deviation.flatten())
+            flat = (t if t is None else t.flatten() for t in (weight, bias))
+            made = gradients_of_rows(*rows, *flat)
+            wanted = zip(made, (gradient, weight, weight), mask, strict=True)
+            return tuple(t.view_as(like) if own else None for t, like, own in wanted)
+    of_x = torch.empty_like(gradient)
     given, made, result = (t.view(-1, *shape) for t in (gradient, output, of_x))
     rows = deviation.view(-1, *[1] * len(shape))
 
