@@ -47,3 +47,15 @@ def test_what_is_replaced_together_is_shown_together(operator, shown, capsys) ->
     assert main(["profile-op", model, operator, "--json"]) == 0
     ways = json.loads(capsys.readouterr().out)["ways"]
     assert {way["alternative"] for way in ways if way["is_kept"]} >= {"default"} | shown
+
+
+def test_a_plan_says_what_the_next_exactness_gains(capsys) -> None:
+    model = f"{Path(__file__).parent.parent / 'support' / 'small.py'}:tokens"
+    words = ["plan", model, "--budget-ratio", "0.6", "--time-limit", "1", "--next-exactness"]
+    assert main(words) in (0, 3)
+    assert "exactness rounding" in capsys.readouterr().out
+    assert main([*words, "--exactness", "rounding", "--json"]) in (0, 3)
+    found = json.loads(capsys.readouterr().out)
+    assert found["next_exactness"] == "lossy" and "next_overhead" in found
+    assert main([*words, "--exactness", "lossy"]) == 2
+    assert "no class is less exact than lossy" in capsys.readouterr().err

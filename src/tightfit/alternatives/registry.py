@@ -46,14 +46,11 @@ from tightfit.alternatives.together import TOGETHER, together
 from tightfit.capture.captured import Captured
 from tightfit.capture.operators.dropout import scaled_dropout
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Exactness
+from tightfit.graph.ir import EXACTNESS, Exactness
 
-__all__ = ["ENTRIES", "EXACTNESS", "GROUPS", "compilable", "with_alternatives"]
+__all__ = ["ENTRIES", "GROUPS", "compilable", "with_alternatives"]
 
 aten = torch.ops.aten
-
-EXACTNESS: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
-"""How exact an alternative may be, the strictest first; each class includes those before it."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from tightfit.alternatives.registry import EXACTNESS
 from tightfit.capture.captured import Captured
 from tightfit.costs.measured.call import Measurement, measure_call
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Exactness, Graph, Op
+from tightfit.graph.ir import EXACTNESS, Exactness, Graph, Op
 from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import key_of, recorded
 from tightfit.progress import SILENT, Progress
