@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 ROWS = FOLDER / "results"
+TESTS = ("tests/gpu", "tests/contract/test_kernels.py")
 
 MODELS = {
     "resnet50": ("--batch", "64", "--size", "224"),
@@ -40,7 +41,7 @@ class Stage(NamedTuple):
 
 def stages(rows: Path = ROWS, python: str = sys.executable) -> list[Stage]:
     """Return what is run, in order; rows go into a folder."""
-    found = [Stage("tests", (python, "-m", "pytest", "-m", "gpu", "tests/gpu"), 150)]
+    found = [Stage("tests", (python, "-m", "pytest", "-m", "gpu", *TESTS), 150)]
     for model, settings in MODELS.items():
         common = (model, *settings, "--device", "cuda", "--output")
         prove = (python, "benchmarks/gpu_proofs.py", *common, str(rows / "gpu_proofs.jsonl"))

@@ -9,6 +9,7 @@ from torch import nn
 
 import tightfit
 from support.layouts import OnePixel, TransposedNorm
+from tightfit.alternatives.norms import from_output as norm_from_output
 from tightfit.studies.comparison import Comparison
 from tightfit.zoo import Example
 
@@ -109,3 +110,58 @@ def test_training_with_values_kept_as_halves_is_near_plain_training(planner, meb
     torch.testing.assert_close(losses_of(ours, *data), expected, rtol=2e-3, atol=2e-3)
     report = tightfit.report(ours)
     assert report.measured_peak_bytes <= report.budget_bytes
+
+
+class Normalised(nn.Module):
+    """Layers behind each of which a norm of one kind stands."""
+
+    def __init__(self, norm) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 1) for _ in range(6))
+        self.norms = nn.ModuleList(norm() for _ in range(6))
+
+    def forward(self, x, classes):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = norm(layer(x))
+        return F.cross_entropy(x.mean((2, 3)), classes)
+
+
+NORMS = {
+    "batch_norm": lambda: nn.BatchNorm2d(8),
+    "layer_norm": lambda: nn.LayerNorm((8, 16, 16)),
+    "group_norm": lambda: nn.GroupNorm(2, 8),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_train_from_their_outputs_until_a_weight_is_near_zero(name, monkeypatch):
+    """Where two weights become zero the step is captured again, and that norm runs otherwise."""
+    runs = []
+    function = getattr(norm_from_output, f"gradients_of_{name}")
+
+    def counted(*args):
+        runs.append(name)
+        return function(*args)
+
+    def six_steps(model):
+        """The losses; how often gradients came from an output in the last three."""
+        first = losses_of(model, *data)
+        runs.clear()
+        return torch.cat([first, losses_of(model, *data)]), len(runs)
+
+    def weakened(model):
+        model.norms[2].weight.data.flatten()[:2] = 0.0
+        return six_steps(model)
+
+    monkeypatch.setattr(norm_from_output, f"gradients_of_{name}", counted)
+    torch.manual_seed(0)
+    plain, ours = Normalised(NORMS[name]), Normalised(NORMS[name])
+    ours.load_state_dict(plain.state_dict())
+    data = torch.randn(16, 8, 16, 16), torch.randint(0, 5, (16,))
+    expected = [train(plain)[0] for train in (six_steps, weakened)]
+    plain.zero_grad()
+    options = {"costs": "unit", "cache": False, "limits": (1.0, 0.1)}
+    tightfit.fit(ours, "1.7MiB", exactness="rounding", **options)
+    made, often = zip(*(train(ours) for train in (six_steps, weakened)), strict=True)
+    torch.testing.assert_close(made, tuple(expected), rtol=1e-4, atol=1e-5)
+    assert often[0] > often[1] > 0

@@ -109,6 +109,8 @@ def test_the_command_line_is_frozen() -> None:
         "plan": {
             "TARGET",
             *of_models,
+            "--exactness",
+            "--next-exactness",
             "--optimizer",
             "--graph-output",
             "--budget",

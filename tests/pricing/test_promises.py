@@ -12,10 +12,11 @@ from torch import nn
 
 from tightfit.alternatives.assembling import Assembly
 from tightfit.alternatives.base import Extension, OpView, Way
-from tightfit.alternatives.registry import EXACTNESS, with_alternatives
+from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
+from tightfit.graph.ir import EXACTNESS
 from tightfit.pricing.promises import keeping_promises, promises_kept
 from tightfit.pricing.quick import quick_costs
 from tightfit.progress import SILENT

@@ -226,6 +226,7 @@ class Assembly:
             way.rests_on,
             way.compiles,
             way.stretches,
+            way.condition,
         )
 
     def _alternative(self, way: Way, call: Call) -> Alternative:

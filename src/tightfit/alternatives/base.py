@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from tightfit.capture.captured import Call, Captured
+from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import (
     base_of,
     is_getitem,
@@ -25,6 +25,9 @@ from tightfit.capture.nodes import (
 from tightfit.graph.ir import Exactness, Op, Use, Value
 
 __all__ = ["Contributor", "Extension", "Extra", "OpView", "Way", "arguments_of", "is_dense"]
+
+
+_MARGIN = 4  # times what a condition asks: steps that follow are to fulfil it, too
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Way:
     stretches : str
         Of a way that runs on stretches of bounded size, element by element: a text that is equal
         for ways that compare and cost alike at any size.
+    condition : FarFromZero or None
+        What must be true of parameters in every step that may run it.
     """
 
     name: str
@@ -69,6 +74,7 @@ class Way:
     compiles: bool = True
     flops: int | None = None
     stretches: str = ""
+    condition: FarFromZero | None = None
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,14 @@ class OpView:
         The op.
     ways : tuple of Way
         What other contributors have offered for it so far.
+    present : mapping of fx.Node to Tensor, optional
+        Parameters as they are now, by placeholder; None: nobody knows, any may be far from zero.
     """
 
     captured: Captured
     op: Op
     ways: tuple[Way, ...] = ()
+    present: Mapping[fx.Node, torch.Tensor] | None = None
 
     @property
     def node(self) -> fx.Node:
@@ -203,6 +212,14 @@ class OpView:
             if user.target in wanted and arguments_of(user)[: 1 + len(others)] == (node, *others):
                 return user
         return None
+
+    def may_rest_on_weights(self, weight: fx.Node | None, bias: fx.Node | None) -> bool:
+        """Whether the weights of a norm are parameters, and well away from zero by now."""
+        if any(node is not None and node.op != "placeholder" for node in (weight, bias)):
+            return False
+        if weight is None or self.present is None:
+            return weight is not None or bias is None
+        return FarFromZero(weight, bias).holds(self.present, times=_MARGIN)
 
     def value_of(self, node: fx.Node) -> Value | None:
         """Return the value that a tensor belongs to, None if it is a constant of the trace."""

@@ -6,6 +6,7 @@ import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way, is_dense
 from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
+from tightfit.alternatives.kernels import runs_on
 from tightfit.capture.operators.dropout import scaled_dropout
 
 __all__ = ["dropout_gradient", "gradient_of_kept", "kept"]
@@ -17,6 +18,11 @@ def kept(mask: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return a mask as bits, in the order of its elements in memory."""
     elements = flat(mask, strides)
     bits = torch.empty(bit_bytes(mask.numel()), dtype=torch.uint8, device=mask.device)
+    if runs_on(mask):
+        from tightfit.alternatives.kernels.bits import pack_kept
+
+        pack_kept(elements, bits)
+        return bits
     for part, its_bits in stretches(elements):
         pack(elements[part].clone(), bits[its_bits])
     return bits
@@ -42,6 +48,11 @@ def gradient_of_kept(
         gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
     )
     given, written = flat(gradient, strides), flat(made, strides)
+    if runs_on(gradient):
+        from tightfit.alternatives.kernels.bits import keep_marked
+
+        keep_marked(given, bits, written, scale)
+        return made
     for part, its_bits in stretches(given):
         mask = unpack(bits[its_bits], part.stop - part.start).view(torch.bool)
         written[part].copy_(aten.native_dropout_backward.default(given[part], mask, scale))

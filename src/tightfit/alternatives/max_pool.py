@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way, arguments_of
+from tightfit.alternatives.kernels import runs_on
 
 __all__ = [
     "MAX_POOL_GRADIENTS",
@@ -58,6 +59,11 @@ class Windows:
     strides: tuple[int, ...]
     padding: tuple[int, ...]
 
+    @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes, extents, strides and padding."""
+        return self.sizes, self.extents, self.strides, self.padding
+
     def starts(self, counts: Sequence[int], device: torch.device) -> torch.Tensor:
         """Return where each of so many windows begins, as an index into the image."""
         total = torch.zeros((), dtype=torch.int64, device=device)
@@ -102,6 +108,10 @@ def offsets(indices: torch.Tensor, windows: Windows) -> torch.Tensor:
     windows : Windows
         Where the windows lie.
     """
+    if runs_on(indices) and indices.is_contiguous():
+        from tightfit.alternatives.kernels.max_pool import offsets_of
+
+        return offsets_of(indices, *windows.places)
     made = torch.empty_like(indices, dtype=torch.uint8)
     starts = windows.starts(indices.shape[-len(windows.sizes) :], indices.device)
     for part in _parts(indices):
@@ -134,6 +144,10 @@ def gradient_from_offsets(
     dimensions = len(windows.sizes)
     shape = (*gradient.shape[:-dimensions], *windows.sizes)
     made = torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device)
+    if runs_on(gradient) and all(t.is_contiguous() for t in (gradient, offsets, made)):
+        from tightfit.alternatives.kernels.max_pool import gradient_of_image
+
+        return gradient_of_image(gradient, offsets, *windows.places, out=made)
     starts = windows.starts(gradient.shape[-dimensions:], gradient.device)
     for part in _parts(offsets):
         image = made[part]  # also stands for the image, of which only the shape is read

@@ -5,20 +5,22 @@ An entry is a function from an op of a captured step to further ways of computin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from tightfit.alternatives.assembling import Assembly
+from tightfit.alternatives.attention import ATTENTION, attention
 from tightfit.alternatives.base import Contributor, OpView, Way
-from tightfit.alternatives.batch_norm import batch_norm_again, update_again
-from tightfit.alternatives.by_images import (
+from tightfit.alternatives.convolutions.by_images import (
     convolution_by_images,
     gradients_of_convolution_by_images,
 )
-from tightfit.alternatives.convolution import split_gradient
+from tightfit.alternatives.convolutions.cudnn import convolution_by_cudnn
+from tightfit.alternatives.convolutions.split import split_gradient
 from tightfit.alternatives.cross_entropy import fused_cross_entropy_gradient
 from tightfit.alternatives.draw_again import draw_again, mask_again
 from tightfit.alternatives.dropout import dropout_gradient
@@ -31,6 +33,12 @@ from tightfit.alternatives.from_output import (
 from tightfit.alternatives.in_place import IN_PLACE, in_place
 from tightfit.alternatives.linear_cross_entropy import linear_cross_entropy
 from tightfit.alternatives.max_pool import MAX_POOL_GRADIENTS, max_pool_gradient
+from tightfit.alternatives.norms.again import batch_norm_again, update_again
+from tightfit.alternatives.norms.from_output import (
+    batch_norm_from_output,
+    group_norm_from_output,
+    layer_norm_from_output,
+)
 from tightfit.alternatives.relu import relu_gradient
 from tightfit.alternatives.stash import kept_in_fewer_bytes
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
@@ -38,14 +46,11 @@ from tightfit.alternatives.together import TOGETHER, together
 from tightfit.capture.captured import Captured
 from tightfit.capture.operators.dropout import scaled_dropout
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Exactness
+from tightfit.graph.ir import EXACTNESS, Exactness
 
-__all__ = ["ENTRIES", "EXACTNESS", "GROUPS", "compilable", "with_alternatives"]
+__all__ = ["ENTRIES", "GROUPS", "compilable", "with_alternatives"]
 
 aten = torch.ops.aten
-
-EXACTNESS: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
-"""How exact an alternative may be, the strictest first; each class includes those before it."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,24 @@ ENTRIES = (
     Entry(leaky_relu_gradient, "output", (aten.leaky_relu_backward.default,)),
     Entry(elu_gradient, "output", (aten.elu_backward.default,)),
     Entry(softplus_gradient, "output", (aten.softplus_backward.default,)),
+    Entry(
+        batch_norm_from_output,
+        "output",
+        (aten.native_batch_norm_backward.default,),
+        exactness="rounding",
+    ),
+    Entry(
+        layer_norm_from_output,
+        "output",
+        (aten.native_layer_norm_backward.default,),
+        exactness="rounding",
+    ),
+    Entry(
+        group_norm_from_output,
+        "output",
+        (aten.native_group_norm_backward.default,),
+        exactness="rounding",
+    ),
     Entry(relu_gradient, "intermediate", (aten.threshold_backward.default,)),
     Entry(max_pool_gradient, "intermediate", MAX_POOL_GRADIENTS),
     Entry(dropout_gradient, "intermediate", (aten.native_dropout_backward.default,)),
@@ -92,6 +115,13 @@ ENTRIES = (
         (aten.convolution_backward.default,),
         exactness="rounding",
     ),
+    Entry(
+        convolution_by_cudnn,
+        "conv",
+        (aten.convolution.default, aten.convolution_backward.default),
+        exactness="rounding",
+    ),
+    Entry(attention, "attention", ATTENTION, exactness="rounding"),
     Entry(together, "together", TOGETHER),
     Entry(kept_in_fewer_bytes, "stash", None, exactness="lossy"),
     Entry(in_place, "inplace", tuple(IN_PLACE)),  # behind all whose ways may run in place too
@@ -99,7 +129,17 @@ ENTRIES = (
     Entry(mask_again, "again", (aten.native_dropout.default, scaled_dropout)),
 )
 
-GROUPS = ("none", "conv", "output", "intermediate", "together", "stash", "inplace", "all")
+GROUPS = (
+    "none",
+    "conv",
+    "output",
+    "intermediate",
+    "attention",
+    "together",
+    "stash",
+    "inplace",
+    "all",
+)
 """What a comparison may name."""
 
 
@@ -110,7 +150,10 @@ def _entries(group: str, allowed: Sequence[Exactness]) -> tuple[Entry, ...]:
 
 
 def with_alternatives(
-    captured: Captured, exactness: Exactness = "bitwise", group: str = "all"
+    captured: Captured,
+    exactness: Exactness = "bitwise",
+    group: str = "all",
+    present: Mapping[fx.Node, torch.Tensor] | None = None,
 ) -> Captured:
     """Return the captured step with the alternatives that the registry knows for its ops.
 
@@ -122,6 +165,9 @@ def with_alternatives(
         The least exact class that is allowed.
     group : str
         Only these, for comparisons: a name of `GROUPS`.
+    present : mapping of fx.Node to Tensor, optional
+        Parameters of which somebody watches whether `Captured.conditions` hold in every step;
+        None: conditions are taken to hold, as for a plan that nobody runs.
 
     Raises
     ------
@@ -138,7 +184,7 @@ def with_alternatives(
         for entry in entries:
             if entry.operators is not None and node.target not in entry.operators:
                 continue
-            extension = entry.contributor(OpView(captured, op, offered))
+            extension = entry.contributor(OpView(captured, op, offered, present))
             if extension is not None:
                 offered += assembly.add(op, extension, allowed)
     return assembly.finished()

@@ -12,6 +12,7 @@ import torch
 
 from tightfit.alternatives.base import Extension, OpView, Way, is_dense
 from tightfit.alternatives.bits import bit_bytes, flat, pack, stretches, unpack
+from tightfit.alternatives.kernels import runs_on
 
 __all__ = ["pass_marked", "pass_marked_", "passed", "relu_gradient"]
 
@@ -27,6 +28,11 @@ def passed(output: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """
     elements = flat(output, strides)
     bits = torch.empty(bit_bytes(output.numel()), dtype=torch.uint8, device=output.device)
+    if runs_on(output):
+        from tightfit.alternatives.kernels.bits import pack_passed
+
+        pack_passed(elements, bits)
+        return bits
     for part, its_bits in stretches(elements):
         pack((elements[part] <= 0).logical_not_(), bits[its_bits])
     return bits
@@ -55,6 +61,11 @@ def pass_marked(
         out = torch.empty_strided(
             gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
         )
+    if runs_on(gradient):
+        from tightfit.alternatives.kernels.bits import keep_marked
+
+        keep_marked(flat(gradient, strides), bits, flat(out, strides))
+        return out
     kind = _NUMBERS[gradient.element_size()]
     given, made = flat(gradient, strides).view(kind), flat(out, strides).view(kind)
     for part, its_bits in stretches(given):

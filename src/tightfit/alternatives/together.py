@@ -3,7 +3,8 @@
 A ReLU behind a BatchNorm is made again from what was normalised: both run on a stretch that lies
 in the processor's cache, so memory is read once and written once, and what is between them never
 exists as a whole. The gradient of a SiLU, which reads what a BatchNorm made, does the same: then
-only the BatchNorm's input has to be kept.
+only the BatchNorm's input has to be kept. So does a product in the backward: the gradient of a
+gate needs what it scaled, that of a weight of an RMSNorm what was normalised.
 
 The bits are those of one operator after the other where a function is the same for a vector of
 the processor and for one number. An exponential is not: there the last few elements of a stretch
@@ -22,7 +23,7 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView, Way, arguments_of, is_dense
-from tightfit.alternatives.batch_norm import normalise_with_statistics, statistics_of
+from tightfit.alternatives.norms.again import normalise_with_statistics, statistics_of
 from tightfit.capture.nodes import is_getitem
 
 __all__ = [
@@ -307,7 +308,7 @@ def _way(view: OpView) -> Way | None:
         run_together,
         (links, shape, strides, *chain.reads),
         exactness="bitwise" if _keeps_bits(links, shape, strides) else "rounding",
-        use="any" if view.node.target in _BACKWARD else "again",
+        use="again" if view.is_forward(view.node) else "any",
         rests_on=tuple(chain.rests_on),
         compiles=False,
         stretches=repr(links),
@@ -386,7 +387,7 @@ class _Chain:
         if (other.shape, other.stride()) != (mine.shape, mine.stride()):
             return None
         forward = [user for user in node.users if view.is_forward(user)]
-        if len(forward) > 1 and reader.target in _FORWARD:
+        if len(forward) > 1 and view.is_forward(reader):
             return None
         if maker.target is _NORM:
             picked = is_getitem(node) and node.args[1] == 0

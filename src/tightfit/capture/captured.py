@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import torch
 from torch import fx, nn
 
 from tightfit.capture.joint_graph import JointGraph
@@ -19,10 +21,43 @@ from tightfit.graph.validate import validate_graph
 __all__ = [
     "Call",
     "Captured",
+    "FarFromZero",
     "outputs_beside_the_loss",
+    "parameters_of",
     "placeholder_tensors",
     "tensors_of",
 ]
+
+
+_NEAR = 1e-2  # beside its bias: below, a single-precision weight leaves fewer than five digits
+
+
+@dataclass(frozen=True)
+class FarFromZero:
+    """What an alternative asks of parameters: no weight is near zero beside its bias.
+
+    Parameters
+    ----------
+    weight, bias : fx.Node
+        Placeholders; a bias may be None.
+    """
+
+    weight: fx.Node
+    bias: fx.Node | None
+
+    def holds(self, tensors: Mapping[fx.Node, Any], times: float = 1.0) -> bool:
+        """Whether it is true of the tensors of some placeholders, with this margin."""
+        if self.weight not in tensors or (self.bias is not None and self.bias not in tensors):
+            return False
+        with torch.no_grad():
+            weight = tensors[self.weight].abs()
+            other = weight if self.bias is None else weight.maximum(tensors[self.bias].abs())
+            return bool((weight > other * (times * _NEAR)).all())
+
+    def enforce(self, node: fx.Node, tensor: torch.Tensor) -> None:
+        """Make it true of numbers that were drawn for one of the parameters."""
+        if node is self.weight:
+            tensor.abs_().add_(0.5)
 
 
 @dataclass(frozen=True)
@@ -47,6 +82,8 @@ class Call:
     stretches : str
         Of an alternative that runs element by element, on stretches of bounded size: equal for
         those that compare and cost alike at any size.
+    condition : FarFromZero or None
+        What must be true of parameters in every step that may run it.
     """
 
     function: Callable[..., Any]
@@ -57,6 +94,7 @@ class Call:
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True
     stretches: str = ""
+    condition: FarFromZero | None = None
 
     def nodes(self) -> Iterator[fx.Node]:
         """Yield every node among the arguments."""
@@ -98,6 +136,12 @@ class Captured:
     reads: Reads = field(default_factory=Reads)
     left: frozenset[Kept] = frozenset()
     beyond: Graph | None = None
+
+    @functools.cached_property
+    def conditions(self) -> tuple[FarFromZero, ...]:
+        """What must be true of parameters for the step's alternatives."""
+        every = (call.condition for calls in self.calls for call in calls[1:])
+        return tuple(dict.fromkeys(one for one in every if one is not None))
 
     def with_graph(self, graph: Graph) -> Captured:
         """Return the step with another graph of the same ops and values, such as a priced one."""
@@ -153,6 +197,17 @@ def placeholder_tensors(
         for key, buffer in module.named_buffers(remove_duplicate=False):
             members[f"{prefix}.{key}"] = buffer
     return tensors_of(joint, leaves, members.__getitem__)
+
+
+def parameters_of(joint: JointGraph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Any]:
+    """Return the parameters that a step reads, by their placeholders."""
+    members = {
+        f"{prefix}.{key}": parameter
+        for prefix, module in {**modules, **joint.outside}.items()
+        for key, parameter in module.named_parameters(remove_duplicate=False)
+    }
+    pairs = zip(joint.placeholders, joint.sources, strict=True)
+    return {n: members[s.name] for n, s in pairs if s.kind == "parameter" and s.name in members}
 
 
 def tensors_of(joint: JointGraph, leaves: Sequence[Any], member: Callable[[str], Any]) -> list[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 from cyclopts import Parameter
 
 from tightfit.cli.console import terminal_progress
@@ -21,8 +22,10 @@ from tightfit.cli.options import (
     StepOptions,
 )
 from tightfit.cli.output import print_result
-from tightfit.cli.target import chosen_budget, load_step
+from tightfit.cli.target import chosen_budget, is_model, load_step
+from tightfit.errors import BadInput
 from tightfit.graph.io import save_graph
+from tightfit.graph.ir import EXACTNESS, Exactness
 from tightfit.plan.explain import explain
 from tightfit.plan.io import save_plan
 from tightfit.plan.plan import Outcome
@@ -31,6 +34,7 @@ from tightfit.planners.questions.infeasible import infeasible_message
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.reporting.text import render_explanation, render_outcome
+from tightfit.units import format_percent
 
 __all__ = ["plan"]
 
@@ -44,6 +48,8 @@ def plan(
     planner: PlannerName = DEFAULT,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     graph_output: Path | None = None,
+    exactness: Exactness | None = None,
+    next_exactness: Annotated[bool, Parameter(negative="")] = False,
     options: ModelOptions = DEFAULT_MODEL_OPTIONS,
     step_options: StepOptions = DEFAULT_STEP_OPTIONS,
     search_options: SearchOptions = DEFAULT_SEARCH_OPTIONS,
@@ -67,10 +73,15 @@ def plan(
         Write the plan to this file (.json or .json.gz).
     graph_output
         Write the graph of the step to this file: show, verify and report read it beside the plan.
+    exactness
+        Of a model: how exact alternatives of operators must be. bitwise (the default), rounding or
+        lossy.
+    next_exactness
+        Plan once more with the next, less exact class, and say what it would gain.
     """
     limits = search_options.limits()
     with terminal_progress() as progress:
-        step = load_step(target, options, step_options, progress=progress)
+        step = load_step(target, options, step_options, progress=progress, exactness=exactness)
     if graph_output is not None:
         save_graph(step, graph_output)
     task = Task(
@@ -82,17 +93,51 @@ def plan(
         outcome = plan_with(planner, task, limits, progress)
     if outcome.plan is not None and output is not None:
         save_plan(outcome.plan, output)
-    return _print(outcome, task, as_json=json)
+    gained = None
+    if next_exactness:
+        following = _following(target, exactness or EXACTNESS[0])
+        with terminal_progress() as progress:
+            other = load_step(target, options, step_options, progress=progress, exactness=following)
+            more = msgspec.structs.replace(task, graph=other)
+            gained = Gained(following, plan_with(planner, more, limits, progress))
+    return _print(outcome, task, gained, as_json=json)
 
 
-def _print(outcome: Outcome, task: Task, *, as_json: bool) -> int:
+class Gained(NamedTuple):
+    """What was planned within the same budget with a less exact class of alternatives."""
+
+    exactness: Exactness
+    outcome: Outcome
+
+    def sentence(self, exact: Outcome) -> str:
+        """Say how that compares with what exact alternatives allow."""
+        if self.outcome.plan is None:
+            return f"exactness {self.exactness}: no plan was found within this budget either"
+        overhead = f"an overhead of {format_percent(self.outcome.overhead)}"
+        if exact.plan is None:
+            return f"exactness {self.exactness}: a plan with {overhead} stays within this budget"
+        return f"exactness {self.exactness} would have {overhead} within the same budget"
+
+
+def _following(target: str, exactness: Exactness) -> Exactness:
+    """Return the next class, less exact."""
+    place = EXACTNESS.index(exactness) + 1
+    if place == len(EXACTNESS):
+        raise BadInput(f"--next-exactness: no class is less exact than {exactness}")
+    if not is_model(target):
+        raise BadInput(f"--next-exactness asks for a model: {target} has its alternatives already")
+    return EXACTNESS[place]
+
+
+def _print(outcome: Outcome, task: Task, gained: Gained | None, *, as_json: bool) -> int:
     """Print an outcome; without a plan, also the least budget for which one is known."""
     graph = task.graph
     if outcome.plan is None:
-        return _print_infeasible(outcome, task, as_json=as_json)
+        return _print_infeasible(outcome, task, gained, as_json=as_json)
     explanation = explain(outcome.plan, graph)
+    said = "" if gained is None else f"\n\n{gained.sentence(outcome)}"
     return print_result(
-        f"{render_outcome(outcome, graph)}\n\n{render_explanation(explanation)}",
+        f"{render_outcome(outcome, graph)}\n\n{render_explanation(explanation)}{said}",
         as_json=as_json,
         status=outcome.status,
         budget_bytes=task.budget_bytes,
@@ -103,14 +148,24 @@ def _print(outcome: Outcome, task: Task, *, as_json: bool) -> int:
         gap=outcome.gap,
         seconds=outcome.seconds,
         bound_source=outcome.bound_source,
+        **_facts(gained),
     )
 
 
-def _print_infeasible(outcome: Outcome, task: Task, *, as_json: bool) -> int:
+def _facts(gained: Gained | None) -> dict[str, Any]:
+    """Return the keys of what the next class gains, if that was asked for."""
+    if gained is None:
+        return {}
+    overhead = None if gained.outcome.plan is None else gained.outcome.overhead
+    return {"next_exactness": gained.exactness, "next_overhead": overhead}
+
+
+def _print_infeasible(outcome: Outcome, task: Task, gained: Gained | None, *, as_json: bool) -> int:
     with terminal_progress() as progress:
         least = minimum_budget(task.graph, task.gradients, Limits(seconds=10.0), progress)
+    said = "" if gained is None else f"\n{gained.sentence(outcome)}"
     return print_result(
-        infeasible_message(task, outcome, least),
+        f"{infeasible_message(task, outcome, least)}{said}",
         as_json=as_json,
         status="infeasible",
         budget_bytes=task.budget_bytes,
@@ -119,4 +174,5 @@ def _print_infeasible(outcome: Outcome, task: Task, *, as_json: bool) -> int:
         minimum_budget_bytes=least.found_bytes,
         seconds=outcome.seconds,
         proven=outcome.status == "infeasible",
+        **_facts(gained),
     )

@@ -26,6 +26,7 @@ def load_step(
     step_options: StepOptions,
     *,
     progress: Progress,
+    exactness: Exactness | None = None,
 ) -> Graph:
     """Return the graph of a graph file, or of a model captured on fake tensors.
 
@@ -35,6 +36,8 @@ def load_step(
         What the user names.
     options, step_options
         Those of a model; of a file only the costs count.
+    exactness : str or None
+        Of a model: the least exact class of alternatives.
 
     Raises
     ------
@@ -42,11 +45,14 @@ def load_step(
         If it names neither, or for options that do not belong to it.
     """
     if is_model(target):
-        return load_model(target, options, step_options, progress=progress).graph
+        exact = exactness or "bitwise"
+        return load_model(target, options, step_options, progress=progress, exactness=exact).graph
     if options.given:
         raise BadInput(
             f"--{', --'.join(options.given)} can be set for models only; {target} is a file"
         )
+    if exactness is not None:
+        raise BadInput(f"--exactness can be set for models only; {target} is a file")
     return load_target(target, step_options.costs)
 
 

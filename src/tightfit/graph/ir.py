@@ -46,6 +46,8 @@ Fate: TypeAlias = Literal["none", "returned", "handed_over", "written_back"]
 Phase: TypeAlias = Literal["forward", "backward"]
 Use: TypeAlias = Literal["any", "first", "again"]
 Exactness: TypeAlias = Literal["bitwise", "rounding", "lossy"]
+EXACTNESS: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
+"""How exact an alternative may be, the strictest first; each class includes those before it."""
 
 CONSTANT_ROLES: frozenset[str] = frozenset({"parameter", "buffer", "input", "state"})
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.captured import Call, Captured
+from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import base_of, flat_outputs, is_getitem
 from tightfit.torch_private import core as private
 
@@ -76,7 +76,14 @@ class FewerRows:
             args=self._argument(call.args),
             kwargs=self._argument(call.kwargs),
             rests_on=tuple(map(self.node, call.rests_on)),
+            condition=self._condition(call.condition),
         )
+
+    def _condition(self, given: FarFromZero | None) -> FarFromZero | None:
+        """Return the same of what stands for the parameters."""
+        if given is None:
+            return None
+        return FarFromZero(self.node(given.weight), given.bias and self.node(given.bias))
 
     def _argument(self, given: Any) -> Any:
         """Return what stands for an argument; a shape that begins with the rows has fewer."""

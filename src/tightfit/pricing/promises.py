@@ -291,16 +291,22 @@ class _Comparisons:
         """Compare two results side by side, or if that is too much one after the other."""
         argument_bytes = self._argument_bytes(claim)
         if self._has(3 * argument_bytes):
-            trial = Trial(self._captured, self._default, claim.call.rests_on)
+            trial = self._trial(claim)
             return _verdict(trial, claim.default, claim.call)
         if not self._has(argument_bytes + claim.made_bytes):
             return None
-        trial = Trial(self._captured, self._default, claim.call.rests_on, copies=False)
+        trial = self._trial(claim, copies=False)
         expected = _hashes(trial.results(claim.default))
         made = _hashes(trial.results(claim.call))
         if made.items() <= expected.items():
             return Verdict(0.0)
         return Verdict(_UNLIKE) if claim.exactness == "bitwise" else None
+
+    def _trial(self, claim: _Claim, *, copies: bool = True) -> Trial:
+        call = claim.call
+        return Trial(
+            self._captured, self._default, call.rests_on, condition=call.condition, copies=copies
+        )
 
     def _compared_on_rows(self, claim: _Claim) -> Verdict | None:
         """Compare on as many rows as there is room for."""
@@ -316,7 +322,8 @@ class _Comparisons:
         )
         default, call = few.call(claim.default), few.call(claim.call)
         try:
-            verdict = _verdict(Trial(self._captured, few.defaults, call.rests_on), default, call)
+            trial = Trial(self._captured, few.defaults, call.rests_on, condition=call.condition)
+            verdict = _verdict(trial, default, call)
         except (RuntimeError, ValueError, IndexError) as error:
             if is_refusal(error):
                 raise
@@ -330,7 +337,12 @@ class _Comparisons:
 
 def _verdict(trial: Trial, default: Call, call: Call) -> Verdict:
     expected = trial.results(default)
-    made = trial.results(call)
+    try:
+        made = trial.results(call)
+    except (RuntimeError, NotImplementedError) as error:
+        if is_refusal(error):
+            raise
+        return Verdict(_UNLIKE)  # where the default runs, and this does not, it is of no use
     gaps = [_difference(made[value], expected[value]) for value in made]
     return Verdict(_UNLIKE if _UNLIKE in gaps else max(gaps, default=0.0))
 

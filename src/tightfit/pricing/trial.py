@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.captured import Call, Captured
+from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import is_getitem, is_view
 from tightfit.graph.ir import ValueId
 from tightfit.pricing.synthetic import synthetic_arguments
@@ -35,6 +35,8 @@ class Trial:
         How each op is run.
     rests_on : sequence of fx.Node
         Ops that run; the results of others are drawn.
+    condition : FarFromZero, optional
+        What drawn parameters are to fulfil.
     copies : bool
         Whether each call gets copies of its arguments: it may write over them.
     """
@@ -45,12 +47,14 @@ class Trial:
         defaults: Mapping[fx.Node, Call],
         rests_on: Sequence[fx.Node],
         *,
+        condition: FarFromZero | None = None,
         copies: bool = True,
     ) -> None:
         self._module = captured.joint.module
         self._defaults = defaults
         self._traced = captured.joint.module.graph
         self._running = {*rests_on}
+        self._condition = condition
         self._copies = copies
         self._values: dict[fx.Node, Any] = {}
 
@@ -95,6 +99,8 @@ class Trial:
             flat = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
             flat.copy_(torch.randn(flat.shape, generator=generator, device=value.device))
             flat[_ZERO_EVERY - 1 :: _ZERO_EVERY] = 0
+            if self._condition is not None:
+                self._condition.enforce(node, flat)
         return value
 
 

@@ -11,10 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tightfit.alternatives.registry import EXACTNESS
 from tightfit.capture.calls.structure import Arguments, flatten, unflatten
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Exactness, Graph
+from tightfit.graph.ir import EXACTNESS, Exactness, Graph
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner

@@ -9,7 +9,7 @@ from typing import NoReturn
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.around_data import capture_around_data
 from tightfit.capture.capture import capture
-from tightfit.capture.captured import Captured
+from tightfit.capture.captured import Captured, parameters_of
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
@@ -55,6 +55,7 @@ def capture_step(
     name: str,
     neighbour: Graph | None = None,
     *,
+    watched: bool = False,
     room_bytes: int | None = None,
 ) -> Captured:
     """Capture a step, add every alternative, and price each of them.
@@ -65,12 +66,14 @@ def capture_step(
 
     Parameters
     ----------
+    watched : bool
+        Whether somebody looks in every step whether `Captured.conditions` hold.
     room_bytes : int, optional
         A step waits for this, and measuring may hold so much: what is not known is found out at
         once, and the steps that follow teach the rest. None: every operator is measured well.
     """
     with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
-        captured = _captured_and_priced(call, options, name, neighbour, room_bytes)
+        captured = _captured_and_priced(call, options, name, neighbour, watched, room_bytes)
     captured.joint.opaque.forget_examples()
     return captured
 
@@ -83,15 +86,17 @@ def capture_step_around_data(
     *,
     keeping: bool = False,
     in_parts: bool = False,
+    watched: bool = False,
     room_bytes: int | None = None,
 ) -> tuple[Captured, TracedCall]:
     """Capture a step as `capture_step` does, whatever data decides in it.
 
-    Parameters and what is returned and raised are those of `capture.around_data`.
+    Parameters and what is returned and raised are those of `capture_step` and
+    `capture.around_data`.
     """
 
     def priced(call: TracedCall) -> Captured:
-        return capture_step(call, options, name, neighbour, room_bytes=room_bytes)
+        return capture_step(call, options, name, neighbour, watched=watched, room_bytes=room_bytes)
 
     return capture_around_data(call, priced, name, keeping=keeping, in_parts=in_parts)
 
@@ -101,13 +106,15 @@ def _captured_and_priced(
     options: Options,
     name: str,
     neighbour: Graph | None,
+    watched: bool,
     room_bytes: int | None,
 ) -> Captured:
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
     def traced(strides: TrueStrides) -> Captured:
         step = capture(call, name=name, strides=strides)
-        step = with_alternatives(step, options.exactness)
+        present = parameters_of(step.joint, call.modules) if watched else {}
+        step = with_alternatives(step, options.exactness, present=present)
         if not kept_bytes:
             return step
         return step.with_graph(step.graph.with_constants(libraries=kept_bytes))

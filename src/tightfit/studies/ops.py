@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from tightfit.alternatives.registry import EXACTNESS
 from tightfit.capture.captured import Captured
 from tightfit.costs.measured.call import Measurement, measure_call
 from tightfit.errors import BadInput
-from tightfit.graph.ir import Exactness, Graph, Op
+from tightfit.graph.ir import EXACTNESS, Exactness, Graph, Op
 from tightfit.pricing.promises import keeping_promises
 from tightfit.pricing.records import key_of, recorded
 from tightfit.progress import SILENT, Progress
@@ -63,7 +62,9 @@ def profile_ops(
         A model, as for `check`.
     name : str
         An operator such as ``"aten.convolution_backward"``, a module such as ``"layer1.0.conv1"``,
-        or both with a colon between them. Calls that are alike are measured once.
+        or both with a colon between them. Calls that are alike are measured once. Behind each op
+        comes what goes with its ways: ops that are replaced together with it, and those that only
+        some ways read, such as what makes a mask.
 
     Raises
     ------
@@ -73,7 +74,7 @@ def profile_ops(
     step = captured_step(
         target, optimizer="none", costs="unit", exactness=EXACTNESS[-1], **model_options
     )
-    chosen = _chosen(step, name)
+    chosen = _with_companions(step.graph, _chosen(step, name))
     step = step.keeping(lambda op, way, call: op.id in chosen)
     calls = [call for op in chosen for call in step.calls[op]]
     known = recorded(step, calls, Measurement, measure_call, progress)
@@ -114,6 +115,32 @@ def _chosen(step: Captured, name: str) -> list[int]:
             f"alternatives here: {', '.join(targets[:_SHOWN])}"
         )
     return [*seen.values()]
+
+
+def _with_companions(graph: Graph, chosen: list[int]) -> list[int]:
+    """Return ops, each followed by those that are computed for, or instead of, some of its ways."""
+    maker = {
+        value: op.id for op in graph.ops for way in op.alternatives[:1] for value in way.writes
+    }
+    found: list[int] = []
+    for one in chosen:
+        waiting = [one]
+        while waiting:
+            number = waiting.pop(0)
+            if number in found:
+                continue
+            found.append(number)
+            waiting += _linked(graph, number)
+            reads = {value for way in graph.ops[number].alternatives for value in way.reads}
+            makers = sorted({maker[value] for value in reads if value in maker})
+            waiting += [op for op in makers if not graph.ops[op].required]
+    return found
+
+
+def _linked(graph: Graph, number: int) -> list[int]:
+    """Return the ops whose ways are chosen together with those of one."""
+    branches = [branch for choice in graph.choices for branch in choice.branches]
+    return [op for branch in branches if number in dict(branch) for op, _ in branch]
 
 
 def _made_forward_bytes(graph: Graph, op: Op, reads: tuple[int, ...]) -> int:

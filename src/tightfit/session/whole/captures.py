@@ -99,15 +99,30 @@ class Captures:
             if not found.captured.reads.hold():
                 continue
             found.captured.reads.fetch()
-            if joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside}):
+            decides = joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside})
+            if decides and self._fulfils(found, given):
                 return found
         return None
 
-    def find_answering(self, unfit: Specialisation, answers: Any) -> Specialisation | None:
+    def _fulfils(self, one: Specialisation, given: Arguments) -> bool:
+        """Whether parameters are what the alternatives of a step ask of them."""
+        conditions = one.captured.conditions
+        if not conditions:
+            return True
+        joint = one.captured.joint
+        pairs = zip(joint.placeholders, joint.sources, strict=True)
+        placeholders = [node for node, source in pairs if source.kind != "tangent"]
+        tensors = dict(zip(placeholders, self.inputs(one, given), strict=True))
+        return all(condition.holds(tensors) for condition in conditions)
+
+    def find_answering(
+        self, unfit: Specialisation, answers: Any, given: Arguments
+    ) -> Specialisation | None:
         """Return another one of the same signature, captured for what data decide now."""
         for found in self._by_signature.get(unfit.key, ()):
             is_other = found is not unfit and found.captured.reads.hold()
-            if is_other and found.captured.joint.answers == answers:
+            decides = is_other and found.captured.joint.answers == answers
+            if decides and self._fulfils(found, given):
                 found.captured.reads.fetch()
                 return found
         return None
@@ -116,11 +131,14 @@ class Captures:
         """Return the plans known for any signature."""
         return [plan for one in self for plan in one.known_plans]
 
-    def change(self, key: Any) -> str | None:
+    def change(self, key: Any, given: Arguments) -> str | None:
         """Say what has changed of what forward reads since a signature was last captured for."""
         alike = sorted(self._by_signature.get(key, ()), key=lambda one: -one.used)
         changes = (one.captured.reads.change() for one in alike)
-        return next((change for change in changes if change is not None), None)
+        found = next((change for change in changes if change is not None), None)
+        if found is None and alike and not self._fulfils(alike[0], given):
+            return "weights of a norm have come near zero, whose gradients were made of its output"
+        return found
 
     # -- data that decide in every step -------------------------------------------------------
 
@@ -224,7 +242,13 @@ class Captures:
 
         def looked_at(call: TracedCall) -> tuple[Captured, TracedCall]:
             return capture_step_around_data(
-                call, options, self.callee.name, neighbour, keeping=True, room_bytes=room_bytes
+                call,
+                options,
+                self.callee.name,
+                neighbour,
+                keeping=True,
+                watched=options.ranks is None,
+                room_bytes=room_bytes,
             )
 
         captured, call = looked_at(call)

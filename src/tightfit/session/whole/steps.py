@@ -198,7 +198,7 @@ class WholeSteps:
         one = self.captures.find(key, given)
         if one is None:
             if len(self.captures):
-                announce(_why_anew(self.callee.name, self.captures.change(key)))
+                announce(_why_anew(self.callee.name, self.captures.change(key, given)))
             call = self.captures.traced_call(key, given, compiled=self.options.compile)
             one = self._capture(key, call, waits=waits)
         one.use(self._calls)
@@ -253,7 +253,7 @@ class WholeSteps:
         """Return what was captured for what data decide now; capture it the first time."""
         call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
         call = self.captures.with_answers(call)
-        one = self.captures.find_answering(unfit, call.answers)
+        one = self.captures.find_answering(unfit, call.answers, given)
         if one is not None:
             one.use(self._calls)
             return one

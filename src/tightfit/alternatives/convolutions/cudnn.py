@@ -1,0 +1,69 @@
+"""Convolutions by other kernels of cuDNN, or by none: time against workspace (MONeT, section 4).
+
+cuDNN has several algorithms for each convolution, and PyTorch takes the one that a rule of thumb
+names, however large its workspace. Under other settings it takes another: the one that was fastest
+when all were tried, one that gives the same bits each time, or PyTorch's own kernel. What each
+needs is measured where it is priced. The settings are those of `torch.backends.cudnn`, changed
+around one call; precision (TF32) stays what it is.
+
+Written without a GPU at hand: `tests/gpu` runs it (`make gpu-proof`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tightfit.alternatives.base import Extension, OpView, Way
+
+__all__ = ["CHOICES", "convolution_by_cudnn", "under_settings"]
+
+CHOICES = {
+    "fastest": (True, True, False),
+    "deterministic": (True, False, True),
+    "native": (False, False, False),
+}
+"""By name: whether cuDNN runs at all, tries all kernels, takes only those of fixed bits."""
+
+
+def under_settings(function: Any, settings: tuple[bool, bool, bool], *args: Any) -> Any:
+    """Run an operator with cuDNN enabled or not, with trials, with fixed bits.
+
+    Parameters
+    ----------
+    function : callable
+        The operator.
+    settings : tuple of bool
+        As in `CHOICES`.
+    args
+        Of the operator.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+    try:
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = settings
+        return function(*args)
+    finally:
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = before
+
+
+def convolution_by_cudnn(view: OpView) -> Extension | None:
+    """Offer a convolution, or its gradients, by other kernels, on a GPU with cuDNN.
+
+    Where the user asked for deterministic algorithms, only by those.
+    """
+    if view.captured.graph.device.kind != "cuda" or not torch.backends.cudnn.is_available():
+        return None
+    names = ("deterministic",) if torch.are_deterministic_algorithms_enabled() else CHOICES
+    ways = (
+        Way(
+            f"convolution.cudnn_{name}",
+            under_settings,
+            (view.call.function, CHOICES[name], *view.call.args),
+            exactness="rounding",
+            compiles=False,
+        )
+        for name in names
+    )
+    return Extension(tuple(ways))

@@ -1,0 +1,1 @@
+"""Norms: computed again, and their gradients from their output."""

@@ -1,0 +1,269 @@
+"""Gradients of norms from their output, which the next layer keeps anyway (MONeT, table 2).
+
+What was normalised is the output less the bias, divided by the weight; the operators of the
+backward give the same from it with a mean of zero and a deviation of one. Where a weight is near
+zero beside its bias nothing is left of it: then these ways are not offered, and a step that took
+one is captured again (`FarFromZero`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.alternatives.kernels import runs_on
+from tightfit.capture.captured import FarFromZero
+
+__all__ = [
+    "batch_norm_from_output",
+    "gradients_of_batch_norm",
+    "gradients_of_group_norm",
+    "gradients_of_layer_norm",
+    "group_norm_from_output",
+    "layer_norm_from_output",
+    "normalised",
+]
+
+aten = torch.ops.aten
+
+Gradients = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+_AT_ONCE = 1 << 18  # elements of what was normalised that are there at once
+_PRECISE = (torch.float32, torch.float64)
+
+
+def normalised(
+    output: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return what a norm multiplied by its weight: ``(output - bias) / weight``."""
+    if weight is None:
+        return output
+    return (output / weight) if bias is None else (output - bias).div_(weight)
+
+
+def gradients_of_batch_norm(
+    gradient: torch.Tensor,
+    output: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    deviation: torch.Tensor,
+    mask: list[bool],
+) -> Gradients:
+    """Return the gradients of a BatchNorm's input, weight and bias.
+
+    The kernel is told that the output was normalised, by the bias as its mean and the weight as
+    its deviation, with the weight that makes the slope come out as it was.
+
+    Parameters
+    ----------
+    gradient, output : Tensor, [N, C, ...]
+        Of the norm.
+    weight, bias : Tensor, [C], optional
+        Of the norm.
+    deviation : Tensor, [C]
+        The inverse deviation of its first run.
+    mask : list of bool
+        Which gradients are wanted.
+    """
+    if weight is None:
+        mean, inverse, slope = torch.zeros_like(deviation), torch.ones_like(deviation), deviation
+    else:
+        mean = torch.zeros_like(weight) if bias is None else bias
+        inverse, slope = weight.reciprocal(), weight.square().mul_(deviation)
+    return aten.native_batch_norm_backward.default(
+        gradient, output, slope, None, None, mean, inverse, True, 0.0, mask
+    )
+
+
+def gradients_of_layer_norm(
+    gradient: torch.Tensor,
+    output: torch.Tensor,
+    shape: list[int],
+    deviation: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mask: list[bool],
+) -> Gradients:
+    """Return the gradients of a LayerNorm's input, weight and bias, some rows at a time.
+
+    Parameters
+    ----------
+    gradient, output : Tensor, [..., *shape]
+        Of the norm.
+    shape : list of int
+        What is normalised together.
+    deviation : Tensor, [..., 1]
+        The inverse deviation of each row in its first run.
+    weight, bias : Tensor, of that shape, optional
+        Of the norm.
+    mask : list of bool
+        Which gradients are wanted.
+    """
+    width = math.prod(shape)
+    if weight is not None and runs_on(gradient) and gradient.dtype == weight.dtype:
+        from tightfit.alternatives.kernels.layer_norm import LONGEST, gradients_of_rows
+
+        if width <= LONGEST:
+            rows = (gradient.reshape(-1, width), output.reshape(-1, width), deviation.flatten())
+            flat = (t if t is None else t.flatten() for t in (weight, bias))
+            made = gradients_of_rows(*rows, *flat)
+            wanted = zip(made, (gradient, weight, weight), mask, strict=True)
+            return tuple(t.view_as(like) if own else None for t, like, own in wanted)
+    of_x = torch.empty_like(gradient)
+    given, made, result = (t.view(-1, *shape) for t in (gradient, output, of_x))
+    rows = deviation.view(-1, *[1] * len(shape))
+
+    def run(part: slice) -> Gradients:
+        x = normalised(made[part], weight, bias)
+        one = torch.ones_like(rows[part])
+        zero = torch.zeros_like(one)
+        return aten.native_layer_norm_backward.default(
+            given[part], x, shape, zero, one, weight, bias, mask
+        )
+
+    return (of_x, *_summed(run, result, rows, width))
+
+
+def gradients_of_group_norm(
+    gradient: torch.Tensor,
+    output: torch.Tensor,
+    deviation: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    groups: int,
+    mask: list[bool],
+) -> Gradients:
+    """Return the gradients of a GroupNorm's input, weight and bias, some images at a time.
+
+    Parameters
+    ----------
+    gradient, output : Tensor, [N, C, ...]
+        Of the norm.
+    deviation : Tensor, [N, groups]
+        The inverse deviation of each group in its first run.
+    weight, bias : Tensor, [C], optional
+        Of the norm.
+    groups : int
+        Of channels.
+    mask : list of bool
+        Which gradients are wanted.
+    """
+    images, channels, *places = output.shape
+    wide = [channels, *[1] * len(places)]
+    own = [None if t is None else t.view(wide) for t in (weight, bias)]
+    of_x = torch.empty_like(gradient)
+    slopes = deviation.repeat_interleave(channels // groups, 1).view(images, *wide)
+
+    def run(part: slice) -> Gradients:
+        x = normalised(output[part], *own)
+        one = torch.ones_like(deviation[part])
+        count = (one.shape[0], channels, math.prod(places), groups)
+        return aten.native_group_norm_backward.default(
+            gradient[part], x, torch.zeros_like(one), one, weight, *count, mask
+        )
+
+    return (of_x, *_summed(run, of_x, slopes, math.prod(output.shape[1:])))
+
+
+def _summed(
+    run: Callable[[slice], Gradients], of_x: torch.Tensor, slopes: torch.Tensor, width: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Run on some rows at a time: write the input's gradient, return those of the parameters."""
+    of_weight: torch.Tensor | None = None
+    of_bias: torch.Tensor | None = None
+    for part in _parts(of_x.shape[0], width):
+        its_x, its_weight, its_bias = run(part)
+        torch.mul(its_x, slopes[part], out=of_x[part])
+        of_weight = its_weight if of_weight is None else of_weight.add_(its_weight)
+        of_bias = its_bias if of_bias is None else of_bias.add_(its_bias)
+    return of_weight, of_bias
+
+
+def _parts(rows: int, width: int) -> Iterator[slice]:
+    step = max(1, _AT_ONCE // max(1, width))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def batch_norm_from_output(view: OpView) -> Extension | None:
+    """Offer the gradients of a training BatchNorm from its output."""
+    gradient, _, weight, _, _, mean, deviation, training, _, mask = view.call.args
+    forward = view.maker_of(mean, (aten._native_batch_norm_legit_functional.default,))
+    if not training or forward is None:
+        return None
+    bias = forward.args[2]
+    return _from_output(
+        view,
+        "batch_norm",
+        forward,
+        (weight, bias),
+        gradients_of_batch_norm,
+        lambda output: (gradient, output, weight, bias, deviation, mask),
+    )
+
+
+def layer_norm_from_output(view: OpView) -> Extension | None:
+    """Offer the gradients of a LayerNorm from its output."""
+    gradient, _, shape, mean, deviation, weight, bias, mask = view.call.args
+    forward = view.maker_of(mean, (aten.native_layer_norm.default,))
+    if not mask[0] or not gradient.meta["val"].is_contiguous():
+        return None
+    return _from_output(
+        view,
+        "layer_norm",
+        forward,
+        (weight, bias),
+        gradients_of_layer_norm,
+        lambda output: (gradient, output, shape, deviation, weight, bias, mask),
+    )
+
+
+def group_norm_from_output(view: OpView) -> Extension | None:
+    """Offer the gradients of a GroupNorm from its output."""
+    gradient, _, mean, deviation, weight, _, _, _, groups, mask = view.call.args
+    forward = view.maker_of(mean, (aten.native_group_norm.default,))
+    if not mask[0] or forward is None:
+        return None
+    bias = forward.args[2]
+    return _from_output(
+        view,
+        "group_norm",
+        forward,
+        (weight, bias),
+        gradients_of_group_norm,
+        lambda output: (gradient, output, deviation, weight, bias, groups, mask),
+    )
+
+
+def _from_output(
+    view: OpView,
+    family: str,
+    forward: fx.Node | None,
+    parameters: tuple[Any, Any],
+    function: Callable[..., Any],
+    arguments: Callable[[fx.Node], tuple[Any, ...]],
+) -> Extension | None:
+    """Return a way whose arguments follow from the output, if that is precise enough."""
+    output = None if forward is None else view.output_of(forward, 0)
+    if forward is None or output is None or not view.may_rest_on_weights(*parameters):
+        return None
+    value, like = output.meta["val"], view.node.meta["val"][0]
+    alike = like is not None and value.dtype == like.dtype and value.stride() == like.stride()
+    if value.dtype not in _PRECISE or not value.numel() or not alike:
+        return None
+    weight, bias = parameters
+    way = Way(
+        f"{family}.from_output",
+        function,
+        arguments(output),
+        exactness="rounding",
+        rests_on=(forward,),
+        compiles=False,
+        condition=None if weight is None else FarFromZero(weight, bias),
+    )
+    return Extension((way,))
