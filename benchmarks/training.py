@@ -33,6 +33,7 @@ import torch
 
 from benchmarks.ways import Way, checkpoint_per_block, min_cut, sequential_checkpoint
 from tightfit.allocator import measure_peak
+from tightfit.alternatives.registry import EXACTNESS
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
 from tightfit.progress import Progress
@@ -78,6 +79,7 @@ def main(words: Sequence[str] | None = None) -> None:
             make(arguments.model, **settings).to(arguments.device),
             steps=2,
             name=arguments.model,
+            exactness=arguments.exactness,
             limits=(arguments.time_limit, 1e-4),
             cache=False,  # plan anew: a cached plan may be of an older planner
             progress=progress,
@@ -94,6 +96,8 @@ def main(words: Sequence[str] | None = None) -> None:
             arguments.rounds,
             progress,
         )
+    if arguments.exactness != "bitwise":
+        settings["exactness"] = arguments.exactness
     common = {"model": arguments.model, "settings": settings}
     common |= circumstances(arguments.threads, arguments.rounds, arguments.device)
     eager = entrants[0]
@@ -115,6 +119,9 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--min-cut", default="0.75,0.5", help="values of activation_memory_budget")
     parser.add_argument(
         "--without-others", action="store_true", help="only eager and tightfit, no other way"
+    )
+    parser.add_argument(
+        "--exactness", default="bitwise", choices=EXACTNESS, help="of what tightfit may choose"
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=int)
