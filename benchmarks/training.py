@@ -7,7 +7,8 @@
 One process, one thread. Peaks count what the allocator gave out above the start of the step, new
 gradients included; a ratio is a peak as a share of plain PyTorch's. Times are processor times of
 forward and backward; a time ratio is the median over rounds of the ratio to plain PyTorch in the
-same round, whose order alternates; on a GPU they are the device's. Rows are appended to
+same round, whose order alternates; on a GPU they are the device's. Every timed step follows one of
+the same way, so that it finds the heap as its own steps leave it. Rows are appended to
 ``benchmarks/results/training.jsonl``.
 """
 
@@ -221,19 +222,16 @@ def race(
     subject: Subject,
     rounds: int,
     progress: Progress,
-    *,
-    warm_up: bool = False,
 ) -> None:
     """Time all entrants in rounds, the order alternating.
 
-    With `warm_up` every timed step follows one of the same entrant, so that it finds the heap as
-    its own steps leave it, not as another entrant's.
+    Every timed step follows one of the same entrant, so that it finds the heap as its own steps
+    leave it, not as another entrant's.
     """
     progress.start("rounds", rounds)
     for index in range(rounds):
         for entrant in entrants if index % 2 == 0 else entrants[::-1]:
-            if warm_up:
-                entrant.run(lambda function: step_time(subject, function))
+            entrant.run(lambda function: step_time(subject, function))
             seconds = entrant.run(lambda function: step_time(subject, function))
             entrant.times.append(seconds)
         progress.update(index + 1)
