@@ -99,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> None:
             entrant.row["difference"] = difference(gradients_of(entrant, subject), reference)
     running = [e for e in entrants if "error" not in e.row]
     with terminal_progress() as progress:
-        race(running, subject, arguments.rounds, progress, warm_up=True)
+        race(running, subject, arguments.rounds, progress)
     common = {"model": arguments.model, **circumstances(arguments.threads, arguments.rounds)}
     with arguments.output.open("a") as file:
         for entrant in entrants:

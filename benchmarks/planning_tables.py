@@ -261,8 +261,8 @@ def _planned(row: Row) -> str:
     text = f"{row['status']} ({row['seconds']:.1f})"
     if "found_share" in row:
         text += (
-            f"; {row['found_share']:.3f} takes {100 * row['found_overhead']:.2f}, and in the "
-            f"traced order less than {row['proven_share']:.3f} is proven impossible"
+            f"; {row['found_share']:.3f} takes {100 * row['found_overhead']:.2f}, and "
+            f"less than {row['proven_share']:.3f} is proven impossible in the orders tried"
         )
     return text
 

@@ -116,7 +116,9 @@ def _extra(row: Row) -> str:
 
 
 def _failure(row: Row) -> str:
-    return "no plan" if row["way"].startswith("tightfit") else row["error"].split(":")[0]
+    if not row["way"].startswith("tightfit"):
+        return row["error"].split(":")[0]
+    return "none, proven" if "proven: there is none" in row["error"] else "no plan"
 
 
 def _notes(runs: dict[str, list[Row]]) -> list[str]:
@@ -124,7 +126,8 @@ def _notes(runs: dict[str, list[Row]]) -> list[str]:
     clock = "device" if any(row["device"].startswith("cuda") for row in rows) else "processor"
     return [
         "Memory is the peak of a step above its start, new gradients included; time is the median "
-        f"over interleaved rounds of the {clock} time's ratio to plain PyTorch's. "
+        f"over interleaved rounds of the {clock} time's ratio to plain PyTorch's; `none, proven`: "
+        "no plan can fit. "
         + " ".join(
             f"{name}: {row['rounds']} rounds, {row['threads']} thread, {row['device']}, "
             f"PyTorch {row['torch']}, {row['date'][:10]}, load {row['load']}."

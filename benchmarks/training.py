@@ -7,7 +7,8 @@
 One process, one thread. Peaks count what the allocator gave out above the start of the step, new
 gradients included; a ratio is a peak as a share of plain PyTorch's. Times are processor times of
 forward and backward; a time ratio is the median over rounds of the ratio to plain PyTorch in the
-same round, whose order alternates; on a GPU they are the device's. Rows are appended to
+same round, whose order alternates; on a GPU they are the device's. Every timed step follows one of
+the same way, so that it finds the heap as its own steps leave it. Rows are appended to
 ``benchmarks/results/training.jsonl``.
 """
 
@@ -33,6 +34,7 @@ import torch
 
 from benchmarks.ways import Way, checkpoint_per_block, min_cut, sequential_checkpoint
 from tightfit.allocator import measure_peak
+from tightfit.alternatives.registry import EXACTNESS
 from tightfit.cli.console import terminal_progress
 from tightfit.errors import InfeasibleBudget
 from tightfit.progress import Progress
@@ -78,6 +80,7 @@ def main(words: Sequence[str] | None = None) -> None:
             make(arguments.model, **settings).to(arguments.device),
             steps=2,
             name=arguments.model,
+            exactness=arguments.exactness,
             limits=(arguments.time_limit, 1e-4),
             cache=False,  # plan anew: a cached plan may be of an older planner
             progress=progress,
@@ -94,6 +97,8 @@ def main(words: Sequence[str] | None = None) -> None:
             arguments.rounds,
             progress,
         )
+    if arguments.exactness != "bitwise":
+        settings["exactness"] = arguments.exactness
     common = {"model": arguments.model, "settings": settings}
     common |= circumstances(arguments.threads, arguments.rounds, arguments.device)
     eager = entrants[0]
@@ -115,6 +120,9 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--min-cut", default="0.75,0.5", help="values of activation_memory_budget")
     parser.add_argument(
         "--without-others", action="store_true", help="only eager and tightfit, no other way"
+    )
+    parser.add_argument(
+        "--exactness", default="bitwise", choices=EXACTNESS, help="of what tightfit may choose"
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=int)
@@ -214,19 +222,16 @@ def race(
     subject: Subject,
     rounds: int,
     progress: Progress,
-    *,
-    warm_up: bool = False,
 ) -> None:
     """Time all entrants in rounds, the order alternating.
 
-    With `warm_up` every timed step follows one of the same entrant, so that it finds the heap as
-    its own steps leave it, not as another entrant's.
+    Every timed step follows one of the same entrant, so that it finds the heap as its own steps
+    leave it, not as another entrant's.
     """
     progress.start("rounds", rounds)
     for index in range(rounds):
         for entrant in entrants if index % 2 == 0 else entrants[::-1]:
-            if warm_up:
-                entrant.run(lambda function: step_time(subject, function))
+            entrant.run(lambda function: step_time(subject, function))
             seconds = entrant.run(lambda function: step_time(subject, function))
             entrant.times.append(seconds)
         progress.update(index + 1)

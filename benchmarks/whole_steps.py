@@ -261,7 +261,9 @@ def of_curve(
                 "seconds": round(outcome.seconds, 2),
             }
         )
-    yield {"cells": cells}
+    activations = eager_peak_bytes(graph) - graph.constant_bytes
+    gradients = sum(value.size_bytes for value in graph.values if value.fate == "handed_over")
+    yield {"cells": cells, "gradients_share": gradients / activations}
 
 
 def of_steps(

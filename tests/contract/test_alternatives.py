@@ -634,17 +634,18 @@ class Convolutions(nn.Module):
         return self.layers(images).mean()
 
 
-@pytest.mark.parametrize(("activation", "split"), [(nn.GELU, 4), (nn.SiLU, 4), (nn.ReLU, 3)])
+@pytest.mark.parametrize(("activation", "split"), [(nn.GELU, 6), (nn.SiLU, 6), (nn.ReLU, 3)])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_convolutions_are_split_where_they_read_a_value_last_or_are_large(
     dtype, layout, activation, split
 ) -> None:
-    """The two that shrink their input never are: the gradient cannot stand in for it."""
+    """Those that shrink their input too: the transposed convolution makes its gradient."""
     model = Convolutions(activation).to(dtype).to(memory_format=layout)
     x = normal(shaped((2, 3, 16, 16), dtype, layout))
     battery = battery_of(model, step_of(model, x), x)
-    assert battery.compared["convolution.split"] == split
+    flat = split == 6 and layout is torch.channels_last  # what the last one reads is not dense
+    assert battery.compared["convolution.split"] == split - flat
 
 
 def by_images() -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from tightfit.graph.liveness import budget_of_ratio
 from tightfit.plan.plan import Compute
 from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.engine.build import build_problem
+from tightfit.planners.engine.narrower import choices_in, narrower_problem
 from tightfit.planners.registry import plan_with
 from tightfit.studies.dry_step import graph_of
 from tightfit.zoo import Example
@@ -72,6 +75,31 @@ def test_a_plan_that_may_use_alternatives_is_never_worse(ratio: float) -> None:
         assert found.plan is None or found.bound <= found.overhead
         if best.plan is not None and found.plan is not None:
             assert found.overhead <= best.overhead + 1e-9, group
+
+
+@pytest.mark.parametrize("ratio", [0.4, 0.6])
+def test_a_plan_that_may_round_is_never_worse_than_one_that_may_not(ratio: float) -> None:
+    exact, rounding = graph("all", words=True), graph("all", "rounding", words=True)
+    task = Task(graph=exact, budget_bytes=budget_of_ratio(exact, ratio))
+    best = plan_with("anytime", task, LIMITS)
+    found = plan_with("anytime", msgspec.structs.replace(task, graph=rounding), LIMITS)
+    assert best.plan is None or found.overhead <= best.overhead + 1e-9
+
+
+def test_a_wider_problem_takes_the_choices_of_a_narrower_one() -> None:
+    step = graph("all", "rounding", words=True)
+    task = Task(graph=step, budget_bytes=budget_of_ratio(step, 0.6))
+    wide = build_problem(task)
+    exact = narrower_problem(task, wide)
+    assert exact is not None and exact.exactness == "bitwise"
+    plain = narrower_problem(task, exact)
+    assert plain is not None and plain.exactness is None
+    assert narrower_problem(task, plain) is None
+    last = [max(k for k, way in enumerate(ways) if way.first) for ways in exact.alternatives]
+    taken = choices_in(wide, exact, last)
+    assert taken is not None and wide.alternatives != exact.alternatives
+    for op, ways in enumerate(exact.alternatives):
+        assert set(wide.alternatives[op][taken[op]].reads) == set(ways[last[op]].reads)
 
 
 def test_activations_of_less_bytes_are_kept_where_everything_would_fit_without() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.graphs import compute_lists, training_graphs
 from support.optimum import optimal_overhead
-from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
+from tightfit.graph import Alternative, Choice, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.liveness import budget_of_ratio, eager_peak_bytes
 from tightfit.plan import assemble, simulate
 from tightfit.planners.anytime.kcut.program import cut_program
@@ -111,6 +111,31 @@ def test_what_an_optional_op_made_before_the_first_cut_has_cost_something() -> N
     )
     optimum, bound = optimum_and_bound(graph_of(*ops, sizes=(4, 1, 1, 4, 0)), 6, 3)
     assert bound == pytest.approx(optimum, abs=TOLERANCE) == pytest.approx(1 / 4)
+
+
+def test_what_ran_before_the_first_cut_had_its_inputs_made() -> None:
+    cheap = Alternative(name="cheap", reads=(1,), writes=(2,), variants=(Variant(cost_s=0.5),))
+    ops = (
+        op(0),
+        op(1, 0, required=False),
+        with_ways(op(2, 0), cheap),
+        op(3, 2, required=False),
+        op(4, 3, required=False),
+        op(5, 4),
+    )
+    optimum, bound = optimum_and_bound(graph_of(*ops, sizes=(1, 1, 1, 1, 1, 1)), 3, 5)
+    assert bound == pytest.approx(optimum, abs=TOLERANCE) == pytest.approx(0.0)
+
+
+def test_linked_alternatives_are_not_mixed() -> None:
+    fast = (Variant(cost_s=0.5),)
+    made = Alternative(name="made", reads=(1,), writes=(2,), variants=(Variant(cost_s=2.0),))
+    used = Alternative(name="used", reads=(1,), writes=(4,), variants=fast)
+    ops = (op(0), op(1), with_ways(op(2, 0), made), op(3, 2), with_ways(op(4, 3), used))
+    linked = Choice(branches=(((2, 0), (4, 0)), ((2, 1), (4, 1))))
+    graph = msgspec.structs.replace(graph_of(*ops, sizes=(1,) * 5), choices=(linked,))
+    optimum, bound = optimum_and_bound(validate_graph(graph), 9, 3)
+    assert bound == pytest.approx(optimum, abs=TOLERANCE) == pytest.approx(0.0)
 
 
 def test_a_cut_counts_the_workspace_of_the_way_its_op_takes() -> None:

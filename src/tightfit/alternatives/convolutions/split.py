@@ -7,6 +7,8 @@ operator runs one after the other.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ __all__ = ["gradient_of_input", "gradients_of_weight", "split_gradient"]
 
 aten = torch.ops.aten
 
-_LARGE_SHARE = 0.5  # of the largest input of a convolution: what counts as large
+_LARGE_SHARE = 0.5  # of the most that a convolution's gradients read: what counts as large
 
 
 def gradients_of_weight(
@@ -51,7 +53,8 @@ def gradient_of_input(
     """Return the gradients of the weight, of the input and, if there is one, of the bias.
 
     The operator wants some tensor of the input's shape even where it does not look at it: the
-    gradient of the output is given that shape, so it must be at least as large.
+    gradient of the output is given that shape. Where that is smaller than the input (a decoder's
+    convolution of what was concatenated), the transposed convolution runs, by the same kernel.
 
     Parameters
     ----------
@@ -64,11 +67,38 @@ def gradient_of_input(
     geometry
         As in ``convolution_backward``, without the mask.
     """
-    stand_in = gradient.as_strided(shape, strides)
-    of_x = aten.convolution_backward.default(
-        gradient, stand_in, weight, *geometry, [True, False, False]
-    )[0]
+    if gradient.numel() < math.prod(shape):
+        of_x = _transposed(gradient, shape, weight, *geometry)
+    else:
+        stand_in = gradient.as_strided(shape, strides)
+        of_x = aten.convolution_backward.default(
+            gradient, stand_in, weight, *geometry, [True, False, False]
+        )[0]
     return (of_weight, of_x) if of_bias is None else (of_weight, of_x, of_bias.clone())
+
+
+def _transposed(
+    gradient: torch.Tensor,
+    shape: tuple[int, ...],
+    weight: torch.Tensor,
+    _bias_sizes: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    _transposed: bool,
+    _output_padding: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """Return the gradient of a convolution's input as the transposed convolution."""
+    rest = [
+        x - ((y - 1) * s - 2 * p + d * (k - 1) + 1)
+        for x, y, k, s, p, d in zip(
+            shape[2:], gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    return aten.convolution.default(
+        gradient, weight, None, stride, padding, dilation, True, rest, groups
+    )
 
 
 def split_gradient(view: OpView) -> Extension | None:
@@ -105,7 +135,8 @@ def split_gradient(view: OpView) -> Extension | None:
 
 
 def _read_bytes(node: fx.Node) -> int:
-    return storage_bytes(node.args[1].meta["val"])  # type: ignore[union-attr]
+    """The larger of what comes in: the gradient of the output, and what was convolved."""
+    return max(storage_bytes(given.meta["val"]) for given in node.args[:2])  # type: ignore
 
 
 def _is_splittable(node: fx.Node) -> bool:
@@ -119,4 +150,5 @@ def _is_splittable(node: fx.Node) -> bool:
     given, wanted = gradient.meta["val"], source.meta["val"]
     dense = given.is_contiguous() or given.is_contiguous(memory_format=torch.channels_last)
     plain = wanted.is_contiguous() or wanted.is_contiguous(memory_format=torch.channels_last)
-    return dense and plain and given.dtype == wanted.dtype and given.numel() >= wanted.numel() > 0
+    fits = given.numel() >= wanted.numel() or not node.args[7]  # or not transposed itself
+    return dense and plain and given.dtype == wanted.dtype and fits and wanted.numel() > 0

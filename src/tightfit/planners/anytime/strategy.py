@@ -24,9 +24,9 @@ from tightfit.planners.anytime.seeds import (
     seed_with_margins,
     seed_with_others,
 )
-from tightfit.planners.engine.build import build_problem
 from tightfit.planners.engine.greedy import descend
 from tightfit.planners.engine.lower_limit import lower_limit
+from tightfit.planners.engine.narrower import choices_in, narrower_problem
 
 __all__ = ["first_plan", "pursue"]
 
@@ -34,7 +34,7 @@ _FIRST_SOLVE_S = 1.0
 _SHORT_SEARCH_S = 1.0
 _CHEAP_CUTS_S = 2.0  # for programs before anything else, if each takes less than the first may
 _DESCENT_S = 2.0
-_DEFAULTS_SHARE = 0.2  # of the time, for the plan without alternatives
+_FEWER_WAYS_SHARE = 0.25  # of the time, for the plan with stricter alternatives or none
 _LIMIT_S = 1.0
 _START_S = 2e-4  # per op, to begin a search
 _RESTRICTED_SHARE = 0.35  # of the time for programs that only give seeds
@@ -52,7 +52,7 @@ def pursue(search: Search) -> None:
     loop = CutLoop(search.outline, search.pool, search.limits.solver)
     if not search.clock.counts:
         _cut_while_cheap(search, loop)
-    _plan_with_defaults(search)
+    _plan_with_fewer_ways(search)
     if search.pool.done:
         return
     if search.clock.counts:
@@ -123,28 +123,38 @@ def _cut_while_cheap(search: Search, loop: CutLoop) -> None:
             return
 
 
-def _plan_with_defaults(search: Search) -> None:
-    """With alternatives, start from the plan without: more freedom is never worse.
+def _plan_with_fewer_ways(search: Search) -> None:
+    """With alternatives, start from the plan with stricter ones or none: never worse than that.
 
-    Under an iteration limit this is the very plan that the same limit gives without.
+    Under an iteration limit this is the very plan that the same limit gives with those alone.
     """
     if not search.outline.has_choices or search.pool.done:
         return
-    share = 1.0 if search.clock.counts else _DEFAULTS_SHARE
+    share = 1.0 if search.clock.counts else _FEWER_WAYS_SHARE
     if not search.clock.counts and _START_S * search.ops > share * search.left():
         return  # the time would go into its first plan
-    problem = build_problem(search.task, alternatives=False)
+    problem = narrower_problem(search.task, search.problem)
+    if problem is None:
+        return
     limits = msgspec.structs.replace(search.limits, seconds=share * search.left())
-    plain = Search(search.task, problem, limits, search.progress, time.perf_counter())
-    plain.pool.learn(min(search.pool.known, search.pool.overhead))
+    fewer = Search(search.task, problem, limits, search.progress, time.perf_counter())
+    fewer.pool.learn(min(search.pool.known, search.pool.overhead))
     try:
-        pursue(plain)
+        pursue(fewer)
     finally:
-        best = plain.pool.best
-        if best is not None:
-            schedule = search.schedules[0]
-            schedule.load(best.ranges, [0] * search.ops, [-1] * search.ops)
-            search.add([PooledSchedule.of(schedule)])
+        _take_over(search, fewer)
+
+
+def _take_over(search: Search, fewer: Search) -> None:
+    """Add the best plan of a search with fewer ways."""
+    best = fewer.pool.best
+    choices = (
+        None if best is None else choices_in(search.problem, fewer.problem, best.first_choices)
+    )
+    if best is not None and choices is not None:
+        schedule = search.schedules[0]
+        schedule.load(best.ranges, choices, [-1] * search.ops)
+        search.add([PooledSchedule.of(schedule)])
 
 
 def _search_shortly(search: Search) -> None:

@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from tightfit._core import _engine
-from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Graph, Op, OpId, SegmentId, ValueId
+from tightfit.graph.ir import (
+    CONSTANT_ROLES,
+    Alternative,
+    Exactness,
+    Graph,
+    Op,
+    OpId,
+    SegmentId,
+    ValueId,
+)
 from tightfit.graph.liveness import computed_ops
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.base import Task
-from tightfit.planners.engine.problem import CROSSING, EngineAlternative, EngineProblem
+from tightfit.planners.engine.problem import CLASSES, CROSSING, EngineAlternative, EngineProblem
 from tightfit.planners.engine.recomputable import has_plain_twin, ways_again
 
 __all__ = ["build_problem"]
@@ -25,7 +34,9 @@ __all__ = ["build_problem"]
 _COST_UNITS = float(2**40)  # of the baseline: exact integers, a resolution of 1e-12
 
 
-def build_problem(task: Task, *, alternatives: bool = True) -> EngineProblem:
+def build_problem(
+    task: Task, *, alternatives: bool = True, exactness: Exactness = "lossy"
+) -> EngineProblem:
     """Return the engine's problem of a task.
 
     Parameters
@@ -34,8 +45,10 @@ def build_problem(task: Task, *, alternatives: bool = True) -> EngineProblem:
         Graph, budget in bytes, kind of gradients.
     alternatives : bool
         False: every first computation uses the default alternative.
+    exactness : str
+        The least exact class that a first computation may take.
     """
-    return _Builder(task, alternatives).build()
+    return _Builder(task, exactness if alternatives else None).build()
 
 
 @dataclass(frozen=True)
@@ -102,10 +115,10 @@ class _Record:
 class _Builder:
     """Walks over the step and says to the engine what it finds."""
 
-    def __init__(self, task: Task, alternatives: bool) -> None:
+    def __init__(self, task: Task, exactness: Exactness | None) -> None:
         self.task = task
         self.graph = task.graph
-        self.alternatives = alternatives
+        self.exactness: Exactness | None = exactness
         self.record = _Record()
         self.ways_again = ways_again(self.graph)
         self.tangents = _tangents(self.graph)
@@ -119,7 +132,7 @@ class _Builder:
     def build(self) -> EngineProblem:
         self._add_step()
         record = self.record
-        choices = self._choices() if self.alternatives else ()
+        choices = self._choices() if self.exactness is not None else ()
         for choice in choices:
             record.engine.add_choice(choice)
         record.engine.finish()
@@ -140,6 +153,7 @@ class _Builder:
             segments=tuple(record.segments),
             segment_programs=tuple(segment.program for segment in self.graph.segments),
             choices=choices,
+            exactness=self.exactness,
         )
 
     def _add_step(self) -> None:
@@ -216,7 +230,7 @@ class _Builder:
     def _families(self, op: Op) -> list[_Family]:
         grouped: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for number, alternative in enumerate(op.alternatives):
-            first = alternative.use != "again" and (self.alternatives or _is_default(op, number))
+            first = alternative.use != "again" and self._is_allowed(op, number)
             again = number in self.ways_again[op.id]
             target = alternative.overwrites
             if target is not None and has_plain_twin(op, alternative):
@@ -234,6 +248,12 @@ class _Builder:
             )
             for key, numbers in grouped.items()
         ]
+
+    def _is_allowed(self, op: Op, number: int) -> bool:
+        """Whether a first computation may take an alternative."""
+        if self.exactness is None:
+            return _is_default(op, number)
+        return CLASSES.index(op.alternatives[number].exactness) <= CLASSES.index(self.exactness)
 
     def _add_alternatives(self, position: int, op: Op) -> None:
         """Add an op's families; with a generator's state, first and later ones apart."""

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tightfit._core import _engine
-from tightfit.graph.ir import OpId, SegmentId, ValueId
+from tightfit.graph.ir import Exactness, OpId, SegmentId, ValueId
 from tightfit.plan.plan import Compute
 
-__all__ = ["CROSSING", "EngineAlternative", "EngineProblem", "computes_of"]
+__all__ = ["CLASSES", "CROSSING", "EngineAlternative", "EngineProblem", "computes_of"]
+
+CLASSES: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
+"""How exact a way may be, the strictest first; each class includes those before it."""
 
 CROSSING = -1
 """What stands for the op of the graph where the engine's op is a segment crossing."""
@@ -82,6 +85,8 @@ class EngineProblem:
         Per segment of the graph: its program.
     choices : tuple
         Linked alternatives: choices of branches of (op, alternative of the engine).
+    exactness : Exactness or None
+        The least exact class that first computations may take; None: defaults only.
     """
 
     engine: _engine.Problem
@@ -100,6 +105,7 @@ class EngineProblem:
     segments: tuple[SegmentId, ...]
     segment_programs: tuple[int, ...]
     choices: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
+    exactness: Exactness | None
 
     def overhead(self, cost: int) -> float:
         """Return a cost of the engine as a fraction above the baseline."""

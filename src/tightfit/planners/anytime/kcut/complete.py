@@ -37,6 +37,7 @@ class _Completion:
         self.chosen = model.chosen_alternatives(solution)
         self.solution = solution
         self.since: dict[int, int] = {}  # value alive -> first stage at whose start it is
+        self.last_read: dict[int, int] = {}  # value alive -> last stage so far that reads it
         self.closed: list[Range] = []
         self.again: dict[int, int] = {}  # alternatives of what runs again in the window
 
@@ -53,8 +54,14 @@ class _Completion:
                 wanted = at_end if stage == end - 1 else set[int]()
                 self._run(stage, wanted)
             for value in [v for v in self.since if v not in at_end]:
-                self.closed.append((value, self.since.pop(value), end - 1))
+                self._close(value)
         return self.closed
+
+    def _close(self, value: int) -> None:
+        """End a value's residency with the last stage that reads it."""
+        since, last = self.since.pop(value), self.last_read.pop(value, -1)
+        if last >= since:
+            self.closed.append((value, since, last))
 
     def _run(self, stage: int, wanted: set[int]) -> None:
         """Compute the stage's op and what is wanted, with all they need."""
@@ -68,6 +75,7 @@ class _Completion:
                 continue
             seen.add(op)
             for value in self._reads(op, stage):
+                self.last_read[value] = stage
                 if value not in self.since:
                     queue.append(producers[value])
         for op in seen:
@@ -75,14 +83,14 @@ class _Completion:
                 self.since.setdefault(value, stage + 1)
 
     def _runs(self, op: int) -> bool:
+        """Whether an op runs in its own place: an optional one where the solution has it run."""
         if self.outline.problem.required[op]:
             return True
+        columns = [self.variables.computed.get((k, op)) for k in range(len(self.variables.cuts))]
+        columns.append(self.variables.made_before.get(op))
         values = self.solution.values
         assert values is not None
-        return any(
-            (k, op) in self.variables.computed and values[self.variables.computed[k, op]] > 0.5
-            for k in range(len(self.variables.cuts))
-        )
+        return any(column is not None and values[column] > 0.5 for column in columns)
 
     def _reads(self, op: int, stage: int) -> tuple[int, ...]:
         if op < stage and op in self.again:

@@ -1,7 +1,7 @@
 """The constraint families of the K-cut program, one function each: the rows of one cut.
 
-X, R, Y, D, E and P are `resident`, `computed`, `later`, `chosen`, `chosen_again` and `made_before`;
-numbers are those of docs/search.md, "The K-cut program".
+X, R, Y, D, E, P and B are `resident`, `computed`, `later`, `chosen`, `chosen_again`, `made_before`
+and `branches`; numbers are those of docs/search.md, "The K-cut program".
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ __all__ = [
     "memory",
     "one_alternative",
     "one_alternative_again",
+    "one_alternative_before",
+    "one_branch",
     "one_way_to_run",
     "optional_values_cost",
     "residency_has_a_source",
@@ -81,6 +83,50 @@ def one_alternative(variables: Variables, k: int) -> None:
         for value in _choice_reads(variables, cut):
             terms = _reading(variables, cut, value)
             variables.builder.row([*terms, (variables.resident[k, value], -1.0)], upper=0.0)
+
+
+def one_alternative_before(variables: Variables, k: int) -> None:
+    """sum_a D[j,a] = 1, of an optional op P[j], for first computations before the first cut (11).
+
+    What they read was made: P[j] <= P[i], or the sum of D[j,a] over those that read what i makes.
+    """
+    if k > 0:
+        return
+    outline, rows = variables.outline, variables.builder
+    for op in range(variables.cuts[0]):
+        made = variables.made_before.get(op)
+        runs = [] if made is None else [(made, -1.0)]
+        if outline.has_choice(op):
+            terms = [(variables.chosen[op, n], 1.0) for n, _ in outline.first_alternatives(op)]
+            one = 1.0 if made is None else 0.0
+            rows.row([*terms, *runs], lower=one, upper=one)
+        for value in {v for _, way in outline.first_alternatives(op) for v in way.reads}:
+            source = variables.made_before.get(outline.problem.producers[value])
+            if source is None:
+                continue
+            if value not in outline.first_reads[op]:
+                rows.row([*_reading(variables, op, value), (source, -1.0)], upper=0.0)
+            else:
+                least = 1.0 if made is None else 0.0
+                rows.row([(source, 1.0), *runs], lower=least)
+
+
+def one_branch(variables: Variables, k: int) -> None:
+    """sum_b B[c,b] = 1 for linked choices; D[j,a] <= the sum over branches that have it (12)."""
+    if k > 0:
+        return
+    for branches, columns in zip(
+        variables.outline.problem.choices, variables.branches, strict=True
+    ):
+        variables.builder.row([(column, 1.0) for column in columns], lower=1.0, upper=1.0)
+        for op in sorted({op for branch in branches for op, _ in branch}):
+            for number, _ in variables.outline.first_alternatives(op):
+                if (op, number) not in variables.chosen:
+                    continue
+                taken = zip(branches, columns, strict=True)
+                having = [(column, -1.0) for branch, column in taken if (op, number) in branch]
+                terms = [(variables.chosen[op, number], 1.0), *having]
+                variables.builder.row(terms, upper=0.0)
 
 
 def one_alternative_again(variables: Variables, k: int) -> None:
@@ -224,7 +270,9 @@ FAMILIES: tuple[Callable[[Variables, int], None], ...] = (
     memory,
     one_way_to_run,
     one_alternative,
+    one_alternative_before,
     one_alternative_again,
+    one_branch,
     optional_values_cost,
     residency_has_a_source,
     inputs_are_there,

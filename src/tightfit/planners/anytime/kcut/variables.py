@@ -46,8 +46,10 @@ class Variables:
     later : dict of (cut, op) to column
         The op runs at the cut or at any time after it; in the last window that is `computed`.
     chosen : dict of (op, alternative) to column
-        The op takes the alternative; only from the first cut on, where alternatives read
-        differently.
+        The first computation takes the alternative; only where alternatives read differently. Of
+        an optional op before the first cut: it has run so before that.
+    branches : list of list of column
+        For each of the linked choices: which branch is taken.
     chosen_again : dict of (window, op, alternative) to column
         An op that runs again in the window does so by the alternative, at least once; only where
         alternatives read differently.
@@ -78,6 +80,7 @@ class Variables:
         self.chosen_again: dict[tuple[int, int, int], int] = {}
         self.running: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.made_before: dict[int, int] = {}
+        self.branches = [[self.builder.binary() for _ in c] for c in outline.problem.choices]
         self._add_chosen()
         self._add_made_before()
         for k in range(len(self.cuts)):
@@ -107,7 +110,7 @@ class Variables:
 
     def _add_chosen(self) -> None:
         outline = self.outline
-        for op in range(self.cuts[0], outline.ops):
+        for op in range(outline.ops):
             if not outline.has_choice(op):
                 continue
             for number, way in outline.first_alternatives(op):
