@@ -94,6 +94,16 @@ def test_plans_leave_room_for_what_the_process_holds_beside_tensors() -> None:
     assert report.arena.height_bytes >= 48 * MIB and report.arena.exact_steps >= 2
 
 
+def test_the_first_plan_leaves_room_for_what_is_there_before_it_runs() -> None:
+    model = fitted(wide_net(), "112MiB")
+    ballast = bytearray(b"x") * (24 * MIB)
+    trained(model, images(), 1)
+    report = tightfit.report(model)
+    assert isinstance(report, Report) and report.held is not None
+    assert report.held.rest_bytes >= len(ballast)
+    assert report.planned_peak_bytes <= 112 * MIB - len(ballast)
+
+
 def test_where_no_plan_leaves_enough_training_goes_on_and_it_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
