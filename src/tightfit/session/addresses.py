@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tightfit.allocator import anonymous_bytes, code_bytes
+from tightfit.allocator.code_pages import drop_code_pages
 from tightfit.allocator.replay import return_large_blocks_at_once, trim_ordinary_memory
 from tightfit.arenas.calls import CallArena, Caller
 from tightfit.errors import BadInput, InfeasibleBudget
@@ -23,8 +24,8 @@ from tightfit.units import format_bytes
 __all__ = ["Addresses", "Anywhere", "addresses_for"]
 
 _SPARE = 1 / 64  # of the budget: what is left besides, as what the process holds varies
-_FIRST_BYTES = 20 << 20  # at most: what the first step reads of libraries and prepares in them
-_FIRST_SHARE = 1 / 12  # of the budget, where that is less
+_FIRST_BYTES = 14 << 20  # at most: what libraries prepare in the first step that runs
+_FIRST_SHARE = 1 / 16  # of the budget, where that is less
 _MOST_ROUNDS = 4
 _MOST_CALLS = 8  # between two steps of an optimizer that are told apart
 
@@ -177,6 +178,7 @@ class Addresses(Anywhere):
             return options
         if is_first:
             gc.collect()  # what capturing and planning left behind
+            drop_code_pages()
         trim_ordinary_memory()
         self._looked_at.add(height_bytes)
         self._held = held = self._measured(inputs, height_bytes)
