@@ -604,6 +604,35 @@ def test_a_tensor_without_its_zeros_comes_back(shape, filled) -> None:
         torch.testing.assert_close(made[finite], x[finite], rtol=1e-3, atol=1e-7)
 
 
+class Writing(nn.Module):
+    """Writes into parts of a tensor that it has made, in every way there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((1,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.scale
+        y[:, 1].add_(x[:, 0])
+        y[:, 1:3].mul_(x[:, :2])
+        y.diagonal(0, 2, 3).mul_(x.diagonal(0, 2, 3))
+        rows = torch.tensor([2, 0], device=x.device)
+        y[rows] = x[1:3] * 3
+        y.index_add_(0, rows, x[:2] * 4).index_copy_(1, rows, x[:, :2] * 5)
+        place = x.argsort(dim=1)[:, :1]
+        y.scatter_(1, place, x[:, 1:2] * 6).scatter_add_(1, place, x[:, 2:] * 7)
+        y.scatter_(2, place, 0.5)
+        return y.masked_fill_(x > 0.9, 8.0) * 9
+
+
+def test_writes_into_parts_of_a_tensor() -> None:
+    """Each is done where the tensor lies, as the model does it, and has the default's bits."""
+    compared = run_battery(Writing(), torch.rand(4, 3, 5, 5))
+    ways = {name.rpartition(".over_argument_0")[0] for name in compared}
+    parts = ("select_scatter", "slice_scatter", "diagonal_scatter", "scatter_add", "index_put")
+    assert {f"aten.{part}" for part in parts} <= ways
+
+
 def one_of_each() -> Iterator[tuple[nn.Module, torch.Tensor]]:
     """A model of each kind that the battery compares, with its input."""
     images = torch.randn(4, 3, 9, 9)
@@ -613,6 +642,7 @@ def one_of_each() -> Iterator[tuple[nn.Module, torch.Tensor]]:
     yield Residual(F.relu), torch.randn(2, 8, 11, 13)
     yield Convolutions(nn.GELU), torch.randn(2, 3, 16, 16)
     yield by_images(), torch.randn(2, 8, 64, 64)
+    yield Writing(), torch.rand(4, 3, 5, 5)
     functions = (
         *ACTIVATIONS.values(),
         partial(F.max_pool2d, kernel_size=2),

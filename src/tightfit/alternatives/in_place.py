@@ -65,6 +65,35 @@ def mul_over_second(second: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     return second.mul_(first) if _decides_layout(second, first) else first * second
 
 
+def select_scatter_over(
+    whole: torch.Tensor, part: torch.Tensor, dim: int, index: int
+) -> torch.Tensor:
+    """Return a tensor with one slice replaced, which is written into the tensor itself."""
+    whole.select(dim, index).copy_(part)
+    return whole
+
+
+def slice_scatter_over(
+    whole: torch.Tensor,
+    part: torch.Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> torch.Tensor:
+    """Return a tensor with a range replaced, which is written into the tensor itself."""
+    aten.slice.Tensor(whole, dim, start, end, step).copy_(part)
+    return whole
+
+
+def diagonal_scatter_over(
+    whole: torch.Tensor, part: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor:
+    """Return a tensor with a diagonal replaced, which is written into the tensor itself."""
+    whole.diagonal(offset, dim1, dim2).copy_(part)
+    return whole
+
+
 def _decides_layout(second: torch.Tensor, first: torch.Tensor) -> bool:
     """Whether first + second is laid out as the second: the first is alike or only broadcast.
 
@@ -96,6 +125,19 @@ IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
     ),
     aten.mul.Scalar: _first(aten.mul_.Scalar),
     aten.div.Scalar: _first(aten.div_.Scalar),
+    # what the writes of a model into parts of its tensors are in a graph that writes nothing
+    aten.select_scatter.default: _first(select_scatter_over),
+    aten.slice_scatter.default: _first(slice_scatter_over),
+    aten.diagonal_scatter.default: _first(diagonal_scatter_over),
+    aten.copy.default: _first(aten.copy_.default),
+    aten.index_fill.int_Scalar: _first(aten.index_fill_.int_Scalar),
+    aten.index_put.default: _first(aten.index_put_.default),
+    aten.index_add.default: _first(aten.index_add_.default),
+    aten.index_copy.default: _first(aten.index_copy_.default),
+    aten.scatter.src: _first(aten.scatter_.src),
+    aten.scatter.value: _first(aten.scatter_.value),
+    aten.scatter_add.default: _first(aten.scatter_add_.default),
+    aten.masked_fill.Scalar: _first(aten.masked_fill_.Scalar),
     aten.threshold_backward.default: _gradient(aten.threshold_backward.grad_input),
     aten.gelu_backward.default: _gradient(aten.gelu_backward.grad_input),
     aten.silu_backward.default: _gradient(aten.silu_backward.grad_input),

@@ -185,8 +185,8 @@ class Members:
         self._holder = holder
         self._skipped = skipped
         self._is_dict = hasattr(holder, "items")
-        self._keys = tuple(holder)
-        held = holder.items() if self._is_dict else ()
+        held = list(holder.items()) if self._is_dict else ()  # at once: threads may add to it
+        self._keys = tuple(key for key, _ in held) if self._is_dict else tuple(holder)
         self._values = tuple(MISSING if key in skipped else value for key, value in held)
 
     def holds(self) -> bool:

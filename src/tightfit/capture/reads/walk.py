@@ -283,13 +283,14 @@ class Walk:
         if isinstance(value, tuple | list | collections.deque):
             self._visit_items(value, path)
         elif isinstance(value, dict | types.MappingProxyType | weakref.WeakKeyDictionary):
-            tensors = [key for key, item in value.items() if isinstance(item, torch.Tensor)]
+            held = dict(value)  # as it is now: threads may add to it
+            tensors = [key for key, item in held.items() if isinstance(item, torch.Tensor)]
             for key in tensors:
                 fetch = functools.partial(value.get, key)
                 if (id(value), key) not in self._unread:
-                    self._tensor(f"{path}[{key!r}]", value[key], fetch)
+                    self._tensor(f"{path}[{key!r}]", held[key], fetch)
             self.places.append(Members(path, value, frozenset(tensors)))
-            self._waiting.extend((item, f"{path}[{key!r}]") for key, item in value.items())
+            self._waiting.extend((item, f"{path}[{key!r}]") for key, item in held.items())
         elif isinstance(value, _SETS):
             self.places.append(Members(path, value))
             self._waiting.extend((item, f"an item of {path}") for item in value)
