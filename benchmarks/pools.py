@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tightfit
-from benchmarks.arena import highest_resident
+from benchmarks.arena import highest
 from benchmarks.arena_models import InceptionResNet, Translator, alexnet
 from benchmarks.papers_tables import table
 from benchmarks.processes import in_its_process
@@ -130,7 +130,7 @@ def fixed(name: str, phase: str, way: str, batch: int) -> Row:
     given = batch_of(name, batch)
     spent: list[float] = []
     faults: list[int] = []
-    with highest_resident() as take, loop.ways:
+    with highest() as take, loop.ways:
         for number in range(STEPS):
             if number == WARM_UP:
                 take()
@@ -161,7 +161,7 @@ def varying(way: str) -> Row:
     lengths = random.Random(0).choices(LENGTHS, k=VARYING_STEPS)
     held: list[int] = []
     started = time.process_time()
-    with highest_resident() as take, loop.ways:
+    with highest() as take, loop.ways:
         for length in lengths:
             loop.step(*batch_of("seq2seq", BATCHES["seq2seq"], length))
             held.append(max([*held, take() - loop.before]))

@@ -157,6 +157,9 @@ class InfeasibleBudget(TightfitError):
         The smallest budget for which a plan is known, if any.
     proven : bool
         True if it is proven that no plan exists for this order of operators.
+    call_bytes : int or None
+        The same for the call that was to be planned alone, where later ones are known to need
+        more.
     """
 
     def __init__(
@@ -166,10 +169,12 @@ class InfeasibleBudget(TightfitError):
         budget_bytes: int,
         minimum_bytes: int | None = None,
         proven: bool = False,
+        call_bytes: int | None = None,
     ) -> None:
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.minimum_bytes = minimum_bytes
+        self.call_bytes = minimum_bytes if call_bytes is None else call_bytes
         self.proven = proven
 
 

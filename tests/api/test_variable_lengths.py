@@ -13,6 +13,7 @@ from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
 from tightfit.planners.background import Search, searching
 from tightfit.session import stages
+from tightfit.session.fitted import prepare_all
 
 WIDTH = 64
 
@@ -48,7 +49,7 @@ def reader() -> Reader:
 
 def eager_peak_bytes(length: int) -> int:
     session = attached(tightfit.fit(reader(), "1GiB", costs="unit"))
-    session.prepare_all([sequence(length)])
+    prepare_all(session, [sequence(length)])
     return session.last.outcome.peak_bytes
 
 

@@ -94,6 +94,16 @@ def test_plans_leave_room_for_what_the_process_holds_beside_tensors() -> None:
     assert report.arena.height_bytes >= 48 * MIB and report.arena.exact_steps >= 2
 
 
+def test_the_first_plan_leaves_room_for_what_is_there_before_it_runs() -> None:
+    model = fitted(wide_net(), "112MiB")
+    ballast = bytearray(b"x") * (24 * MIB)
+    trained(model, images(), 1)
+    report = tightfit.report(model)
+    assert isinstance(report, Report) and report.held is not None
+    assert report.held.rest_bytes >= len(ballast)
+    assert report.planned_peak_bytes <= 112 * MIB - len(ballast)
+
+
 def test_where_no_plan_leaves_enough_training_goes_on_and_it_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -124,6 +134,50 @@ def test_calls_that_add_to_gradients_have_a_layout_each() -> None:
         assert_same(trained(model, rows(), 10, calls=3), plain)
     report = arena_of(model)
     assert report.exact_steps >= 15 and report.fallbacks == 0
+
+
+def test_calls_in_flight_leave_room_for_each_other_and_for_what_is_held_besides(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(model: nn.Module) -> list[torch.Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        torch.manual_seed(1)
+        batches = rows()
+        for _ in range(12):
+            losses = [model(next(batches)).square().mean() for _ in range(2)]
+            for loss in losses:
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    plain = train(small_net())
+    keywords: dict[str, Any] = {"costs": "unit", "cache": False, "arena": True}
+    model = tightfit.fit(small_net(), "96MiB", in_flight=2, **keywords)
+    ballast = bytearray(b"x") * (32 * MIB)
+    with poisoned():
+        assert_same(train(model), plain)
+    report = tightfit.report(model)
+    assert isinstance(report, Report) and report.held is not None and report.arena is not None
+    assert report.held.rest_bytes >= len(ballast) // 2  # what was freed since counts against it
+    assert report.planned_peak_bytes <= 96 * MIB - len(ballast) // 2
+    assert report.arena.exact_steps >= 2 and report.arena.fallbacks == 0
+    assert "exceeds the budget" not in capsys.readouterr().err
+
+
+def test_each_shape_of_the_inputs_has_a_layout_of_its_own() -> None:
+    def lengths() -> Iterator[torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        while True:
+            for length in (16, 48, 8):
+                yield torch.randn(length, 32, generator=generator)
+
+    plain = trained(small_net(), lengths(), 24)
+    model = fitted(small_net(), "32MiB")
+    with poisoned():
+        assert_same(trained(model, lengths(), 24), plain)
+    report = arena_of(model)
+    assert report.exact_steps >= 6 and report.fallbacks == 0 and report.layouts >= 3
 
 
 def test_models_in_turns_and_copies_share_an_arena() -> None:

@@ -272,6 +272,27 @@ def check_shapes_may_differ(rank: int) -> None:
     assert len(attached(model).specialisations) == 1 + rank
 
 
+def check_arena(rank: int) -> None:
+    """An arena on each rank; nothing is left of the budget, for ranks have to plan alike."""
+    found: list[list[torch.Tensor]] = []
+    for arena in (False, True):
+        torch.manual_seed(0)
+        model = Net(unused=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if arena:
+            tightfit.fit(model, "1GiB", optimizer=optimizer, costs="unit", cache=False, arena=True)
+        wrapper = DistributedDataParallel(model)
+        for step in range(6):
+            torch.manual_seed(100 * step + rank)
+            wrapper(batch(rank, step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append([t.detach().clone() for t in model.state_dict().values()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    report = tightfit.report(model)
+    assert report.arena.exact_steps >= 1 and report.held is None, report.arena
+
+
 def refuses(error: type[Exception], words: str, run: Callable[[], Any]) -> None:
     """Check that something is refused with these words, in order."""
     with pytest.raises(error, match=f"(?s){words}"):
@@ -316,6 +337,7 @@ DATA_PARALLEL: dict[str, Callable[[int], None]] = {
     "the least of different budgets": check_the_least_budget_counts,
     "different shapes on different ranks": check_shapes_may_differ,
     "a model that allows no single graph": check_parts,
+    "an arena on every rank": check_arena,
 }
 """What is tested with two ranks, by name: a row each of docs/features.md."""
 

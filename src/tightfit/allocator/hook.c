@@ -30,7 +30,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define VERSION 8
-#define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
 /* ------------------------------------------------------------------ c10's binary interface */
 
@@ -73,13 +72,6 @@ static _Bool installed;
 
 #define SHARD_BITS 6
 #define SHARDS (1 << SHARD_BITS)
-
-typedef struct {
-    uintptr_t address; /* 0: empty */
-    uint64_t size;
-    uint64_t stamp; /* how many tallies had been opened when it was given out */
-    uint64_t record; /* 0, or (recording << 40) + index of its lifetime */
-} Entry;
 
 typedef struct {
     atomic_bool is_held;
@@ -198,7 +190,7 @@ static Entry table_remove(void *address) {
 
 /* ------------------------------------------------------------------ counting */
 
-static atomic_int_fast64_t live_bytes, lost_blocks;
+static atomic_int_fast64_t live_bytes, lost_blocks; /* blocks in arenas: replay.c counts them */
 
 /* One peak per meter. A closed slot holds INT64_MAX, so that no level is above it; slots from
  * `slots_end` on were never open or are closed again. */
@@ -207,13 +199,14 @@ static atomic_int_fast64_t peak_bytes[PEAK_SLOTS];
 static atomic_int slots_end;
 static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static inline int64_t rounded(uint64_t size) {
-    return (int64_t)((size + GRANULARITY - 1) & ~(uint64_t)(GRANULARITY - 1));
+static inline int64_t all_live_bytes(void) {
+    return atomic_load(&live_bytes) + replay_live_bytes();
 }
 
-static inline void count_allocation(uint64_t size) {
-    int64_t live = atomic_fetch_add(&live_bytes, rounded(size)) + rounded(size);
+/* `live`: of the blocks outside arenas. */
+static inline void note_peak(int64_t live) {
     int end = atomic_load_explicit(&slots_end, memory_order_acquire);
+    live += end ? replay_live_bytes() : 0;
     for (int slot = 0; slot < end; slot++) {
         int_fast64_t peak = atomic_load(&peak_bytes[slot]);
         while (live > peak && !atomic_compare_exchange_weak(&peak_bytes[slot], &peak, live)) {
@@ -407,52 +400,78 @@ static void record_free(uint64_t record) {
 
 static void hook_free(void *address);
 
-static inline DataPtr take(size_t size) {
-    void *planned = replay_take(size);
+/* `entry` is set where the block lies in an arena. */
+static inline DataPtr take(size_t size, Entry **entry) {
+    void *planned = replay_take(size, entry);
     if (planned)
         return (DataPtr){planned, hook_free, planned, 0, -1};
     return previous_allocate(previous, size); /* a C++ exception may pass through here */
 }
 
-static inline void give_back(void *address) {
-    if (!replay_give(address))
-        previous_free(address);
+static inline void forget(const Entry *entry) {
+    if (entry->address)
+        tally_free(entry->stamp, rounded(entry->size));
+    if (atomic_load_explicit(&recording, memory_order_relaxed))
+        record_free(entry->record);
 }
 
 static void hook_free(void *address) {
+    Placed placed;
     if (!address)
         return;
-    Entry entry = table_remove(address);
-    if (entry.address) {
-        count_free(entry.size);
-        tally_free(entry.stamp, rounded(entry.size));
+    if (replay_find(address, &placed)) {
+        if (!placed.is_own)
+            count_free(placed.entry->size);
+        forget(placed.entry);
+        replay_give(&placed);
+        return;
     }
-    if (atomic_load_explicit(&recording, memory_order_relaxed))
-        record_free(entry.record);
-    give_back(address);
+    Entry entry = table_remove(address);
+    if (entry.address)
+        count_free(entry.size);
+    forget(&entry);
+    previous_free(address);
+}
+
+/* Counts a block in every tally, asking for room where a limit would be exceeded; returns the
+ * tally that refuses it all the same. */
+static inline Tally *tallied(uint64_t stamp, int64_t size) {
+    Tally *exceeded = tally_allocation(stamp, size);
+    while (exceeded && make_room(exceeded, size))
+        exceeded = tally_allocation(stamp, size);
+    if (exceeded && collect_garbage())
+        exceeded = tally_allocation(stamp, size);
+    return exceeded;
 }
 
 static DataPtr hook_allocate(void *self, size_t size) {
     (void)self;
-    DataPtr block = take(size);
+    Entry *planned = NULL;
+    DataPtr block = take(size, &planned);
     block.deleter = hook_free;
     if (!block.data)
         return block;
     uint64_t stamp = atomic_load_explicit(&tallies_opened, memory_order_acquire);
     Entry entry = {(uintptr_t)block.data, size, stamp, 0};
-    Tally *exceeded = tally_allocation(entry.stamp, rounded(size));
-    while (exceeded && make_room(exceeded, rounded(size)))
-        exceeded = tally_allocation(entry.stamp, rounded(size));
-    if (exceeded && collect_garbage())
-        exceeded = tally_allocation(entry.stamp, rounded(size));
+    Tally *exceeded = tallied(stamp, rounded(size));
     if (exceeded) {
-        give_back(block.data);
+        Placed placed;
+        if (planned) {
+            *planned = entry;
+            if (replay_find(block.data, &placed))
+                replay_give(&placed);
+        } else {
+            previous_free(block.data);
+        }
         refuse(exceeded, rounded(size));
     }
     if (atomic_load_explicit(&recording, memory_order_relaxed))
         entry.record = record_allocation(size);
-    if (table_insert(entry)) {
-        count_allocation(size);
+    if (planned) {
+        *planned = entry;
+        note_peak(atomic_load(&live_bytes));
+    } else if (table_insert(entry)) {
+        note_peak(atomic_fetch_add(&live_bytes, rounded(size)) + rounded(size));
     } else {
         tally_free(entry.stamp, rounded(size));
         atomic_fetch_add(&lost_blocks, 1);
@@ -575,7 +594,7 @@ EXPORT const char *tightfit_hook_install(const char *library) {
 /* ------------------------------------------------------------------ what Python calls */
 
 EXPORT int tightfit_hook_version(void) { return VERSION; }
-EXPORT int64_t tightfit_hook_live_bytes(void) { return atomic_load(&live_bytes); }
+EXPORT int64_t tightfit_hook_live_bytes(void) { return all_live_bytes(); }
 
 /* Opens a peak that starts from what is live now. Returns its slot, or -1 if all are open. */
 EXPORT int tightfit_hook_peak_open(void) {
@@ -586,7 +605,7 @@ EXPORT int tightfit_hook_peak_open(void) {
     if (slot == PEAK_SLOTS) {
         slot = -1;
     } else {
-        atomic_store(&peak_bytes[slot], atomic_load(&live_bytes));
+        atomic_store(&peak_bytes[slot], all_live_bytes());
         if (slot == end)
             atomic_store(&slots_end, end + 1);
     }
@@ -606,7 +625,7 @@ EXPORT void tightfit_hook_peak_close(int slot) {
 
 EXPORT int64_t tightfit_hook_peak_bytes(int slot) { return atomic_load(&peak_bytes[slot]); }
 EXPORT void tightfit_hook_peak_reset(int slot) {
-    atomic_store(&peak_bytes[slot], atomic_load(&live_bytes));
+    atomic_store(&peak_bytes[slot], all_live_bytes());
 }
 
 /* Opens a tally without a limit. Returns its slot, or -1 if all are open. */
@@ -677,7 +696,9 @@ EXPORT int64_t tightfit_hook_tally_counted_bytes(int slot, const uintptr_t *bloc
     uint64_t opened = atomic_load(&tallies[slot].opened);
     int64_t bytes = 0;
     for (int64_t index = 0; index < count; index++) {
-        Entry found = table_find(blocks[index]);
+        Placed placed;
+        Entry found = replay_find((void *)blocks[index], &placed) ? *placed.entry
+                                                                 : table_find(blocks[index]);
         if (found.address && found.stamp >= opened)
             bytes += rounded(found.size);
     }

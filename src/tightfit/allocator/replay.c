@@ -37,7 +37,6 @@
 #define EXPORT __attribute__((visibility("default")))
 #define ARENAS 64
 #define PLANS 32
-#define GRANULARITY 64
 #define NOBODY (-1)
 #define PAGE 4096
 #define STRAY 32 /* one part in so many of an arena's height is served outside: a step is astray */
@@ -50,12 +49,13 @@ typedef struct {
     int64_t *first_predecessor; /* of request k: predecessors[first[k]] to [first[k + 1]] */
     int32_t *predecessors;
     atomic_uchar *is_alive;
+    Entry *entries; /* of each request that is alive: what the hook noted */
     int64_t *place; /* of each request: where its offset stands in the two tables */
     int64_t *offset_at; /* open addressing by offset; -1: empty */
     atomic_int *owner_at; /* the request that is alive at that offset, or nobody */
     int64_t capacity; /* of the two tables, a power of two */
-    atomic_int_fast64_t taken; /* how often a place was taken: by the thread inside only */
-    atomic_int_fast64_t given; /* how often one was given back: by any thread */
+    atomic_int_fast64_t taken; /* places taken less those given back by the thread inside */
+    atomic_int_fast64_t given; /* how often one was given back by another thread */
 } Plan;
 
 enum { REQUESTS, HITS, OUTSIDE, LARGER, LATE, OVER, STATISTICS };
@@ -63,6 +63,7 @@ enum { REQUESTS, HITS, OUTSIDE, LARGER, LATE, OVER, STATISTICS };
 typedef struct {
     char *base;
     int64_t height;
+    int slot;
     Plan *plans[PLANS];
     atomic_int plan_count;
     atomic_bool is_closed; /* unmapped once nothing is alive in it and no thread inside */
@@ -78,6 +79,9 @@ typedef struct {
 
 static Arena *_Atomic arenas[ARENAS]; /* those that are mapped */
 static atomic_int arenas_end;
+static atomic_int_fast64_t live_bytes[ARENAS]; /* of the blocks that whoever was inside has taken
+                                                  and not given back; nobody else writes it, so
+                                                  that no locked instruction is needed */
 static pthread_mutex_t arenas_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool poisons;
 
@@ -233,7 +237,12 @@ static void leave(Arena *arena) {
     atomic_store_explicit(&arena->is_entered, 0, memory_order_release);
 }
 
-void *replay_take(size_t size) {
+static inline void add_live(const Arena *arena, int64_t bytes) {
+    int64_t live = atomic_load_explicit(&live_bytes[arena->slot], memory_order_relaxed);
+    atomic_store_explicit(&live_bytes[arena->slot], live + bytes, memory_order_relaxed);
+}
+
+void *replay_take(size_t size, Entry **entry) {
     Arena *arena = inside;
     if (!arena || interruptions || !size)
         return NULL;
@@ -255,12 +264,22 @@ void *replay_take(size_t size) {
                           memory_order_relaxed);
     atomic_store_explicit(&plan->is_alive[request], 1, memory_order_release);
     char *address = arena->base + plan->offsets[request];
+    *entry = &plan->entries[request];
+    add_live(arena, rounded(size));
     if (atomic_load_explicit(&poisons, memory_order_relaxed))
         memset(address, 0xFF, (size_t)plan->sizes[request]);
     return address;
 }
 
-_Bool replay_give(void *address) {
+int64_t replay_live_bytes(void) {
+    int end = atomic_load_explicit(&arenas_end, memory_order_acquire);
+    int64_t live = 0;
+    for (int slot = 0; slot < end; slot++)
+        live += atomic_load_explicit(&live_bytes[slot], memory_order_relaxed);
+    return live;
+}
+
+_Bool replay_find(void *address, Placed *placed) {
     int end = atomic_load_explicit(&arenas_end, memory_order_acquire);
     for (int slot = 0; slot < end; slot++) {
         Arena *arena = atomic_load_explicit(&arenas[slot], memory_order_acquire);
@@ -277,19 +296,33 @@ _Bool replay_give(void *address) {
             int request = atomic_load_explicit(&plan->owner_at[place], memory_order_relaxed);
             if (request == NOBODY)
                 continue;
-            if (atomic_load_explicit(&poisons, memory_order_relaxed))
-                memset(address, 0xFF, (size_t)plan->sizes[request]);
-            if (atomic_load_explicit(&arena->is_astray, memory_order_relaxed) &&
-                plan->sizes[request] >= LARGE)
-                drop_pages_of(arena, plan, request);
-            atomic_store_explicit(&plan->owner_at[place], NOBODY, memory_order_relaxed);
-            atomic_store_explicit(&plan->is_alive[request], 0, memory_order_release);
-            atomic_fetch_add_explicit(&plan->given, 1, memory_order_release);
+            *placed = (Placed){&plan->entries[request], arena, plan, request, place, inside == arena};
             return 1;
         }
-        abort(); /* freed twice: as the ordinary allocator does */
+        return 0;
     }
     return 0;
+}
+
+void replay_give(const Placed *placed) {
+    Arena *arena = placed->arena;
+    Plan *plan = placed->plan;
+    if (placed->is_own) /* before anybody else may take the place */
+        add_live(arena, -rounded(placed->entry->size));
+    if (atomic_load_explicit(&poisons, memory_order_relaxed))
+        memset(arena->base + plan->offsets[placed->request], 0xFF,
+               (size_t)plan->sizes[placed->request]);
+    if (atomic_load_explicit(&arena->is_astray, memory_order_relaxed) &&
+        plan->sizes[placed->request] >= LARGE)
+        drop_pages_of(arena, plan, placed->request);
+    atomic_store_explicit(&plan->owner_at[placed->place], NOBODY, memory_order_relaxed);
+    atomic_store_explicit(&plan->is_alive[placed->request], 0, memory_order_release);
+    if (placed->is_own) {
+        int64_t taken = atomic_load_explicit(&plan->taken, memory_order_relaxed);
+        atomic_store_explicit(&plan->taken, taken - 1, memory_order_relaxed);
+    } else {
+        atomic_fetch_add_explicit(&plan->given, 1, memory_order_release);
+    }
 }
 
 _Bool replay_is_interrupted(void) { return interruptions > 0; }
@@ -311,6 +344,7 @@ static void free_plan(Plan *plan) {
     free(plan->first_predecessor);
     free(plan->predecessors);
     free(plan->is_alive);
+    free(plan->entries);
     free(plan->place);
     free(plan->offset_at);
     free(plan->owner_at);
@@ -360,6 +394,7 @@ EXPORT int tightfit_replay_open(int64_t height) {
     }
     arena->base = base;
     arena->height = height;
+    arena->slot = slot;
     atomic_store(&arenas[slot], arena);
     if (slot == end)
         atomic_store(&arenas_end, end + 1);
@@ -451,11 +486,12 @@ EXPORT int tightfit_replay_add(int number, int64_t count, const int64_t *sizes,
         copy(predecessors, (size_t)first_predecessor[count] * sizeof *predecessors);
     plan->wanted = calloc(rows + 1, sizeof *plan->wanted);
     plan->is_alive = calloc(rows + 1, sizeof *plan->is_alive);
+    plan->entries = calloc(rows + 1, sizeof *plan->entries);
     plan->place = calloc(rows + 1, sizeof *plan->place);
     plan->offset_at = calloc((size_t)plan->capacity, sizeof *plan->offset_at);
     plan->owner_at = calloc((size_t)plan->capacity, sizeof *plan->owner_at);
     if (!plan->sizes || !plan->offsets || !plan->first_predecessor || !plan->predecessors ||
-        !plan->wanted || !plan->is_alive || !plan->place || !plan->offset_at || !plan->owner_at) {
+        !plan->wanted || !plan->is_alive || !plan->entries || !plan->place || !plan->offset_at || !plan->owner_at) {
         free_plan(plan);
         return -2;
     }

@@ -3,12 +3,43 @@
 #define TIGHTFIT_REPLAY_H
 
 #include <stddef.h>
+#include <stdint.h>
 
-/* Memory at its planned place; NULL: the ordinary allocator serves this request. */
-void *replay_take(size_t size);
+#define GRANULARITY 64 /* c10 aligns CPU memory to 64 bytes; each request is rounded up to it */
 
-/* Whether a block lay in an arena; it is given back then. Any thread, any time. */
-_Bool replay_give(void *address);
+/* What the hook knows of a block that was given out. */
+typedef struct {
+    uintptr_t address; /* 0: none */
+    uint64_t size;
+    uint64_t stamp; /* how many tallies had been opened when it was given out */
+    uint64_t record; /* 0, or (recording << 40) + index of its lifetime */
+} Entry;
+
+/* A block in an arena: what is known of it, and where that stands. */
+typedef struct {
+    Entry *entry;
+    void *arena, *plan;
+    int64_t request, place;
+    _Bool is_own; /* of the thread that is inside: `replay_give` counts it out */
+} Placed;
+
+/* Memory at its planned place, and where to note what is known of it; NULL: the ordinary allocator
+ * serves this request. */
+void *replay_take(size_t size, Entry **entry);
+
+/* Whether a living block lies in an arena, and which it is. Any thread, any time. */
+_Bool replay_find(void *address, Placed *placed);
+
+/* Gives a block back: its place may be taken again at once. */
+void replay_give(const Placed *placed);
+
+/* Bytes of the blocks that lie in arenas, less those that other threads than the one inside gave
+ * back. */
+int64_t replay_live_bytes(void);
+
+static inline int64_t rounded(uint64_t size) {
+    return (int64_t)((size + GRANULARITY - 1) & ~(uint64_t)(GRANULARITY - 1));
+}
 
 /* Whether the calling thread's requests are nobody's for now. */
 _Bool replay_is_interrupted(void);

@@ -24,7 +24,7 @@ from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.session.bypass import expect_calls
 from tightfit.session.callee import Callee
-from tightfit.session.fitted import Fitted
+from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.handles import (
     PlannedStep,
     attach_by_parts,
@@ -197,7 +197,7 @@ def _fit_whole(
     fitted = Fitted.as_a_whole(callee_of(model), options)
     for method in methods.values():
         fitted.at_leaving(method.leave)
-    fitted.prepare_all(shapes)
+    prepare_all(fitted, shapes)
     replaced = attached(model)
     attach(model, fitted, refit, methods)
     if replaced is None or not replaced.waiting:
@@ -260,7 +260,7 @@ def step(
             )
     name = getattr(function, "__name__", type(function).__name__)
     fitted = Fitted.as_a_whole(Callee(function, named, name), options)
-    fitted.prepare_all(shapes)
+    prepare_all(fitted, shapes)
     return PlannedStep(fitted)
 
 

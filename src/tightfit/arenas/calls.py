@@ -86,8 +86,9 @@ class CallArena:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody shares the arena."""
-        return self._thread is not None and self._thread.has_one_user
+        """Whether nobody shares the arena, or the one that the first step would lie in."""
+        thread = self._thread or _ARENAS.get(threading.get_ident())
+        return thread is None or not thread.has_users_beside(self)
 
     @property
     def exact_height_bytes(self) -> int:
@@ -137,10 +138,9 @@ class _ThreadArena:
         """Whether a step goes on."""
         return self._caller is not None
 
-    @property
-    def has_one_user(self) -> bool:
-        """Whether nobody shares it."""
-        return len(self._users) == 1
+    def has_users_beside(self, user: CallArena) -> bool:
+        """Whether others share it."""
+        return any(other is not user for other in self._users)
 
     def end_step(self) -> None:
         """End the step that runs, unless its backward is still to come."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tightfit.allocator import anonymous_bytes, code_bytes
+from tightfit.allocator.code_pages import drop_code_pages
 from tightfit.allocator.replay import return_large_blocks_at_once, trim_ordinary_memory
 from tightfit.arenas.calls import CallArena, Caller
 from tightfit.errors import BadInput, InfeasibleBudget
@@ -23,6 +24,8 @@ from tightfit.units import format_bytes
 __all__ = ["Addresses", "Anywhere", "addresses_for"]
 
 _SPARE = 1 / 64  # of the budget: what is left besides, as what the process holds varies
+_FIRST_BYTES = 14 << 20  # at most: what libraries prepare in the first step that runs
+_FIRST_SHARE = 1 / 16  # of the budget, where that is less
 _MOST_ROUNDS = 4
 _MOST_CALLS = 8  # between two steps of an optimizer that are told apart
 
@@ -44,20 +47,24 @@ class Anywhere:
             While a call of it awaits its backward, the step goes on.
         """
 
-    def look(self, inputs: Iterable[Any], options: Options) -> bool:
-        """Look, between two steps, what the process holds; return whether plans are to change.
+    def awaits_a_plan(self, options: Options) -> bool:
+        """Whether the first step is to be planned before it is looked what the process holds."""
+        return False
+
+    def look(self, inputs: Iterable[Any], options: Options) -> Options:
+        """Look, between two steps, what the process holds; return what plans are to keep to.
 
         Parameters
         ----------
         inputs : iterable
             Of the call that comes; tensors among them count.
         options : Options
-            As they are now.
+            As they are now; returned where nothing is to change.
         """
-        return False
+        return options
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Return the options with nothing left, where no plan does with less.
+        """Return the options with less left, where no plan does with so little.
 
         Raises
         ------
@@ -65,10 +72,6 @@ class Anywhere:
             The error, if nothing was left.
         """
         raise error
-
-    def changed(self, options: Options) -> Options:
-        """Return the options with what plans are to leave."""
-        return options
 
     def added_to(self, report: Report) -> Report:
         """Return a report with what happened in the arena, and what the process held for it."""
@@ -114,18 +117,22 @@ class Addresses(Anywhere):
                 "leave it out"
             )
         self.left_bytes = 0
+        self._spare_bytes = 0  # of it: more than was measured
         self._name = name
         self._account = account
         self._arena = CallArena()
         self._calls = 0  # since an optimizer has stepped
         hear_of_steps(self)
         return_large_blocks_at_once(True)  # also while the first step is captured and planned
+        gc.collect()  # what is freed later would hide what comes
         trim_ordinary_memory()
         own_bytes = account.lasting_bytes()
         self._before_bytes = anonymous_bytes() - own_bytes
         self._files_before_bytes = code_bytes()
         self._looked_at: set[int] = set()
         self._rounds = 0
+        self._gave_way = False  # no plan leaves as much as was asked for
+        self._said = False
         self._held: Held | None = None
 
     # -- steps --------------------------------------------------------------------------------
@@ -154,50 +161,75 @@ class Addresses(Anywhere):
 
     # -- what the process holds ---------------------------------------------------------------
 
-    def look(self, inputs: Iterable[Any], options: Options) -> bool:
+    def awaits_a_plan(self, options: Options) -> bool:
+        """Whether nothing was looked at yet, and may be."""
+        return not self._looked_at and self._may_look(options)
+
+    def look(self, inputs: Iterable[Any], options: Options) -> Options:
         """Look once when the first step was planned, and once for each layout after an exact step.
 
         Nothing is left of a budget that others share, or under a plan of the user's own.
         """
-        if options.shared is not None or options.ranks is not None or options.plan is not None:
-            return False
-        if self._arena.is_running or not self._arena.is_alone:
-            return False
         height_bytes = self._arena.exact_height_bytes
-        if height_bytes in self._looked_at or (self._looked_at and not height_bytes):
-            return False
-        if not self._looked_at:
+        is_first = not self._looked_at
+        if height_bytes in self._looked_at or not (height_bytes or is_first):
+            return options
+        if not self._may_look(options):
+            return options
+        if is_first:
             gc.collect()  # what capturing and planning left behind
+            drop_code_pages()
         trim_ordinary_memory()
         self._looked_at.add(height_bytes)
         self._held = held = self._measured(inputs, height_bytes)
         budget_bytes = options.usable_bytes
-        over_bytes = held.planned_bytes - (budget_bytes - self.left_bytes)
+        over_bytes = held.planned_bytes - (budget_bytes - self.left_bytes) if height_bytes else 0
         needed_bytes = held.rest_bytes + held.file_bytes + max(0, over_bytes)
         spare_bytes = round(_SPARE * budget_bytes)
+        if self._gave_way and needed_bytes > self.left_bytes:
+            self._say_what_exceeds(needed_bytes, "its plan is the least there is")
         is_close = needed_bytes <= self.left_bytes <= needed_bytes + 4 * spare_bytes
-        if is_close or self._rounds == _MOST_ROUNDS:
-            return False
+        if is_close or self._gave_way or self._rounds == _MOST_ROUNDS:
+            return options
         self._rounds += 1
+        if is_first:
+            spare_bytes = min(_FIRST_BYTES, round(_FIRST_SHARE * budget_bytes))
+        self._spare_bytes = spare_bytes
         self.left_bytes = needed_bytes + spare_bytes
         self._arena.drop_pages()  # while the next step is planned, too, the budget holds
-        return True
+        return self._changed(options)
+
+    def _may_look(self, options: Options) -> bool:
+        """Whether what the process holds more than before can only be of this callable."""
+        is_own = options.shared is None and options.ranks is None and options.plan is None
+        return is_own and not self._arena.is_running and self._arena.is_alone
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Return the options with nothing left, and say by how much the budget is exceeded."""
+        """Return the options with what the least plan leaves; say what exceeds the budget."""
         if not self.left_bytes:
             raise error
-        announce(
-            f"{self._name}: the process holds {format_bytes(self.left_bytes)} beside tensors, and "
-            f"no plan leaves that of the budget: what it holds exceeds the budget by so much. "
-            f"{str(error).splitlines()[0]}"
-        )
-        self.left_bytes = 0
-        self._rounds = _MOST_ROUNDS
-        return self.changed(options)
+        needed_bytes = self.left_bytes - self._spare_bytes
+        least_bytes = error.call_bytes
+        lacking_bytes = 0 if least_bytes is None else least_bytes - options.limit_bytes
+        is_known = 0 < lacking_bytes < self.left_bytes and not self._gave_way
+        self.left_bytes -= lacking_bytes if is_known else self.left_bytes
+        self._gave_way = True
+        if self.left_bytes < needed_bytes:
+            self._say_what_exceeds(needed_bytes, str(error).splitlines()[0])
+        return self._changed(options)
 
-    def changed(self, options: Options) -> Options:
-        """Return the options with what plans are to leave."""
+    def _say_what_exceeds(self, needed_bytes: int, why: str) -> None:
+        """Say, once, that no plan leaves as much as the process holds beside tensors."""
+        if self._said:
+            return
+        self._said = True
+        announce(
+            f"{self._name}: the process holds {format_bytes(needed_bytes)} beside tensors, and no "
+            "plan leaves that of the budget: what it holds exceeds the budget by "
+            f"{format_bytes(needed_bytes - self.left_bytes)}. {why}"
+        )
+
+    def _changed(self, options: Options) -> Options:
         return dataclasses.replace(options, left_bytes=self.left_bytes)
 
     def added_to(self, report: Report) -> Report:

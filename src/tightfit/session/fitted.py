@@ -39,7 +39,7 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
 from tightfit.torch_private import tools
 
-__all__ = ["Fitted"]
+__all__ = ["Fitted", "prepare_all"]
 
 
 class Route(Protocol):
@@ -194,15 +194,15 @@ class Fitted:
         limits = self.options.enforced_bytes, self.options.beside(self.account)
         self._limit.begin(*limits, is_looking=not self.is_used)
         self._addresses.end_step()
-        if self._addresses.look(given.leaves, self.options):
-            self._take_options(self._addresses.changed(self.options))
+        if self.route is not self._whole or not self._addresses.awaits_a_plan(self.options):
+            self._take_options(self._addresses.look(given.leaves, self.options))
         if self.route is not self._whole:  # which begins it when its plan is known
             self._addresses.begin_step(input_signature(given.leaves, given.spec), self)
-        try:
-            return self._run_on_route(given)
-        except InfeasibleBudget as error:
-            self._take_options(self._addresses.giving_way(self.options, error))
-            return self._run_on_route(given)
+        while True:
+            try:
+                return self._run_on_route(given)
+            except InfeasibleBudget as error:
+                self._take_options(self._addresses.giving_way(self.options, error))
 
     def _run_without_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if tools.is_exported():
@@ -216,6 +216,9 @@ class Fitted:
         if self.route is not self._whole:
             return self.route(given)
         try:
+            if self._addresses.awaits_a_plan(self.options):
+                self._whole.prepare(given, quickly=True)
+                self._take_options(self._addresses.look(given.leaves, self.options))
             return self.route(given)
         except CaptureError as reason:
             return self._run_in_parts(reason, given)
@@ -265,19 +268,6 @@ class Fitted:
             raise told(error, self.account.device) from reason.__cause__
         self.settle()
         return self.report()
-
-    def prepare_all(self, shapes: Iterable[Any]) -> None:
-        """Plan for example inputs, the largest first: what does not fit shows at once.
-
-        What cannot be planned takes no part in a shared budget.
-        """
-        try:
-            for given in worst_first(shapes, self.callee.modules):
-                with torch.enable_grad():
-                    self.prepare(given)
-        except BaseException:
-            self.leave()
-            raise
 
     # -- reporting ----------------------------------------------------------------------------
 
@@ -376,12 +366,14 @@ class Fitted:
 
     def _resolve_budget(self) -> None:
         """Take what the device has free now, if the user asked for that."""
-        resolved = self.options.resolved(self.account.device)
-        if resolved is not self.options:
-            self._take_options(resolved)
+        before = self.options
+        self._take_options(before.resolved(self.account.device))
+        if self.options is not before:
             self._join_budget()
 
     def _take_options(self, options: Options) -> None:
+        if options is self.options:
+            return
         self.options = options
         self.route.change_options(options)
         if self._whole is not None:
@@ -406,3 +398,17 @@ class Fitted:
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()
+
+
+def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:
+    """Plan for example inputs, the largest first: what does not fit shows at once.
+
+    What cannot be planned takes no part in a shared budget.
+    """
+    try:
+        for given in worst_first(shapes, fitted.callee.modules):
+            with torch.enable_grad():
+                fitted.prepare(given)
+    except BaseException:
+        fitted.leave()
+        raise

@@ -114,6 +114,11 @@ class Options:
         return usable_bytes(self.limit_bytes, self.reserve_bytes)
 
     @property
+    def planned_bytes(self) -> int:
+        """The bytes plans do use: they leave something to what the process holds besides."""
+        return self.usable_bytes - self.left_bytes
+
+    @property
     def enforced_bytes(self) -> int | None:
         """What nobody may be given more than; None if only a warning is asked for."""
         is_known = self.shared is not None or self.budget_bytes is not None
@@ -135,7 +140,7 @@ class Options:
         held_bytes : int
             What is held all the time, by the callable and by others.
         """
-        budget_bytes = self.usable_bytes - self.left_bytes
+        budget_bytes = self.planned_bytes
         share = self.shared.share_of(account) if self.shared is not None else None
         if share is not None:
             # needs that are known count inputs: one member's input may be what another one keeps

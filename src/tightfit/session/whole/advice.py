@@ -94,6 +94,7 @@ def advised(
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
         proven=error.proven,
+        call_bytes=error.minimum_bytes,
     )
 
 

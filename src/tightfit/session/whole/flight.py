@@ -130,7 +130,7 @@ class Flight:
         return share if self.calls == 1 else share.within(self._share(one, around(), options))
 
     def _share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
-        peak_bytes = options.usable_bytes - self._gradients_of_another()
+        peak_bytes = options.planned_bytes - self._gradients_of_another()
         if self._kept_bytes is None:
             return Share(peak_bytes, self._needs_of(one, alone, options).working_bytes)
         to_come = max(0, self.calls - self._open_calls - 1)
@@ -192,7 +192,7 @@ class Flight:
             self._kept_bytes = _kept_by_each(room_bytes, calls, needs)
 
     def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
-        room_bytes = options.usable_bytes - _lasting_bytes(one, alone)
+        room_bytes = options.planned_bytes - _lasting_bytes(one, alone)
         room_bytes -= self._account.new_gradient_bytes() + self._gradients_of_another()
         return max(0, room_bytes)
 

@@ -102,6 +102,11 @@ class Watch:
         if self.guard is not None:
             self.guard.restart()
 
+    def abandon(self) -> None:
+        """Forget the measured window: there is no plan for its step."""
+        if self.guard is not None:
+            self.guard.abandon()
+
     def close(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
         return self.guard.close() if self.guard is not None else None

@@ -118,11 +118,11 @@ class WholeSteps:
         self.watch.after_forward()
         return put(one.captured.joint.structure.filled(outputs), self.callee.modules)
 
-    def prepare(self, given: Arguments) -> None:
+    def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
-        one = self._specialisation(given)
+        one = self._specialisation(given, waits=quickly)
         inputs = self.captures.inputs(one, given)
-        self.last = self._planned(one, inputs, waits=True)
+        self.last = self._planned(one, inputs, waits=not quickly)
 
     def settle(self) -> None:
         """Do nothing: the report is of the last step that has ended."""
@@ -312,6 +312,7 @@ class WholeSteps:
                 once=self._flight.looks,
             )
         except InfeasibleBudget as error:
+            self.watch.abandon()
             beside = self._flight.beside(one, around, self.options)
             raise advised(error, one, around, self.account, self.options, beside) from None
         self._more_bytes = one.held_more(planned, around)
