@@ -476,7 +476,9 @@ NORMS: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...]], ...] = (
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["NCHW", "channels_last"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("name", "make", "shape"), NORMS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "make", "shape"), NORMS, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(NORMS)]
+)
 def test_gradients_of_norms_from_their_output(name, make, shape, dtype, layout) -> None:
     """Never of an output in half precision, which leaves too little of what was normalised."""
     model = Alone(make()).to(dtype)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from tightfit._core import _engine
 from tightfit.graph.ir import (
     CONSTANT_ROLES,
+    EXACTNESS,
     Alternative,
     Exactness,
     Graph,
@@ -26,7 +27,7 @@ from tightfit.graph.ir import (
 from tightfit.graph.liveness import computed_ops
 from tightfit.plan.simulate import baseline_cost_s
 from tightfit.planners.base import Task
-from tightfit.planners.engine.problem import CLASSES, CROSSING, EngineAlternative, EngineProblem
+from tightfit.planners.engine.problem import CROSSING, EngineAlternative, EngineProblem
 from tightfit.planners.engine.recomputable import has_plain_twin, ways_again
 
 __all__ = ["build_problem"]
@@ -253,7 +254,7 @@ class _Builder:
         """Whether a first computation may take an alternative."""
         if self.exactness is None:
             return _is_default(op, number)
-        return CLASSES.index(op.alternatives[number].exactness) <= CLASSES.index(self.exactness)
+        return EXACTNESS.index(op.alternatives[number].exactness) <= EXACTNESS.index(self.exactness)
 
     def _add_alternatives(self, position: int, op: Op) -> None:
         """Add an op's families; with a generator's state, first and later ones apart."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightfit.graph.ir import Exactness
+from tightfit.graph.ir import EXACTNESS, Exactness
 from tightfit.planners.base import Task
 from tightfit.planners.engine.build import build_problem
-from tightfit.planners.engine.problem import CLASSES, EngineProblem
+from tightfit.planners.engine.problem import EngineProblem
 
 __all__ = ["choices_in", "narrower_problem"]
 
@@ -21,7 +21,7 @@ def narrower_problem(task: Task, problem: EngineProblem) -> EngineProblem | None
         return None
     ways = (way for op in task.graph.ops for way in op.alternatives if way.use != "again")
     used = {way.exactness for way in ways}
-    allowed = CLASSES[: CLASSES.index(problem.exactness) + 1]
+    allowed = EXACTNESS[: EXACTNESS.index(problem.exactness) + 1]
     occurring: list[Exactness] = [name for name in allowed if name in used]
     if len(occurring) < 2:
         return build_problem(task, alternatives=False)

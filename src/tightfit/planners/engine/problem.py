@@ -9,10 +9,7 @@ from tightfit._core import _engine
 from tightfit.graph.ir import Exactness, OpId, SegmentId, ValueId
 from tightfit.plan.plan import Compute
 
-__all__ = ["CLASSES", "CROSSING", "EngineAlternative", "EngineProblem", "computes_of"]
-
-CLASSES: tuple[Exactness, ...] = ("bitwise", "rounding", "lossy")
-"""How exact a way may be, the strictest first; each class includes those before it."""
+__all__ = ["CROSSING", "EngineAlternative", "EngineProblem", "computes_of"]
 
 CROSSING = -1
 """What stands for the op of the graph where the engine's op is a segment crossing."""
