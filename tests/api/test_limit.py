@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import tightfit
 from tightfit.allocator import CpuMeter
@@ -118,20 +119,33 @@ def test_the_step_of_an_optimizer_is_refused_before_it_begins() -> None:
     del extra
 
 
-@pytest.mark.parametrize("accumulates", [False, True])
-def test_the_budget_that_is_advised_holds_for_further_steps(metered, accumulates: bool) -> None:
+@pytest.mark.parametrize(
+    ("accumulates", "rows", "loss"),
+    [
+        (False, 256, lambda made, x: made.square().mean()),
+        (True, 256, lambda made, x: made.square().mean()),
+        (True, 2048, functional.mse_loss),  # whose number keeps as many bytes as it compared
+    ],
+    ids=["every step", "every second step", "reconstructing"],
+)
+def test_the_budget_that_is_advised_holds_for_further_steps(
+    metered, accumulates, rows, loss
+) -> None:
     model = dense(6)
     optimizer = torch.optim.Adam(model.parameters())
     fit(model, MIB)
     with pytest.raises(InfeasibleBudget) as refused:
-        model(torch.randn(256, 128))
+        model(torch.randn(rows, 128))
     budget = refused.value.minimum_bytes
     assert budget is not None
     tightfit.unfit(model)
     peak = metered(model)
     fit(model, budget)
     for step in range(20):
-        model(torch.randn(256, 128)).square().mean().backward()
+        x = torch.randn(rows, 128)
+        made = model(x)
+        error = loss(made, x)  # lives until the next one is there, as what was made
+        error.backward()
         if step % 2 or not accumulates:
             optimizer.step()
             optimizer.zero_grad()

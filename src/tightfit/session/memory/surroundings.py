@@ -15,7 +15,13 @@ from tightfit.planners.base import Task
 from tightfit.torch_private.core import storage_key
 from tightfit.units import rounded_up
 
-__all__ = ["Surroundings", "assumed_outside_bytes", "handed_out_bytes", "root_gradient_bytes"]
+__all__ = [
+    "Surroundings",
+    "assumed_outside_bytes",
+    "handed_out_bytes",
+    "kept_by_loss_bytes",
+    "root_gradient_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,19 @@ def handed_out_bytes(captured: Captured) -> int:
         if isinstance(node.meta.get("val"), torch.Tensor)
     }
     return sum(size for key, size in made.items() if key not in given)
+
+
+def kept_by_loss_bytes(captured: Captured) -> int:
+    """Return what the number of a loss outside the plan may keep until the next one is there.
+
+    The numbers that `mse_loss` and `binary_cross_entropy` return keep as many bytes as were
+    compared. They compare what is shaped alike, as images and what was made of them.
+    """
+    pairs = zip(captured.joint.sources, captured.joint.placeholders, strict=True)
+    held = [(source.kind, node.meta.get("val")) for source, node in pairs]
+    tensors = [(kind, x) for kind, x in held if isinstance(x, torch.Tensor)]
+    given = {x.shape for kind, x in tensors if kind == "input"}
+    return sum(x.nbytes for kind, x in tensors if kind == "tangent" and x.shape in given)
 
 
 def root_gradient_bytes(captured: Captured) -> int:

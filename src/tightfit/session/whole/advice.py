@@ -12,7 +12,11 @@ from tightfit.planners.questions.infeasible import infeasible
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.progress import SILENT
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
+from tightfit.session.memory.surroundings import (
+    Surroundings,
+    handed_out_bytes,
+    kept_by_loss_bytes,
+)
 from tightfit.session.options import Options
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.units import format_bytes
@@ -20,6 +24,7 @@ from tightfit.units import format_bytes
 __all__ = ["Beside", "advised"]
 
 _QUICKLY = Limits(seconds=2.0)
+_NUMBERS_BYTES = 4 << 10  # losses, counts and averages that a loop keeps
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,14 @@ def advised(
     error = _with_more_room(error, one, around)
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
     new_bytes = account.new_gradient_bytes()
+    handed_bytes = handed_out_bytes(one.captured) + kept_by_loss_bytes(one.captured)
+    handed_bytes += _NUMBERS_BYTES
     later = Surroundings(
         gradients="accumulated",
         gradient_bytes=around.gradient_bytes + new_bytes,
         state_bytes=around.state_bytes,
         outside_bytes=around.outside_bytes,
-        others_bytes=max(around.others_bytes, handed_out_bytes(one.captured)) + more_bytes,
+        others_bytes=max(around.others_bytes, handed_bytes) + more_bytes,
         budget_bytes=around.budget_bytes,
         whole_bytes=around.whole_bytes,
     )
