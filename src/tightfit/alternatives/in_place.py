@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from tightfit.alternatives.base import Extension, OpView, Way
+from tightfit.capture.captured import Call
 
 __all__ = ["IN_PLACE", "Overwriter", "in_place"]
 
@@ -157,6 +158,8 @@ def in_place(view: OpView) -> Extension | None:
     What another contributor offers, by the operator itself with other arguments, may run so too.
     """
     call = view.call
+    if _is_sized_by_a_mask(call):
+        return None
     default = Way(view.op.target, call.function, call.args, call.kwargs)
     found: list[Way] = []
     for way in (default, *(w for w in view.ways if w.function is call.function)):
@@ -165,6 +168,13 @@ def in_place(view: OpView) -> Extension | None:
             if target is not None:
                 found.append(_over(way, overwriter, target))
     return Extension(tuple(found)) if found else None
+
+
+def _is_sized_by_a_mask(call: Call) -> bool:
+    """Whether what is put depends on a mask's contents: it cannot be compared on drawn ones."""
+    if call.function is not aten.index_put.default:
+        return False
+    return any(i is not None and i.meta["val"].dtype == torch.bool for i in call.args[1])
 
 
 def _overwritable(view: OpView, way: Way, overwriter: Overwriter) -> fx.Node | None:
