@@ -25,7 +25,7 @@ Written by `python benchmarks/loops_table.py` from the rows of `benchmarks/loops
 Each loop of [benchmarks/training_loops](../benchmarks/training_loops) is plain PyTorch and the
 lines of tightfit. It runs plainly and fitted, in processes of their own with an empty cache, within
 0.6 of the most that the plain program held, or, where that is refused, within the least budget that
-the errors name, followed up to four times.
+the errors name, followed up to eight times.
 
 *Held* is the largest number of bytes that PyTorch's allocator had given out at any instant from the
 call of `fit` on, above what it had given out before there was a model, over the budget: the first
@@ -63,7 +63,9 @@ def line(row: dict[str, Any]) -> str:
     if "over_budget" not in row:
         return f"| {title} | | | | | | | | {row.get('skipped') or row.get('error')} |\n"
     budget = f"{row['budget_bytes'] / 2**20:.1f} MiB"
-    advised = " (advised)" * (row["budget"] == "advised")
+    times = row.get("followed", 0)
+    again = f", followed {times} times" if times > 1 else ""
+    advised = f" (advised{again})" if times else ""
     share = f"{row['budget_bytes'] / row['plain_peak_bytes']:.2f}{advised}"
     equal = row["losses_equal"] and row["parameters_equal"] is not False
     cells = [title, budget, share, f"{row['over_budget']:.3f}", _over(row["steps_over"])]
