@@ -698,6 +698,15 @@ def test_a_tensor_without_its_zeros_comes_back(shape, filled) -> None:
         torch.testing.assert_close(made[finite], x[finite], rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.parametrize("padding", ["valid", "same", 1])
+def test_a_convolution_that_reads_more_than_its_gradient(padding) -> None:
+    """As a decoder's of what was concatenated; "valid" is one number for all sides."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 4, 3, padding=padding), nn.ReLU()
+    )
+    assert run_battery(model, torch.randn(2, 3, 20, 20))["convolution.split"] >= 1
+
+
 class Writing(nn.Module):
     """Writes into parts of a tensor that it has made, in every way there is."""
 

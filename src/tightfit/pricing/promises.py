@@ -339,7 +339,7 @@ def _verdict(trial: Trial, default: Call, call: Call) -> Verdict:
     expected = trial.results(default)
     try:
         made = trial.results(call)
-    except (RuntimeError, NotImplementedError) as error:
+    except Exception as error:
         if is_refusal(error):
             raise
         return Verdict(_UNLIKE)  # where the default runs, and this does not, it is of no use

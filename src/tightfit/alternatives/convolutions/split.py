@@ -90,15 +90,20 @@ def _transposed(
     groups: int,
 ) -> torch.Tensor:
     """Return the gradient of a convolution's input as the transposed convolution."""
+    sides = shape[2:], gradient.shape[2:], weight.shape[2:]
+    settings = (_of_each_side(s, len(shape) - 2) for s in (stride, padding, dilation))
     rest = [
         x - ((y - 1) * s - 2 * p + d * (k - 1) + 1)
-        for x, y, k, s, p, d in zip(
-            shape[2:], gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
+        for x, y, k, s, p, d in zip(*sides, *settings, strict=True)
     ]
     return aten.convolution.default(
         gradient, weight, None, stride, padding, dilation, True, rest, groups
     )
+
+
+def _of_each_side(setting: Sequence[int], sides: int) -> Sequence[int]:
+    """Return a setting for each side; one number stands for all of them."""
+    return setting if len(setting) == sides else [setting[0]] * sides
 
 
 def split_gradient(view: OpView) -> Extension | None:
