@@ -25,6 +25,7 @@ __all__ = [
     "budget_exceeded",
     "if_room",
     "is_refusal",
+    "refused_bytes",
     "tally_for",
 ]
 
@@ -195,6 +196,12 @@ def if_room(run: Callable[[], Result]) -> Result | None:
         return None
 
 
+def refused_bytes(error: BaseException) -> tuple[int, int, int]:
+    """Return the budget, what was asked for and what was held, of an error for `is_refusal`."""
+    budget, asked, held = (int(n) for n in re.findall(r"(\d+) bytes", str(error))[:3])
+    return budget, asked, held
+
+
 def budget_exceeded(error: BaseException, what: str, *, further_bytes: int = 0) -> BudgetExceeded:
     """Return the error of something that a limit has refused a request.
 
@@ -207,7 +214,7 @@ def budget_exceeded(error: BaseException, what: str, *, further_bytes: int = 0) 
     further_bytes : int
         What would have been asked for next.
     """
-    budget, asked, held = (int(n) for n in re.findall(r"(\d+) bytes", str(error))[:3])
+    budget, asked, held = refused_bytes(error)
     least = held + asked + further_bytes
     more = f". Try {least} bytes ({format_bytes(least)})" if further_bytes else ""
     return BudgetExceeded(f"{what} {error}{more}", budget_bytes=budget, measured_bytes=least)
