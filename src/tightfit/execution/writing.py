@@ -16,6 +16,7 @@ from torch import fx
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.errors import InvalidPlan
+from tightfit.execution.direct import direct
 from tightfit.graph.ir import ValueId
 
 __all__ = ["Function", "Writer"]
@@ -158,7 +159,7 @@ class Writer:
         """Return the code of a call."""
         arguments = [self.literal(a) for a in call.args]
         arguments += [f"{k}={self.literal(v)}" for k, v in call.kwargs.items()]
-        return f"{self._constant(call.function)}({', '.join(arguments)})"
+        return f"{self._constant(direct(call.function))}({', '.join(arguments)})"
 
     def literal(self, value: Any) -> str:
         """Return the code of an argument or of an output."""
