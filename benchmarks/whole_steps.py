@@ -75,7 +75,10 @@ def vgg16_bn(batch: int = 4, size: int = 224) -> Example:
 
 
 def efficientnet_b0(batch: int = 8, size: int = 224) -> Example:
-    """EfficientNet-B0 of `transformers`."""
+    """EfficientNet-B0 of `transformers`, with PyTorch's own first weights.
+
+    With those of `transformers`, whose norms begin near zero, nearly all gradients are zero.
+    """
     model = untrained(
         "EfficientNetForImageClassification",
         image_size=size,
@@ -85,7 +88,9 @@ def efficientnet_b0(batch: int = 8, size: int = 224) -> Example:
         dropout_rate=0.2,
         num_labels=1000,
     )
-    model.train()
+    for layer in model.train().modules():
+        if isinstance(layer, nn.Conv2d | nn.BatchNorm2d | nn.Linear):
+            layer.reset_parameters()
     inputs = {
         "pixel_values": torch.randn(batch, 3, size, size),
         "labels": torch.randint(0, 1000, (batch,)),

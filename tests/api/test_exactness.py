@@ -165,3 +165,26 @@ def test_norms_train_from_their_outputs_until_a_weight_is_near_zero(name, monkey
     made, often = zip(*(train(ours) for train in (six_steps, weakened)), strict=True)
     torch.testing.assert_close(made, tuple(expected), rtol=1e-4, atol=1e-5)
     assert often[0] > often[1] > 0
+
+
+def test_a_report_says_what_the_next_class_would_gain_and_changes_nothing(tmp_path):
+    torch.manual_seed(0)
+    model = Normalised(NORMS["batch_norm"])
+    x, classes = torch.randn(16, 8, 16, 16), torch.randint(0, 5, (16,))
+    options = {"costs": "unit", "cache": False, "limits": (0.4, 0.0)}
+    found = {}
+    for exactness in ("lossy", "rounding", "bitwise"):
+        tightfit.fit(model, "1.7MiB", exactness=exactness, **options)
+        with pytest.raises(tightfit.BadInput, match=r"run a step|nothing is planned"):
+            tightfit.report(model, next_exactness=True)
+        loss = model(x, classes)
+        with pytest.raises(tightfit.BadInput, match=r"no class is|between two steps"):
+            tightfit.report(model, next_exactness=True)
+        loss.backward()
+        found[exactness] = tightfit.report(model)
+    report = tightfit.report(model, next_exactness=True)
+    assert report.next_exactness.exactness == "rounding"
+    assert report.next_exactness.overhead <= found["rounding"].overhead < report.overhead
+    assert report.next_exactness.sentence in str(report)
+    assert "exactness rounding a plan" in report.html(tmp_path / "page.html").read_text("utf-8")
+    assert tightfit.report(model) == found["bitwise"]

@@ -49,7 +49,7 @@ def test_what_is_replaced_together_is_shown_together(operator, shown, capsys) ->
     assert {way["alternative"] for way in ways if way["is_kept"]} >= {"default"} | shown
 
 
-def test_a_plan_says_what_the_next_exactness_gains(capsys) -> None:
+def test_a_plan_and_a_page_say_what_the_next_exactness_gains(capsys, tmp_path) -> None:
     model = f"{Path(__file__).parent.parent / 'support' / 'small.py'}:tokens"
     words = ["plan", model, "--budget-ratio", "0.6", "--time-limit", "1", "--next-exactness"]
     assert main(words) in (0, 3)
@@ -59,3 +59,7 @@ def test_a_plan_says_what_the_next_exactness_gains(capsys) -> None:
     assert found["next_exactness"] == "lossy" and "next_overhead" in found
     assert main([*words, "--exactness", "lossy"]) == 2
     assert "no class is less exact than lossy" in capsys.readouterr().err
+    page = tmp_path / "page.html"
+    few = ["--budget-ratio", "0.9", "--time-limit", "1", "--budgets", "none", "-o", str(page)]
+    assert main(["report", model, *few]) == 0
+    assert "With alternatives of exactness rounding" in page.read_text("utf-8")

@@ -52,15 +52,15 @@ class Words(nn.Module):
         return F.cross_entropy(self.head(torch.tanh(self.embedding(words))), words)
 
 
-def graph(group: str, exactness: str = "bitwise", *, words: bool = False) -> Graph:
+def graph(
+    group: str, exactness: str = "bitwise", *, words: bool = False, costs: str = "p100"
+) -> Graph:
     def example() -> Example:
         if words:
             return Example(Words(), None, (torch.randint(0, 2000, (600,)),), None)
         return Example(Small().train(), None, (torch.randn(8, 3, 32, 32),), None)
 
-    return graph_of(
-        example, optimizer="none", costs="p100", alternatives=group, exactness=exactness
-    )
+    return graph_of(example, optimizer="none", costs=costs, alternatives=group, exactness=exactness)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.6, 0.75, 0.9])
@@ -125,3 +125,12 @@ def test_linked_alternatives_are_taken_together_where_logits_do_not_fit() -> Non
         if isinstance(i, Compute)
     )
     assert ways["linear_cross_entropy.by_rows"] == 1 and ways["linear_cross_entropy.scaled"] == 3
+
+
+def test_checkmate_o_takes_no_way_that_reads_what_its_schedule_does_not_make() -> None:
+    """Gradients from masks cost less here, and no schedule of defaults makes a mask."""
+    step = graph("all", costs="cpu")
+    task = Task(graph=step, budget_bytes=budget_of_ratio(step, 0.9))
+    limits = Limits(seconds=20.0)
+    before, found = (plan_with(name, task, limits) for name in ("checkmate", "checkmate_o"))
+    assert found.plan is not None and found.overhead <= before.overhead

@@ -147,6 +147,7 @@ class Assembly:
             calls=tuple(calls),
             nodes=tuple(nodes),
             value_of=self._value_of,
+            plain=self._captured,
         )
 
     def _add_extra(self, extra: Extra, exactness: Exactness) -> None:

@@ -39,6 +39,7 @@ from tightfit.alternatives.norms.from_output import (
     group_norm_from_output,
     layer_norm_from_output,
 )
+from tightfit.alternatives.norms.rms_from_output import rms_norm_from_output
 from tightfit.alternatives.relu import relu_gradient
 from tightfit.alternatives.stash import kept_in_fewer_bytes
 from tightfit.alternatives.tied_embedding import folded_embedding_gradient
@@ -99,6 +100,12 @@ ENTRIES = (
         group_norm_from_output,
         "output",
         (aten.native_group_norm_backward.default,),
+        exactness="rounding",
+    ),
+    Entry(
+        rms_norm_from_output,
+        "output",
+        (aten.mul.Tensor, aten.pow.Tensor_Scalar),
         exactness="rounding",
     ),
     Entry(relu_gradient, "intermediate", (aten.threshold_backward.default,)),

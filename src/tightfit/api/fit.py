@@ -299,17 +299,25 @@ def prepare(target: nn.Module | PlannedStep, *args: Any, **kwargs: Any) -> Repor
     return reported(fitted)
 
 
-def report(target: nn.Module | PlannedStep) -> Report:
+def report(target: nn.Module | PlannedStep, *, next_exactness: bool = False) -> Report:
     """Return what is known about a fitted model or step.
+
+    Parameters
+    ----------
+    target : nn.Module or PlannedStep
+        A fitted model, or a step.
+    next_exactness : bool
+        Whether to plan once more with the next, less exact class of alternatives, and to say what
+        that would gain. It takes as long as a search may, between two steps; the plan stays.
 
     Raises
     ------
     BadInput
-        If it is not fitted, or nothing has been planned yet.
+        If it is not fitted, nothing has been planned yet, or what is asked for cannot be said.
     """
     fitted = used_of(target)
     fitted.settle()
-    return reported(fitted)
+    return reported(fitted, next_exactness=next_exactness)
 
 
 def unfit(model: nn.Module) -> nn.Module:

@@ -46,6 +46,7 @@ def write_page(
     proven: Proven | None = None,
     measured: Measured | None = None,
     curve: Sequence[PlannedFor] = (),
+    further: Sequence[str] = (),
 ) -> Path:
     """Write one HTML file about a valid plan; return its path.
 
@@ -59,6 +60,8 @@ def write_page(
         What a real step held.
     curve : sequence of PlannedFor
         What is known for other budgets.
+    further : sequence of str
+        Sentences to add to those about the plan.
 
     Raises
     ------
@@ -68,7 +71,13 @@ def write_page(
     path = check_page(path)
     packed = pack(blocks_of_plan(graph, plan), limits=PackingLimits(seconds=_PACKING_S))
     page = plan_page(
-        graph, plan, proven=proven, measured=measured, offsets=packed.layout.offsets, curve=curve
+        graph,
+        plan,
+        proven=proven,
+        measured=measured,
+        offsets=packed.layout.offsets,
+        curve=curve,
+        further=further,
     )
     write_atomically(path, page)
     return path

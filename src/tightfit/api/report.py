@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from tightfit.api.pages import write_page, write_parts_page
+from tightfit.errors import BadInput
 from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
 from tightfit.reporting.html.facts import Measured
@@ -14,6 +15,8 @@ from tightfit.reporting.html.parts import PartInUse, WholeStep
 from tightfit.reporting.html.sentences import Proven
 from tightfit.session import report as of_session
 from tightfit.session.fitted import Fitted
+from tightfit.session.whole.less_exact import planned_less_exactly
+from tightfit.session.whole.steps import WholeSteps
 
 __all__ = ["Report", "reported"]
 
@@ -48,7 +51,12 @@ class Report(of_session.Report, frozen=True, kw_only=True):
             msgspec.structs.replace(self.plan, budget_bytes=self.budget_bytes),
             proven=Proven(self.bound, self.bound_source),
             measured=None if self.measured is None else _measured(self.measured),
+            further=self._further(),
         )
+
+    def _further(self) -> tuple[str, ...]:
+        """Return what to add to the sentences of the page."""
+        return () if self.next_exactness is None else (self.next_exactness.sentence,)
 
     def _whole_step(self) -> WholeStep:
         return WholeStep(
@@ -64,15 +72,29 @@ def _in_use(part: of_session.PlannedPart) -> PartInUse:
     return PartInUse(part.name, part.graph, part.plan, part.calls)
 
 
-def reported(fitted: Fitted) -> Report:
+def reported(fitted: Fitted, *, next_exactness: bool = False) -> Report:
     """Return what is known about what was fitted.
+
+    Parameters
+    ----------
+    fitted : Fitted
+        What was fitted.
+    next_exactness : bool
+        Whether to find out what the next, less exact class of alternatives would gain.
 
     Raises
     ------
     BadInput
-        If nothing has been planned yet.
+        If nothing has been planned yet, or what is asked for cannot be said.
     """
     known = msgspec.structs.asdict(fitted.report())
+    if next_exactness:
+        if not isinstance(fitted.route, WholeSteps):
+            raise BadInput(
+                "next_exactness is known of a step that is planned as a whole; this one is planned "
+                "part by part"
+            )
+        known["next_exactness"] = planned_less_exactly(fitted.route)
     last = None if fitted.is_in_parts else fitted.last
     if last is None:
         return Report(**known)

@@ -126,6 +126,8 @@ class Captured:
     beyond : Graph or None
         The graph with alternatives, too, that only a larger budget has room to compare at their
         own size: a refusal names the least budget by it. None: there are none.
+    plain : Captured or None
+        The step before alternatives were added; None: it has none.
     """
 
     graph: Graph
@@ -136,6 +138,7 @@ class Captured:
     reads: Reads = field(default_factory=Reads)
     left: frozenset[Kept] = frozenset()
     beyond: Graph | None = None
+    plain: Captured | None = None
 
     @functools.cached_property
     def conditions(self) -> tuple[FarFromZero, ...]:

@@ -80,8 +80,8 @@ def compare_planners(
         pytorch.activation_memory_budget and pytorch.checkpoint.
     alternatives
         Which alternatives of operators plans may use, for a model: several of none, conv, output,
-        intermediate, together, stash, inplace and all, separated by commas, side by side (MONeT,
-        figures 4 and 6).
+        intermediate, attention, together, stash, inplace and all, separated by commas, side by side
+        (MONeT, figures 4 and 6).
     exactness
         How exact these have to be, for a model: bitwise unless given, rounding or lossy.
     workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -28,13 +28,13 @@ from tightfit.graph.io import save_graph
 from tightfit.graph.ir import EXACTNESS, Exactness
 from tightfit.plan.explain import explain
 from tightfit.plan.io import save_plan
+from tightfit.plan.less_exact import LessExact, less_exact_than
 from tightfit.plan.plan import Outcome
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.questions.infeasible import infeasible_message
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
 from tightfit.reporting.text import render_explanation, render_outcome
-from tightfit.units import format_percent
 
 __all__ = ["plan"]
 
@@ -96,46 +96,32 @@ def plan(
     gained = None
     if next_exactness:
         following = _following(target, exactness or EXACTNESS[0])
+        before = None if outcome.plan is None else outcome.overhead
         with terminal_progress() as progress:
             other = load_step(target, options, step_options, progress=progress, exactness=following)
             more = msgspec.structs.replace(task, graph=other)
-            gained = Gained(following, plan_with(planner, more, limits, progress))
+            found = plan_with(planner, more, limits, progress)
+            gained = LessExact.of(following, found, before)
     return _print(outcome, task, gained, as_json=json)
-
-
-class Gained(NamedTuple):
-    """What was planned within the same budget with a less exact class of alternatives."""
-
-    exactness: Exactness
-    outcome: Outcome
-
-    def sentence(self, exact: Outcome) -> str:
-        """Say how that compares with what exact alternatives allow."""
-        if self.outcome.plan is None:
-            return f"exactness {self.exactness}: no plan was found within this budget either"
-        overhead = f"an overhead of {format_percent(self.outcome.overhead)}"
-        if exact.plan is None:
-            return f"exactness {self.exactness}: a plan with {overhead} stays within this budget"
-        return f"exactness {self.exactness} would have {overhead} within the same budget"
 
 
 def _following(target: str, exactness: Exactness) -> Exactness:
     """Return the next class, less exact."""
-    place = EXACTNESS.index(exactness) + 1
-    if place == len(EXACTNESS):
+    following = less_exact_than(exactness)
+    if following is None:
         raise BadInput(f"--next-exactness: no class is less exact than {exactness}")
     if not is_model(target):
         raise BadInput(f"--next-exactness asks for a model: {target} has its alternatives already")
-    return EXACTNESS[place]
+    return following
 
 
-def _print(outcome: Outcome, task: Task, gained: Gained | None, *, as_json: bool) -> int:
+def _print(outcome: Outcome, task: Task, gained: LessExact | None, *, as_json: bool) -> int:
     """Print an outcome; without a plan, also the least budget for which one is known."""
     graph = task.graph
     if outcome.plan is None:
         return _print_infeasible(outcome, task, gained, as_json=as_json)
     explanation = explain(outcome.plan, graph)
-    said = "" if gained is None else f"\n\n{gained.sentence(outcome)}"
+    said = "" if gained is None else f"\n\n{gained.sentence}"
     return print_result(
         f"{render_outcome(outcome, graph)}\n\n{render_explanation(explanation)}{said}",
         as_json=as_json,
@@ -152,18 +138,23 @@ def _print(outcome: Outcome, task: Task, gained: Gained | None, *, as_json: bool
     )
 
 
-def _facts(gained: Gained | None) -> dict[str, Any]:
+def _facts(gained: LessExact | None) -> dict[str, Any]:
     """Return the keys of what the next class gains, if that was asked for."""
     if gained is None:
         return {}
-    overhead = None if gained.outcome.plan is None else gained.outcome.overhead
-    return {"next_exactness": gained.exactness, "next_overhead": overhead}
+    return {
+        "next_exactness": gained.exactness,
+        "next_overhead": gained.overhead,
+        "next_bound": gained.bound,
+    }
 
 
-def _print_infeasible(outcome: Outcome, task: Task, gained: Gained | None, *, as_json: bool) -> int:
+def _print_infeasible(
+    outcome: Outcome, task: Task, gained: LessExact | None, *, as_json: bool
+) -> int:
     with terminal_progress() as progress:
         least = minimum_budget(task.graph, task.gradients, Limits(seconds=10.0), progress)
-    said = "" if gained is None else f"\n{gained.sentence(outcome)}"
+    said = "" if gained is None else f"\n{gained.sentence}"
     return print_result(
         f"{infeasible_message(task, outcome, least)}{said}",
         as_json=as_json,

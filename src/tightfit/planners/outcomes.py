@@ -15,7 +15,7 @@ from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
 from tightfit.planners.bounds import least_overhead
 
-__all__ = ["NO_PLAN_HERE", "finish", "judged", "no_plan", "simulated"]
+__all__ = ["NO_PLAN_HERE", "finish", "judged", "no_plan", "planned", "simulated"]
 
 NO_PLAN_HERE = "proven: no plan in its own search space"
 """Note of an outcome whose program is infeasible: no proof for plans outside that space."""
@@ -52,7 +52,7 @@ def finish(
     InvalidPlan
         If the verifier refuses the plan: a bug of the planner.
     """
-    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
+    plan = planned(task, computes)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
     least = least_overhead(task.graph)
@@ -97,8 +97,12 @@ def no_plan(
 
 def simulated(task: Task, computes: Sequence[Compute]) -> Simulation:
     """Return what a schedule really takes: bytes and seconds."""
-    plan = assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
-    return simulate(task.graph, plan)
+    return simulate(task.graph, planned(task, computes))
+
+
+def planned(task: Task, computes: Sequence[Compute]) -> Plan:
+    """Return a schedule as a plan for a task's budget; nobody has verified it."""
+    return assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
 
 
 def judged(task: Task, plan: Plan) -> Outcome:

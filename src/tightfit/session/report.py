@@ -7,6 +7,7 @@ import msgspec
 from tightfit.arenas.arena import ArenaReport
 from tightfit.execution.guard import StepPeaks
 from tightfit.graph.ir import Graph
+from tightfit.plan.less_exact import LessExact
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.units import format_bytes
 
@@ -95,6 +96,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         What lies at planned addresses, if an arena was asked for.
     held : Held or None
         What the process held for it then, between two steps.
+    next_exactness : LessExact or None
+        What the next, less exact class of alternatives would cost, if that was asked for.
     """
 
     budget_bytes: int
@@ -113,6 +116,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PlannedPart, ...] = ()
     arena: ArenaReport | None = None
     held: Held | None = None
+    next_exactness: LessExact | None = None
 
     @property
     def measured_peak_bytes(self) -> int | None:
@@ -120,7 +124,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured.peak_bytes if self.measured is not None else None
 
     def __str__(self) -> str:
-        """Return two lines for people; a third one where an arena was asked for."""
+        """Return two lines for people; one more for an arena and one for the next exactness."""
         measured = self.measured_peak_bytes
         held = f", measured {format_bytes(measured)}" if measured is not None else ""
         return (
@@ -129,8 +133,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{format_bytes(self.planned_peak_bytes)} (constants "
             f"{format_bytes(self.constant_bytes)}){held}\n"
             f"extra compute {self.overhead:.1%}, {self._scope}"
-            f"{self._around_the_arena}"
+            f"{self._around_the_arena}{self._less_exactly}"
         )
+
+    @property
+    def _less_exactly(self) -> str:
+        return "" if self.next_exactness is None else f"\n{self.next_exactness.sentence}"
 
     @property
     def _around_the_arena(self) -> str:

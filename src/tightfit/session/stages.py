@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import NoReturn
+
+from torch import nn
 
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.around_data import capture_around_data
@@ -14,7 +17,7 @@ from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.graph.fingerprint import fingerprint
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.cache import PlanCache, PlanKey, plan_key
 from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.base import Limits, Task
@@ -22,6 +25,7 @@ from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.infeasible import infeasible
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.pricing.further import further_costs
 from tightfit.pricing.price import (
     Priced,
     Prices,
@@ -42,6 +46,7 @@ __all__ = [
     "cached_outcome",
     "capture_step",
     "capture_step_around_data",
+    "less_exact_step",
     "plan_at_once",
     "plan_step",
 ]
@@ -144,6 +149,35 @@ def _priced(
     if neighbour is not None:
         return scaled_costs(captured, neighbour, options.progress)
     return measured_costs(captured, options.progress)
+
+
+def less_exact_step(
+    step: Captured,
+    exactness: Exactness,
+    options: Options,
+    modules: Mapping[str, nn.Module],
+    room_bytes: int,
+) -> Captured:
+    """Return a priced step with the alternatives of a less exact class, too, priced alike.
+
+    Parameters
+    ----------
+    step : Captured
+        With alternatives, priced.
+    exactness : str
+        The class.
+    modules : mapping of str to nn.Module
+        Those of the step; some alternatives rest on what their weights are now.
+    room_bytes : int
+        What comparing an alternative with its default may take.
+    """
+    plain = step.plain or step
+    wider = with_alternatives(plain, exactness, present=parameters_of(plain.joint, modules))
+    wider = wider.with_graph(wider.graph.with_constants(**step.graph.constants_bytes))
+    if options.costs != "measured":
+        modelled = wider.with_graph(with_costs(wider.graph, options.costs))
+        return measured_workspaces(modelled, options.progress).captured
+    return further_costs(wider, step, options.progress, room_bytes=room_bytes)
 
 
 def plan_step(task: Task, options: Options, known: Plan | None = None) -> Outcome:

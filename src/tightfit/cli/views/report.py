@@ -28,8 +28,9 @@ from tightfit.cli.output import print_result
 from tightfit.cli.target import budget_named, chosen_budget, load_step, load_target
 from tightfit.errors import BadInput
 from tightfit.files import kind_of_record, read_limited
-from tightfit.graph.ir import Graph
+from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.io import plan_from_json
+from tightfit.plan.less_exact import LessExact
 from tightfit.plan.plan import Gradients, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
@@ -47,7 +48,10 @@ __all__ = ["report"]
 
 _BUDGETS = "0.9,0.7,0.55,0.4,0.3"
 _CURVE_S = 2.0
-"""For each plan of the curve."""
+"""For each plan of the curve, and for the one with less exact alternatives."""
+
+_LESS_EXACT: Exactness = "rounding"
+"""What comes behind the class that models are planned with."""
 
 
 def report(
@@ -102,8 +106,14 @@ def report(
             task = Task(graph=step, budget_bytes=size, gradients=step_options.gradients)
             plan, proven = _planned(task, planner, limits, progress)
         curve = _curve(step, budgets, plan.gradients, limits, progress)
-        write_page(output, step, plan, proven=proven, curve=curve)
-    result = simulate(step, plan)
+        result = simulate(step, plan)
+        further: tuple[str, ...] = ()
+        if is_model(target):
+            wider = load_step(
+                target, options, step_options, progress=progress, exactness=_LESS_EXACT
+            )
+            further = (_gained(wider, plan, result.overhead, limits, progress).sentence,)
+        write_page(output, step, plan, proven=proven, curve=curve, further=further)
     size = output.stat().st_size
     return print_result(
         f"{output} ({format_bytes(size)}): open it in any browser, it needs no network",
@@ -161,6 +171,19 @@ def _planned(
     return outcome.plan, Proven(outcome.bound, outcome.bound_source)
 
 
+def _gained(
+    wider: Graph, plan: Plan, overhead: float, limits: Limits, progress: Progress
+) -> LessExact:
+    """Return what less exact alternatives gain within the budget of a plan with some overhead."""
+    task = Task(graph=wider, budget_bytes=plan.budget_bytes, gradients=plan.gradients)
+    found = plan_with(DEFAULT, task, _briefly(limits), progress)
+    return LessExact.of(_LESS_EXACT, found, overhead)
+
+
+def _briefly(limits: Limits) -> Limits:
+    return msgspec.structs.replace(limits, seconds=min(limits.seconds, _CURVE_S))
+
+
 def _curve(
     step: Graph, budgets: str, gradients: Gradients, limits: Limits, progress: Progress
 ) -> Sequence[PlannedFor]:
@@ -168,7 +191,6 @@ def _curve(
     if budgets == "none":
         return ()
     asked = [budget_named(step, text, gradients)[0] for text in budgets.split(",")]
-    short = msgspec.structs.replace(limits, seconds=min(limits.seconds, _CURVE_S))
     return tuple(
         PlannedFor(
             budget_bytes=point.budget_bytes,
@@ -176,5 +198,5 @@ def _curve(
             bound=point.outcome.bound if point.outcome.plan is not None else None,
             status=point.outcome.status,
         )
-        for point in pareto_curve(step, asked, gradients, short, progress)
+        for point in pareto_curve(step, asked, gradients, _briefly(limits), progress)
     )

@@ -11,9 +11,10 @@ import time
 from tightfit.errors import InvalidPlan
 from tightfit.graph.ir import Graph, OpId
 from tightfit.plan.plan import Compute, Outcome
+from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.checkmate.planner import plan_checkmate
-from tightfit.planners.outcomes import finish, no_plan, simulated
+from tightfit.planners.outcomes import finish, no_plan, planned
 from tightfit.progress import Progress
 
 __all__ = ["plan_checkmate_o"]
@@ -67,6 +68,7 @@ def _cheaper_than(graph: Graph, compute: Compute, use: str) -> list[Compute]:
 
 def _is_within(task: Task, computes: list[Compute]) -> bool:
     try:
-        return simulated(task, computes).peak_bytes <= task.budget_bytes
-    except InvalidPlan:  # it reads what is not there
+        verify(planned(task, computes), task.graph)
+    except InvalidPlan:  # it reads what is not there, such as a mask, or exceeds the budget
         return False
+    return True

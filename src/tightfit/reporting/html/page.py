@@ -33,6 +33,7 @@ def plan_page(
     measured: Measured | None = None,
     offsets: Sequence[int] = (),
     curve: Sequence[PlannedFor] = (),
+    further: Sequence[str] = (),
 ) -> bytes:
     """Return one HTML file about a plan, with all that it needs inside.
 
@@ -48,6 +49,8 @@ def plan_page(
         Where an arena puts each of `tightfit.plan.lives.lives_of`, in bytes; or none.
     curve : sequence of PlannedFor
         What is known for other budgets.
+    further : sequence of str
+        Sentences to add to the three about the plan.
     """
     explained = explain(plan, graph)
     here = PlannedFor(
@@ -61,7 +64,7 @@ def plan_page(
     return filled_in(
         "page.html",
         title=f"{graph.name or 'A step'} within {format_bytes(plan.budget_bytes)}",
-        sentences=summary(graph, explained, proven=proven, measured=measured),
+        sentences=(*summary(graph, explained, proven=proven, measured=measured), *further),
         figures=_figures(explained, proven, measured),
         device=graph.device.name or graph.device.kind,
         explained=explained,

@@ -1,0 +1,75 @@
+"""What the next, less exact class of alternatives would gain within the same budget."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tightfit.graph.ir import EXACTNESS, Exactness
+from tightfit.plan.plan import Outcome
+from tightfit.units import format_percent
+
+__all__ = ["LessExact", "less_exact_than"]
+
+_NOTHING = 1e-9
+
+
+class LessExact(msgspec.Struct, frozen=True):
+    """What a plan with a less exact class of alternatives costs.
+
+    Parameters
+    ----------
+    exactness : str
+        The class.
+    overhead : float or None
+        The least that was found, which is that of the exact plan where none was cheaper; None: no
+        plan was found. A fraction of the step's cost with nothing recomputed.
+    bound : float
+        The proven least.
+    before : float or None
+        The overhead of the exact plan; None: there is none.
+    """
+
+    exactness: Exactness
+    overhead: float | None
+    bound: float
+    before: float | None
+
+    @classmethod
+    def of(cls, exactness: Exactness, outcome: Outcome, before: float | None) -> LessExact:
+        """Return what the outcome of a search with that class says beside an exact plan.
+
+        Parameters
+        ----------
+        exactness : str
+            The class.
+        outcome : Outcome
+            Of the search.
+        before : float or None
+            The overhead of the exact plan, which the class allows, too; None: there is none.
+        """
+        known = (None if outcome.plan is None else outcome.overhead, before)
+        found = [overhead for overhead in known if overhead is not None]
+        bound = min([outcome.bound, *found])
+        return cls(exactness, min(found) if found else None, bound, before)
+
+    @property
+    def sentence(self) -> str:
+        """What is gained, for people."""
+        classed = f"With alternatives of exactness {self.exactness}"
+        if self.overhead is None:
+            return f"{classed} no plan was found within this budget either."
+        extra = f"an overhead of {format_percent(self.overhead)}"
+        least = f"(proven least {format_percent(self.bound)})"
+        if self.before is None:
+            return f"{classed} a plan with {extra} {least} stays within this budget."
+        if self.overhead < self.before:
+            return f"{classed} a plan would have {extra} {least} within the same budget."
+        if self.bound >= self.before - _NOTHING:
+            return f"{classed} nothing would be gained within this budget (proven)."
+        return f"{classed} no cheaper plan was found within this budget {least}."
+
+
+def less_exact_than(exactness: Exactness) -> Exactness | None:
+    """Return the next class of exactness; None behind the last."""
+    following = EXACTNESS[EXACTNESS.index(exactness) + 1 :]
+    return following[0] if following else None

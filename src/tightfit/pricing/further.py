@@ -1,0 +1,105 @@
+"""Prices of the ways that a step has beside those of a priced one: only these are measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+
+import msgspec
+from torch import fx
+
+from tightfit.capture.captured import Captured
+from tightfit.costs.measured.call import Measurement, measure_call
+from tightfit.graph.ir import Alternative, Op, Variant
+from tightfit.pricing.price import priced_by, without_room
+from tightfit.pricing.promises import promises_kept
+from tightfit.pricing.records import key_of, recorded
+from tightfit.progress import Progress
+
+__all__ = ["further_costs"]
+
+
+def further_costs(
+    wider: Captured, priced: Captured, progress: Progress, *, room_bytes: int | None = None
+) -> Captured:
+    """Return a step priced as another one is, of whose trace it is made with further alternatives.
+
+    What the other one knows is taken over. A further way takes as much longer than the default as
+    it does when both run by themselves.
+
+    Parameters
+    ----------
+    wider : Captured
+        Has all alternatives of the other step, and more.
+    priced : Captured
+        The other step.
+    progress : Progress
+        Told of each call that runs.
+    room_bytes : int, optional
+        What comparing an alternative with its default may take; what there is no room to compare
+        at its own size is left out.
+    """
+    kept = promises_kept(_with_sizes_of(priced, wider), progress, room_bytes=room_bytes)
+    wider = kept.captured.keeping(lambda op, way, call: id(call) not in kept.on_rows)
+    known = dict(zip(_places(priced), priced.graph.ops, strict=True))
+    strange = [
+        calls[number]
+        for place, op, calls in zip(_places(wider), wider.graph.ops, wider.calls, strict=True)
+        for number in _to_measure(op, known.get(place))
+    ]
+    records = recorded(wider, strange, Measurement, measure_call, progress)
+    unknown = without_room(strange, records)
+    wider = priced_by(wider, records, priced.graph.cost_source, unknown).captured
+    ops = tuple(
+        _priced_as(op, known.get(place), records.get(key_of(calls[0])))
+        for place, op, calls in zip(_places(wider), wider.graph.ops, wider.calls, strict=True)
+    )
+    return wider.with_graph(msgspec.structs.replace(wider.graph, ops=ops))
+
+
+def _with_sizes_of(priced: Captured, wider: Captured) -> Captured:
+    """Return a step whose traced values are as large as kernels make them."""
+    values = list(wider.graph.values)
+    number = len(values if wider.plain is None else wider.plain.graph.values)
+    for value in priced.graph.values[:number]:
+        values[value.id] = msgspec.structs.replace(values[value.id], size_bytes=value.size_bytes)
+    return wider.with_graph(msgspec.structs.replace(wider.graph, values=tuple(values)))
+
+
+def _places(captured: Captured) -> Iterator[Hashable]:
+    """Yield what tells ops of steps of one trace apart: a node, or the how manieth of its kind."""
+    plain = captured if captured.plain is None else captured.plain
+    traced: set[fx.Node] = set(plain.nodes)
+    seen: Counter[tuple[str, str]] = Counter()
+    for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
+        kind = (op.target, op.module)
+        if node in traced:
+            yield node
+        else:
+            yield (*kind, seen[kind])
+            seen[kind] += 1
+
+
+def _to_measure(op: Op, like: Op | None) -> list[int]:
+    """Return the numbers of those ways of an op that its like lacks, with the default beside."""
+    names = set() if like is None else {way.name for way in like.alternatives}
+    lacking = [number for number, way in enumerate(op.alternatives) if way.name not in names]
+    return [0, *lacking] if lacking else []
+
+
+def _priced_as(op: Op, like: Op | None, default: Measurement | None) -> Op:
+    """Return an op with what its like knows of its ways, and further ways priced beside these."""
+    if like is None:
+        return op
+    known = {way.name: way.variants for way in like.alternatives}
+    before = min(variant.cost_s for variant in like.alternatives[0].variants)
+    scale = before / default.cost_s if default is not None and default.cost_s > 0 else 1.0
+    ways = tuple(
+        msgspec.structs.replace(way, variants=known.get(way.name) or _scaled(way, scale))
+        for way in op.alternatives
+    )
+    return msgspec.structs.replace(op, alternatives=ways)
+
+
+def _scaled(way: Alternative, scale: float) -> tuple[Variant, ...]:
+    return tuple(msgspec.structs.replace(v, cost_s=v.cost_s * scale) for v in way.variants)

@@ -1,0 +1,57 @@
+"""What the next, less exact class of alternatives would gain: planned when somebody asks."""
+
+from __future__ import annotations
+
+from tightfit.errors import BadInput
+from tightfit.execution.guard import left_out
+from tightfit.plan.less_exact import LessExact, less_exact_than
+from tightfit.planners.registry import plan_with
+from tightfit.session.stages import less_exact_step
+from tightfit.session.whole.specialisation import Planned, Specialisation
+from tightfit.session.whole.steps import WholeSteps
+
+__all__ = ["planned_less_exactly"]
+
+
+def planned_less_exactly(whole: WholeSteps) -> LessExact:
+    """Return what a plan with the next class would cost within the budget of the last step.
+
+    It is searched as long as the user allows a search, and then forgotten: the plan that runs
+    stays. What that has not measured yet of the further alternatives is measured within the budget.
+
+    Raises
+    ------
+    BadInput
+        If there is no less exact class, a step is under way, plans are compiled, or the last plan
+        is not in use any more.
+    """
+    options = whole.options
+    exactness = less_exact_than(options.exactness)
+    if exactness is None:
+        raise BadInput(f"next_exactness: no class is less exact than {options.exactness}")
+    if options.compile:
+        raise BadInput("next_exactness: compiled plans are chosen by trial runs, not by a search")
+    if whole.waiting:
+        raise BadInput("next_exactness: a step awaits its backward; ask between two steps")
+    one, planned = _last(whole)
+    around = next(known for known, plan in one.plans.items() if plan is planned)
+    whole.account.enforce()
+    try:
+        room_bytes = around.budget_bytes - planned.graph.constant_bytes
+        with left_out():
+            wider = less_exact_step(
+                one.captured, exactness, options, whole.callee.modules, room_bytes
+            )
+    finally:
+        whole.account.let_go()
+    outcome = plan_with(options.planner, around.task(wider), options.limits, options.progress)
+    return LessExact.of(exactness, outcome, planned.outcome.overhead)
+
+
+def _last(whole: WholeSteps) -> tuple[Specialisation, Planned]:
+    """Return the plan of the last step and what it was made for."""
+    last = whole.last
+    for one in whole.captures:
+        if last is not None and any(plan is last for plan in one.plans.values()):
+            return one, last
+    raise BadInput("next_exactness: no plan is in use; run a step or tightfit.prepare first")
