@@ -248,6 +248,20 @@ def test_a_loop_that_turns_into_another_is_laid_out_anew_and_not_held_twice() ->
     assert held[13] < report.height_bytes + 16 * MIB
 
 
+def test_memory_of_a_gpu_is_said_to_have_no_places(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = iter([5, 5, 9, 12])
+    monkeypatch.setattr("tightfit.arenas.arena.cuda_requests", lambda: next(counts))
+    with tightfit.arena() as arena:
+        arena.step()
+        assert capsys.readouterr().err == ""
+        arena.step()
+        assert "request memory of a GPU" in capsys.readouterr().err
+        arena.step()
+    assert capsys.readouterr().err == ""
+
+
 def test_wrong_use_is_said() -> None:
     arena = tightfit.arena()
     with pytest.raises(BadInput, match="inside its 'with' block"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from tightfit.allocator.hook import installed_hook
+from tightfit.allocator.meter import cuda_requests
 from tightfit.allocator.recording import Recorder, Recording, record
 from tightfit.allocator.replay import (
     Replay,
@@ -20,6 +21,7 @@ from tightfit.allocator.replay import (
 )
 from tightfit.arenas.sequence import Sequenced, enlarged, requested_sizes, sequenced
 from tightfit.errors import BadInput
+from tightfit.progress import announce
 
 __all__ = ["Arena", "ArenaReport"]
 
@@ -96,6 +98,7 @@ class Arena:
         self._recorder: Recorder | None = None
         self._trims = False
         self._exact_height_bytes = 0
+        self._elsewhere_before: int | None = None  # blocks of GPUs; None: that was said
         self._report = ArenaReport()
 
     def __enter__(self) -> Arena:
@@ -118,6 +121,7 @@ class Arena:
         if other is not None:
             other.__exit__(None, None, None)
         self._begin(None)
+        self._elsewhere_before = cuda_requests()
         self._thread = thread
         _IN_THREAD[thread] = self
         return self
@@ -166,6 +170,7 @@ class Arena:
         if step is None:
             return
         replayed, recording = self._end()
+        self._say_what_it_does_not_place()
         self._note_step(replayed)
         if step.learn(replayed, recording):
             self._note_layout()
@@ -249,6 +254,18 @@ class Arena:
             self._replay.close()
         self._replay = Replay(height_bytes)
         return self._replay
+
+    def _say_what_it_does_not_place(self) -> None:
+        """Say, once, that memory of a GPU is requested, which has no places here."""
+        before = self._elsewhere_before
+        if before is None or self._yields or cuda_requests() == before:
+            return
+        self._elsewhere_before = None
+        announce(
+            "tightfit.arena() places memory of the CPU, and steps inside it request memory of a "
+            "GPU: that lies where CUDA's allocator puts it. tightfit.fit(model, budget, "
+            "arena=True) places the steps of a model there"
+        )
 
     def _note_step(self, replayed: Replayed | None) -> None:
         old = self._report
