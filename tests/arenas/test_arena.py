@@ -138,6 +138,21 @@ def test_each_shape_has_a_layout_in_one_arena() -> None:
     assert arena.report.exact_steps >= 12
 
 
+@pytest.mark.parametrize(("shapes", "exact"), [("aab", 0), ("aaabbb", 3), ("aaabcbc", 3)])
+def test_once_steps_went_as_planned_those_of_another_shape_are_recorded_once(
+    shapes: str, exact: int
+) -> None:
+    sizes = {"a": 1000, "b": 5000, "c": 3000}
+    with tightfit.arena() as arena:
+        for shape in shapes:
+            arena.step(shape)
+            x = torch.ones(sizes[shape])
+            y = x + 1
+            del x, y
+        arena.end_step()
+    assert (arena.report.exact_steps, arena.report.fallbacks) == (exact, 0)
+
+
 def test_kept_outputs_late_frees_and_other_threads_stay_right() -> None:
     """Outputs are kept at random, and a thread allocates and frees all the time."""
     stop = threading.Event()

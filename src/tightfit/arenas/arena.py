@@ -172,7 +172,8 @@ class Arena:
         replayed, recording = self._end()
         self._say_what_it_does_not_place()
         self._note_step(replayed)
-        if step.learn(replayed, recording):
+        others_went = any(other.is_confirmed for other in self._steps.values())
+        if step.learn(replayed, recording, at_once=others_went):
             self._note_layout()
             self._trims = True
         self._exact_height_bytes = step.height_bytes if step.is_confirmed else 0
@@ -366,8 +367,17 @@ class _Step:
         self._is_inside = False
         return self._replay.end()
 
-    def learn(self, replayed: Replayed | None, recording: Recording | None) -> bool:
-        """Compare the step with its layout; return whether it was laid out anew."""
+    def learn(
+        self, replayed: Replayed | None, recording: Recording | None, *, at_once: bool
+    ) -> bool:
+        """Compare the step with its layout; return whether it was laid out anew.
+
+        Parameters
+        ----------
+        at_once : bool
+            Whether the first recorded step is laid out: others went as planned, so what happens
+            only once is over, and a step that is only recorded takes about twice its time.
+        """
         if replayed is not None and self._layout is not None:
             count = len(self._layout.blocks)
             self.is_confirmed = replayed.fallbacks == 0 and replayed.requests == count
@@ -381,7 +391,8 @@ class _Step:
             return False
         before, self._sizes = self._sizes, requested_sizes(recording)
         self._recorded += 1
-        if self._layout is None and self._sizes != before and self._recorded < _PATIENCE:
+        is_known = at_once or self._sizes == before or self._recorded == _PATIENCE
+        if self._layout is None and not is_known:
             return False
         self._take(sequenced(recording))
         return True
