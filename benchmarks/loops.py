@@ -41,7 +41,7 @@ __all__ = ["RATIO", "compared", "fitted_row", "row_of"]
 RESULTS = Path(__file__).parent / "results" / "loops.jsonl"
 RATIO = 0.6
 _TIMED_STEPS = 6
-_MOST_ADVICE = 8
+_MOST_ADVICE = 4
 _LONGEST_S = 900.0
 _TELLS = "life of the loop: "
 

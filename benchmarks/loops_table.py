@@ -25,7 +25,7 @@ Written by `python benchmarks/loops_table.py` from the rows of `benchmarks/loops
 Each loop of [benchmarks/training_loops](../benchmarks/training_loops) is plain PyTorch and the
 lines of tightfit. It runs plainly and fitted, in processes of their own with an empty cache, within
 0.6 of the most that the plain program held, or, where that is refused, within the least budget that
-the errors name, followed up to eight times.
+the errors name, followed up to four times.
 
 *Held* is the largest number of bytes that PyTorch's allocator had given out at any instant from the
 call of `fit` on, above what it had given out before there was a model, over the budget: the first

@@ -84,6 +84,7 @@ class CaptureError(TightfitError):
         ``"data"``: what runs depends on the values of a tensor; ``"random"``: on drawn ones.
         ``"outside"``: a tensor is neither parameter, buffer nor input. ``"state"``: the forward
         changes Python state. ``"hook"``: hooks set weights of their modules, and nothing else.
+        ``"impure"``: it asks what answers otherwise each time, such as a clock.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class CaptureError(TightfitError):
         message: str,
         *,
         module: str | None = None,
-        cause: Literal["", "data", "random", "outside", "state", "hook"] = "",
+        cause: Literal["", "data", "random", "outside", "state", "hook", "impure"] = "",
     ) -> None:
         super().__init__(message)
         self.module = module

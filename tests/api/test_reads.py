@@ -572,3 +572,29 @@ def test_what_no_forward_reads_makes_no_new_plan(capsys: pytest.CaptureFixture[s
             each.global_step += 1
         assert torch.equal(plain.last, net.last)
     assert capsys.readouterr().err.count("making a new plan") == 1  # when the scale has changed
+
+
+@functools.cache
+def _parsed(text: str) -> int:
+    return len(f"{text}{uuid.uuid4()}")  # a library parses what it is told, once, under some name
+
+
+class Parsing(nn.Module):
+    """Asks a library that keeps what it has worked out when it is first asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.linear(x).tanh() * _parsed("n h")).sum()
+
+
+def test_what_is_worked_out_once_is_worked_out_before_it_is_planned() -> None:
+    plain, net = Parsing(), Parsing()
+    net.load_state_dict(plain.state_dict())
+    fitted(net)
+    x = torch.randn(3, 4)
+    net(x).backward()
+    plain(x).backward()
+    assert torch.equal(plain.linear.weight.grad, net.linear.weight.grad)

@@ -182,3 +182,36 @@ class TestSearch:
         search.wait(5)
         with pytest.raises(ZeroDivisionError):
             search.result()
+
+
+class Distances(nn.Module):
+    """Attention that is weaker with distance: a table made when it is first needed, and grown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if self.table is None or self.table.shape[0] < length:
+            places = torch.arange(length)
+            distances = (places[:, None] - places[None]).abs().float()
+            self.register_buffer("table", distances, persistent=False)
+        y = self.project(x)
+        weights = (y @ y.transpose(1, 2) - self.table[:length, :length]).softmax(-1)
+        return (weights @ y).square().mean()
+
+
+def test_a_table_that_forward_makes_and_grows_is_as_in_plain_pytorch() -> None:
+    inputs = [torch.randn(2, length, 8) for length in (4, 4, 6, 3)]
+    torch.manual_seed(0)
+    plain = Distances()
+    model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
+    for x in inputs:
+        for each in (plain, model):
+            each.zero_grad(set_to_none=True)
+            each(x).backward()
+        assert torch.equal(model.project.weight.grad, plain.project.weight.grad)
+        assert torch.equal(model.table, plain.table)
+    assert model.state_dict().keys() == plain.state_dict().keys()

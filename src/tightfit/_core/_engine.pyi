@@ -214,3 +214,13 @@ def pack(
 ) -> tuple[list[int], int]: ...
 def packer_names() -> list[str]: ...
 def alive(kinds: Iterable[type]) -> list[Any]: ...
+def same_module(record: tuple[Any, ...], own: dict[str, Any] | None) -> bool:
+    """Whether a module is what it was; `own`: its attributes if they are not all in its dict.
+
+    The record: a weak reference, the class, the number of attributes; names, types and values (an
+    ellipsis: any) of those that matter; of dictionaries within, the name, the keys, the addresses
+    or None; of those that hold tensors, the name, the keys, weak references and signatures.
+    """
+
+def changed_modules(records: list[tuple[Any, ...]]) -> list[int]:
+    """Return the positions of those that are not what they were."""

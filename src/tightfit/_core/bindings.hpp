@@ -12,5 +12,6 @@ void bind_executed(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);
 void bind_orders(nanobind::module_& module);
+void bind_unchanged(nanobind::module_& module);
 
 }  // namespace tightfit

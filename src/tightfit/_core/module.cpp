@@ -12,4 +12,5 @@ NB_MODULE(_engine, module) {
     tightfit::bind_replay(module);
     tightfit::bind_packing(module);
     tightfit::bind_orders(module);
+    tightfit::bind_unchanged(module);
 }

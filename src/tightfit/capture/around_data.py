@@ -29,6 +29,7 @@ _ASKS_OF_MASKS = nn.TransformerEncoder | nn.TransformerDecoder
 """Modules that ask only whether a mask is the causal one: looked into, and the answer checked."""
 _LARGE_SHARE = 0.5  # of the parameters: run as one op, such a module would leave little to plan
 _MOST_ATTEMPTS = 8
+_ONCE = ("state", "impure")  # what a forward may do only when it first runs
 _MOST_OUTSIDE = 64  # a forward that makes new ones each time would never come to an end
 
 
@@ -125,7 +126,7 @@ def _captured_around_data(
                     if call.outside is None and settled is None and not _is_kept(call):
                         settled = _settled(call)
                     call = _with_outside(call, error)
-                elif error.cause == "state" and settled is None and not _is_kept(call):
+                elif error.cause in _ONCE and settled is None and not _is_kept(call):
                     settled = _settled(call)
                 elif error.cause in ("state", "hook") and keeping and not _is_kept(call):
                     if settled is not None:  # it is no one-time setting up: as before the call

@@ -62,7 +62,8 @@ def probe(call: TracedCall) -> Findings:
 def warm_up(call: TracedCall) -> None:
     """Run a call's forward once, so that it sets up what it sets up when it first runs.
 
-    Modules keep the attributes and hooks they give themselves; all else is as after `probe`.
+    Modules keep the attributes and hooks they give themselves, and buffers that they make or give
+    another shape, such as tables of positions; all else is as after `probe`.
 
     Raises
     ------
@@ -70,10 +71,10 @@ def warm_up(call: TracedCall) -> None:
         As `probe`.
     """
     with PythonState(call.modules, keeps=True):
-        _run(call)
+        _run(call, keeps=True)
 
 
-def _run(call: TracedCall) -> None:
+def _run(call: TracedCall, *, keeps: bool = False) -> None:
     leaves, spec = flatten(call.args, call.kwargs)
     members = [t for m in call.modules.values() for t in (*m.parameters(), *m.buffers())]
     if any(isinstance(t, torch.Tensor) and _is_fake(t) for t in (*leaves, *members)):
@@ -87,7 +88,7 @@ def _run(call: TracedCall) -> None:
     with (
         fixed_generators(_device_of((*leaves, *members))),
         NumbersAskedFor(tracing=False),
-        _own_buffers(call.modules) as buffers,
+        _own_buffers(call.modules, keeps=keeps) as buffers,
         _Undone([*own, *buffers]),
         torch.autograd.graph.saved_tensors_hooks(_let_go, _refuse_backward),
     ):
@@ -129,8 +130,14 @@ def _refuse_backward(_: None) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _own_buffers(modules: Mapping[str, nn.Module]) -> Iterator[list[torch.Tensor]]:
-    """Let modules write into copies of their buffers; yield these."""
+def _own_buffers(modules: Mapping[str, nn.Module], *, keeps: bool) -> Iterator[list[torch.Tensor]]:
+    """Let modules write into copies of their buffers; yield these.
+
+    Parameters
+    ----------
+    keeps : bool
+        Whether buffers stay that were made anew, or are of another shape now.
+    """
     owners = {m: dict(m._buffers) for top in modules.values() for m in top.modules()}
     copies: dict[int, torch.Tensor] = {}
     for module, buffers in owners.items():
@@ -141,8 +148,16 @@ def _own_buffers(modules: Mapping[str, nn.Module]) -> Iterator[list[torch.Tensor
         yield list(copies.values())
     finally:
         for module, buffers in owners.items():
+            made = {n: b for n, b in module._buffers.items() if not _alike(b, buffers.get(n))}
             module._buffers.clear()
-            module._buffers.update(buffers)
+            module._buffers.update(buffers | (made if keeps else {}))
+
+
+def _alike(now: torch.Tensor | None, before: torch.Tensor | None) -> bool:
+    """Whether both are tensors of one shape, or none."""
+    if now is None or before is None:
+        return now is before
+    return (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device)
 
 
 class _Undone(private.TorchDispatchMode):

@@ -43,6 +43,9 @@ class StepPeaks:
         everything until the next forward (the optimizer step).
     boundary_bytes : int
         Alive when the forward program had ended.
+    beside_bytes : int
+        The budgets of other callables whose steps were under way at the same time: who holds what
+        cannot be told apart, so all of them keep to the sum.
     """
 
     constant_bytes: int
@@ -51,6 +54,7 @@ class StepPeaks:
     between_bytes: int = 0
     backward_bytes: int = 0
     after_bytes: int = 0
+    beside_bytes: int = 0
 
     @property
     def program_bytes(self) -> int:
@@ -113,6 +117,7 @@ class Guard:
         self._open: dict[str, int] | None = None
         self._phase: _Phase = "forward"
         self._shared: object | None = None
+        self._beside: WeakSet[Guard] = WeakSet()
         self._warned = False
         _GUARDS.add(self)
         try:
@@ -144,11 +149,13 @@ class Guard:
             What it shares its budget with, if it does.
         """
         self._shared = shared
-        for other in list(_GUARDS):
-            if other is not self and (shared is None or other._shared is not shared):
-                other._end_after_backward()
+        others = self._others()
+        for other in others:
+            other._end_after_backward()
         if self.meter is not None:
             self.close()
+            for other in others:
+                other._meet(self)
             live = self.meter.live_bytes()
             self.growth_bytes = live - self._start if self._start is not None else 0
             self._start = live
@@ -175,6 +182,8 @@ class Guard:
 
     def before_backward(self) -> None:
         """Note what user code held between forward and backward."""
+        for other in self._others():
+            other._end_after_backward()
         if self.meter is not None and self._open is not None:
             self._turn("between", "backward")
 
@@ -228,16 +237,32 @@ class Guard:
         if self._open is None or self.meter is None:
             return None
         self._turn("after", "after")
-        step, self._open = StepPeaks(**self._open), None
+        beside_bytes = sum(other.budget_bytes for other in self._beside)
+        step, self._open = StepPeaks(**self._open, beside_bytes=beside_bytes), None
+        self._beside.clear()
         self.steps.append(step)
         del self.steps[:-8]
-        if step.peak_bytes > self.budget_bytes:
+        if step.peak_bytes > self.budget_bytes + beside_bytes:
             self._exceeded(step, where)
         return step
 
     def abandon(self) -> None:
         """Forget the open window: the step failed or was dropped."""
         self._open = None
+
+    def _others(self) -> list[Guard]:
+        """Return the guards of callables with budgets of their own."""
+        return [
+            other
+            for other in list(_GUARDS)
+            if other is not self and (self._shared is None or other._shared is not self._shared)
+        ]
+
+    def _meet(self, other: Guard) -> None:
+        """Note of two steps that one begins while the other one is under way, if it is."""
+        if self._open is not None and self._phase not in ("after", "over"):
+            self._beside.add(other)
+            other._beside.add(self)
 
     def _end_after_backward(self) -> None:
         if self._phase == "after":

@@ -16,6 +16,7 @@ from torch import fx
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.errors import InvalidPlan
+from tightfit.execution.direct import direct
 from tightfit.graph.ir import ValueId
 
 __all__ = ["Function", "Writer"]
@@ -158,7 +159,7 @@ class Writer:
         """Return the code of a call."""
         arguments = [self.literal(a) for a in call.args]
         arguments += [f"{k}={self.literal(v)}" for k, v in call.kwargs.items()]
-        return f"{self._constant(call.function)}({', '.join(arguments)})"
+        return f"{self._constant(direct(call.function))}({', '.join(arguments)})"
 
     def literal(self, value: Any) -> str:
         """Return the code of an argument or of an output."""
@@ -179,6 +180,9 @@ class Writer:
         if node.op == "get_attr":
             return self._constant(getattr(self._captured.joint.module, str(node.target)))
         if is_view(node):
+            undone = _undone(node)
+            if undone is not None:
+                return self.reference(undone)
             return self.function.view(node) or self._new_view(node)
         if node in self._positions:
             position = self._positions[node]
@@ -220,3 +224,16 @@ class Writer:
             target = aten.reshape.default if viewed else node.target
             expression = self.call(Call(target, node.args, dict(node.kwargs), (), False))  # type: ignore
         return self.function.emit_view(node, expression, self._captured.value_of.get(base_of(node)))
+
+
+def _undone(node: fx.Node) -> fx.Node | None:
+    """Return what a view gives back because it turns about what another one has turned."""
+    before = node.args[0]
+    if node.target not in _TURNS or not isinstance(before, fx.Node) or not is_view(before):
+        return None
+    turned = before.target is node.target and before.args[1:] == node.args[1:]
+    first = before.args[0]
+    return first if turned and isinstance(first, fx.Node) else None
+
+
+_TURNS = (aten.t.default, aten.transpose.int)

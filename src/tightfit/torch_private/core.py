@@ -83,7 +83,6 @@ __all__ = [
     "fake_mode_of",
     "fake_modules",
     "forward_metadata",
-    "global_settings",
     "hidden_changes_without_tangents",
     "in_backward",
     "is_made_of_others",
@@ -389,28 +388,6 @@ def watched_autocast(changed: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         kind.__enter__, kind.__exit__ = enter, leave
-
-
-def global_settings() -> tuple[Any, ...]:
-    """Return what decides, beside modules and inputs, which operators a forward runs.
-
-    The hooks of all modules, what new tensors are like, which kernels may be chosen.
-    """
-    hooks = torch.nn.modules.module
-    return (
-        tuple(hooks._global_forward_pre_hooks),
-        tuple(hooks._global_forward_hooks),
-        tuple(hooks._global_backward_pre_hooks),
-        tuple(hooks._global_backward_hooks),
-        torch.get_default_dtype(),
-        torch.get_default_device(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_cudnn_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_cudnn_sdp_enabled(),
-    )
 
 
 def autocast_nesting() -> int:

@@ -6,7 +6,6 @@ import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -57,43 +56,51 @@ class Attributes:
         Names of those that do not matter.
     with_tensors : bool
         Whether tensors do: not where what was read is compared by itself (`capture.reads`).
+
+    Attributes
+    ----------
+    part : tuple
+        What matters of them.
+    record : tuple
+        The same for the core to compare: how many there are; names, types and plain values.
+    are_plain : bool
+        Whether the core can compare them all.
     """
 
     def __init__(
         self, own: dict[str, Any], left_out: frozenset[str], *, with_tensors: bool = True
     ) -> None:
         names = [key for key in own if key not in left_out]
-        plain = [key for key in names if _counts_by(type(own[key])) == "value"]
-        self._count = len(own)
-        self._all, self._plain = itemgetter(*FLAGS, *names), itemgetter(*FLAGS, *plain)
-        self._types = tuple(map(type, self._all(own)))
-        self._values = self._plain(own)
+        plain = [key for key in names if _is_plain(own[key])]
+        looked_at = (*FLAGS, *names)
+        of_value = {*FLAGS, *plain}
+        types = tuple(type(own[key]) for key in looked_at)
+        values = tuple(own[key] if key in of_value else ... for key in looked_at)
+        self.record = len(own), looked_at, types, values
         self._others = [
             (key, seen)
             for key in names
             if key not in KEPT_APART
+            and key not in of_value
             and (with_tensors or not _is_data(own[key]))
             and (seen := _seen_attribute(own[key])) is not None
         ]
-        named = zip((*FLAGS, *plain), self._values, strict=True)
+        self.are_plain = not self._others
         self.part = (
-            tuple(named),
+            tuple((key, own[key]) for key in (*FLAGS, *plain)),
             tuple((key, seen) for key, seen in self._others if seen != _UNKNOWN),
         )
 
-    def hold(self, own: dict[str, Any]) -> bool:
-        """Whether they are still the same."""
-        if len(own) != self._count:
-            return False
-        try:
-            same = tuple(map(type, self._all(own))) == self._types
-        except KeyError:
-            return False
-        return (
-            same
-            and self._plain(own) == self._values
-            and all(_seen_attribute(own[key]) == seen for key, seen in self._others)
-        )
+    def others_hold(self, own: dict[str, Any]) -> bool:
+        """Whether those are still the same that are not plain."""
+        return all(_seen_attribute(own[key]) == seen for key, seen in self._others)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value cannot change inside: plain, or a tuple of nothing else."""
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return _counts_by(type(value)) == "value"
 
 
 def _is_data(value: Any) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
+from tightfit._core import _engine
 from tightfit.capture.calls.attributes import FLAGS, KEPT_APART, Attributes, ReadAttributes
 from tightfit.errors import CaptureError
 
@@ -82,6 +83,9 @@ class SeenModules:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
         self._seen: list[_SeenModule] = []
+        self._plain: list[_SeenModule] = []  # whom the core compares, with what they were
+        self._records: list[tuple[Any, ...]] = []
+        self._others: list[_SeenModule] = []
         self._asked: tuple[int, frozenset[Place], ReadAttributes | None] | None = None
         self._numbers: dict[int, int] = {}
         self._signature = ModuleSignature(())
@@ -113,7 +117,7 @@ class SeenModules:
             If a parameter has no shape yet.
         """
         asked = id(root), kept, read
-        changed = [seen for seen in self._seen if not seen.holds()]
+        changed = self._changed()
         if asked != self._asked or not self._seen or any(seen.is_elsewhere() for seen in changed):
             self._look_anew(root, kept, read)
             self._asked = asked
@@ -146,6 +150,11 @@ class SeenModules:
         seen, holder, key = self._places[name]
         return seen.held(holder)[key]
 
+    def _changed(self) -> list[_SeenModule]:
+        """Return those that are not what they were."""
+        changed = [self._plain[i] for i in _engine.changed_modules(self._records)]
+        return changed + [seen for seen in self._others if not seen.holds()]
+
     def _look_anew(
         self, root: nn.Module | None, kept: frozenset[Place], read: ReadAttributes | None
     ) -> None:
@@ -161,6 +170,9 @@ class SeenModules:
     def _note(self) -> None:
         """Put together what was seen of all modules; numbers tell which tensors are shared."""
         self._places = None
+        self._plain = [seen for seen in self._seen if seen.is_plain]
+        self._others = [seen for seen in self._seen if not seen.is_plain]
+        self._records = [seen.record for seen in self._plain]
         self._numbers = {}
         for seen in self._seen:
             for tensor in seen.tensors():
@@ -189,6 +201,10 @@ class _SeenModule:
     ----------
     part : tuple
         What matters of it, but for which of its tensors are shared.
+    record : tuple
+        The same for the core to compare.
+    is_plain : bool
+        Whether the core can compare all of it.
     """
 
     def __init__(
@@ -217,34 +233,41 @@ class _SeenModule:
         if self._read is not None and self._kind in self._read.kinds:
             left_out, is_known = left_out | (own.keys() - self._read.names - KEPT_APART), True
         self._attributes = Attributes(own, left_out, with_tensors=not is_known)
-        self._hooks = () if self._is_root else _hook_keys(own)
-        self._children = _children(own)
-        self._held = [_SeenTensors(own[holder], self.place[1]) for holder in _HOLDERS]
+        hooks = () if self._is_root else tuple((name, tuple(own[name]), None) for name in _HOOKS)
+        within = own["_modules"]
+        self._children = ("_modules", tuple(within), tuple(map(id, within.values())))
+        held = [_seen_tensors(own[holder], self.place[1]) for holder in _HOLDERS]
+        self.is_plain = self._attributes.are_plain and own is module.__dict__
+        self.record = (
+            self._module,
+            self._kind,
+            *self._attributes.record,
+            (self._children, *hooks),
+            tuple((name, *seen) for name, seen in zip(_HOLDERS, held, strict=True)),
+        )
         self.part = (
             *self.place,
             self._kind,
             *self._attributes.part,
-            self._hooks,
-            *(held.part for held in self._held),
+            tuple(keys for _, keys, _ in hooks),
+            *(_named_signatures(names, signatures) for names, _, signatures in held),
         )
 
     def holds(self) -> bool:
         """Whether nothing has changed since."""
         module = self._module()
-        if module is None or type(module) is not self._kind:
+        if module is None:
             return False
         own = _attributes_of(module)
-        return (
-            self._attributes.hold(own)
-            and (self._is_root or _hook_keys(own) == self._hooks)
-            and _children(own) == self._children
-            and all(map(_SeenTensors.hold, self._held, _holders(own)))
-        )
+        return _engine.same_module(self.record, own) and self._attributes.others_hold(own)
 
     def is_elsewhere(self) -> bool:
         """Whether it is gone, or has other modules within."""
         module = self._module()
-        return module is None or _children(_attributes_of(module)) != self._children
+        if module is None:
+            return True
+        within = _attributes_of(module)["_modules"]
+        return (tuple(within), tuple(map(id, within.values()))) != self._children[1:]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return its own parameters and buffers."""
@@ -257,9 +280,6 @@ class _SeenModule:
         return _attributes_of(module)[holder]
 
 
-_hooks_of, _holders = itemgetter(*_HOOKS), itemgetter(*_HOLDERS)
-
-
 def _attributes_of(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module; a scripted one has some of them elsewhere."""
     own = module.__dict__
@@ -268,49 +288,22 @@ def _attributes_of(module: nn.Module) -> dict[str, Any]:
     return {**own, **{name: getattr(module, name) for name in _EVERY_MODULES}}
 
 
-def _hook_keys(own: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, _hooks_of(own)))
-
-
-def _children(own: dict[str, Any]) -> tuple[Any, ...]:
-    """Return which modules are within; addresses do, since each of them is known to be alive."""
-    within = own["_modules"]
-    return (*within.keys(), *map(id, within.values())) if within else ()
-
-
 _EVERY_MODULES = (*FLAGS, *_HOOKS, *_HOLDERS, "_modules")
 
 
-class _SeenTensors:
-    """The parameters or the buffers of a module, as they were when it was looked at."""
-
-    def __init__(self, held: dict[str, Any], name: str) -> None:
-        self._names = tuple(held.keys())
-        self._seen: list[tuple[Any, Any] | None] = []
-        self.part: tuple[Any, ...] = ()
-        for key, tensor in held.items():
-            if tensor is None:
-                self._seen.append(None)
-                continue
+def _seen_tensors(held: dict[str, Any], name: str) -> tuple[tuple[Any, ...], ...]:
+    """Return the names of parameters or buffers, weak references, signatures; None: none there."""
+    for key, tensor in held.items():
+        if tensor is not None:
             refuse_lazy(tensor, f"{name}.{key}".lstrip("."))
-            signature = tensor_signature(tensor)
-            self._seen.append((weakref.ref(tensor), signature))
-            self.part += (key, signature)
-
-    def hold(self, held: dict[str, Any]) -> bool:
-        """Whether they are still the same, of the same shapes."""
-        if len(held) != len(self._names):
-            return False
-        if not held:
-            return True
-        return tuple(held.keys()) == self._names and all(map(_is_same, self._seen, held.values()))
+    references = tuple(None if t is None else weakref.ref(t) for t in held.values())
+    signatures = tuple(None if t is None else tensor_signature(t) for t in held.values())
+    return tuple(held), references, signatures
 
 
-def _is_same(seen: tuple[Any, Any] | None, tensor: torch.Tensor | None) -> bool:
-    if seen is None or tensor is None:
-        return seen is tensor
-    reference, signature = seen
-    return reference() is tensor and tensor_signature(tensor) == signature
+def _named_signatures(names: tuple[Any, ...], signatures: tuple[Any, ...]) -> tuple[Any, ...]:
+    pairs = zip(names, signatures, strict=True)
+    return tuple(part for name, seen in pairs if seen is not None for part in (name, seen))
 
 
 _facts = attrgetter("dtype", "device", "requires_grad")

@@ -20,6 +20,7 @@ from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private import tools as tools
 from tightfit.torch_private.saving import saving_hook
+from tightfit.torch_private.settings import global_settings
 
 __all__ = [
     "call_signature",
@@ -43,7 +44,7 @@ def call_signature(
 
     See `input_signature` and `SeenModules.signature`.
     """
-    around = _modes(), private.global_settings()
+    around = _modes(), global_settings()
     inputs = input_signature(leaves, spec)
     return inputs, (*around, *modules.signature(root, kept, leaves, read))
 

@@ -160,5 +160,6 @@ def _refuse_impure(executed: Executed) -> None:
             f"{where} ({code.co_filename}:{code.co_firstlineno}) calls {name}(): a planned step "
             "replays operators, not Python, and would use the same answer each time. Way out: "
             "pass the answer as an argument, call it outside the fitted module, or mark the "
-            "module with tightfit.opaque"
+            "module with tightfit.opaque",
+            cause="impure",
         )

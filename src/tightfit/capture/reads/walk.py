@@ -38,6 +38,7 @@ from tightfit.capture.reads.places import (
     Seen,
     TensorPlace,
 )
+from tightfit.capture.reads.written import TRACERS
 from tightfit.errors import CaptureError
 
 __all__ = ["Walk"]
@@ -291,7 +292,10 @@ class Walk:
                 fetch = functools.partial(value.get, key)
                 if (id(value), key) not in self._unread:
                     self._tensor(f"{path}[{key!r}]", held[key], fetch)
-            self.places.append(Members(path, value, frozenset(tensors)))
+            if TRACERS.isdisjoint(held):
+                self.places.append(Members(path, value, frozenset(tensors)))
+            else:  # kept by kind of tensor: another kind that is met later tells nothing new
+                self.places.append(Asked(path, functools.partial(_but_kinds_of_tensors, value)))
             self._waiting.extend((item, f"{path}[{key!r}]") for key, item in held.items())
         elif isinstance(value, _SETS):
             self.places.append(Members(path, value))
@@ -386,6 +390,15 @@ class Walk:
                 "in plain attributes, pass that as an argument, or mark the module with "
                 "tightfit.opaque"
             )
+
+
+def _but_kinds_of_tensors(held: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Return what lies in a dict, but for what is kept there by the class of a tensor."""
+    return tuple(
+        (key, value)
+        for key, value in dict(held).items()
+        if not (isinstance(key, type) and issubclass(key, torch.Tensor))
+    )
 
 
 def _form(fetch: Callable[[], Any]) -> Any:

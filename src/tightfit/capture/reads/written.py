@@ -21,13 +21,14 @@ from tightfit.capture.reads.names import names_of
 from tightfit.capture.reads.places import MISSING, same
 from tightfit.torch_private.core import FakeTensor, FunctionalTensor
 
-__all__ = ["Written"]
+__all__ = ["TRACERS", "Written"]
 
 _MOST_OBJECTS = 20_000
 _LARGEST_ARRAY = 1 << 20
 _CONTAINERS = (list, dict, set, collections.deque)
 _OPAQUE = (torch.Tensor, torch.Generator, nn.Module, threading.Thread, *PLAIN)
-_TRACERS = frozenset({FakeTensor, FunctionalTensor})
+TRACERS = frozenset({FakeTensor, FunctionalTensor})
+"""Kinds of tensors that are there only while something is traced."""
 
 
 class Written:
@@ -163,7 +164,7 @@ def _only_knows_tracers(holder: Any, before: Any) -> bool:
         return False
     new = holder.keys() - before.keys()
     known = {key: _get(holder, key) for key in holder.keys() - new}
-    return new <= _TRACERS and _holds(known, before)
+    return new <= TRACERS and _holds(known, before)
 
 
 def _get(holder: Any, name: str) -> Any:

@@ -124,7 +124,8 @@ def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
             raise CaptureError(
                 f"the forward pass puts another tensor in the place of {key}. A planned step "
                 "replays operators, not Python, so this would silently stop happening. Way out: "
-                f"write into it (self.{name}.copy_(...)). The model is unchanged"
+                f"write into it (self.{name}.copy_(...)). The model is unchanged",
+                cause="state" if name in owner._buffers else "",  # may be set up the first time
             )
         with torch.no_grad():
             old.copy_(new)

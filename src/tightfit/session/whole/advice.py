@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 
 from tightfit.errors import InfeasibleBudget
-from tightfit.planners.base import Limits
+from tightfit.graph.ir import Graph
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import no_plan
 from tightfit.planners.questions.infeasible import infeasible
-from tightfit.planners.questions.minimum import minimum_budget
+from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.progress import SILENT
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import (
@@ -24,6 +26,7 @@ from tightfit.units import format_bytes
 __all__ = ["Beside", "advised"]
 
 _QUICKLY = Limits(seconds=2.0)
+_NEVER = sys.maxsize
 _NUMBERS_BYTES = 4 << 10  # losses, counts and averages that a loop keeps
 
 
@@ -85,9 +88,9 @@ def advised(
         budget_bytes=around.budget_bytes,
         whole_bytes=around.whole_bytes,
     )
-    beyond = one.captured.beyond or one.captured.graph
-    graph = later.around(one.captured.with_graph(beyond))
+    graph = later.around(one.captured)
     adding = minimum_budget(graph, "accumulated", _QUICKLY, SILENT).found_bytes
+    adding = min(adding, _with_more_ways(one, later).named_bytes)
     stepping = graph.constant_bytes + account.optimizers.passing_bytes()
     every = {
         "this call": error.minimum_bytes or 0,
@@ -125,22 +128,67 @@ def _in_words(error: InfeasibleBudget, needed: int, most: str, beside: Beside) -
     return text
 
 
+@dataclass(frozen=True)
+class _More:
+    """The least budget that has room to compare more ways with their defaults.
+
+    Parameters
+    ----------
+    task : Task or None
+        The step with those ways; None: there are none.
+    least : MinimumBudget or None
+        Of that step.
+    named_bytes : int
+        Enough for its least plan, and for the comparisons.
+    """
+
+    task: Task | None
+    least: MinimumBudget | None
+    named_bytes: int
+
+
+def _with_more_ways(one: Specialisation, around: Surroundings) -> _More:
+    """Return what larger budget allows what this one has no room to compare with its default."""
+    beyond = one.captured.beyond
+    if beyond is None:
+        return _More(None, None, _NEVER)
+    task = around.task(one.captured.with_graph(beyond))
+    least = minimum_budget(task.graph, task.gradients, _QUICKLY, SILENT)
+    comparing = task.graph.constant_bytes + _compared_bytes(one.captured.graph, beyond)
+    return _More(task, least, max(least.found_bytes, comparing))
+
+
+def _compared_bytes(graph: Graph, beyond: Graph) -> int:
+    """Return what the largest comparison takes: arguments and results of a default, its weights."""
+    taken = [0]
+    for op, more in zip(graph.ops, beyond.ops, strict=True):
+        if len(more.alternatives) > len(op.alternatives):
+            default = op.alternatives[0]
+            read = {value for way in more.alternatives for value in way.reads}
+            made = sum(graph.values[value].size_bytes for value in default.writes)
+            workspace = min(variant.workspace_bytes for variant in default.variants)
+            size = sum(graph.values[value].size_bytes for value in read)
+            taken.append(size + 2 * made + workspace)  # a weight is about as large as its gradient
+    return max(taken)
+
+
 def _with_more_room(
     error: InfeasibleBudget, one: Specialisation, around: Surroundings
 ) -> InfeasibleBudget:
-    """Return an error that names a smaller budget, if there is one that has room for more ways.
-
-    What this budget has no room to compare with its default, a larger one may use.
-    """
-    if one.captured.beyond is None:
+    """Return an error that names a smaller budget, if there is one that has room for more ways."""
+    more = _with_more_ways(one, around)
+    if more.task is None or more.least is None:
         return error
-    task = around.task(one.captured.with_graph(one.captured.beyond))
-    least = minimum_budget(task.graph, task.gradients, _QUICKLY, SILENT)
-    nothing = no_plan(started=time.perf_counter(), proven=least.lower_bytes > task.budget_bytes)
-    found = infeasible(task, nothing, least)
-    named = found.minimum_bytes or 0
-    return (
-        found
-        if task.budget_bytes < least.found_bytes and named < (error.minimum_bytes or 0)
-        else error
+    if more.task.budget_bytes >= more.least.found_bytes:
+        return error
+    if more.named_bytes >= (error.minimum_bytes or 0):
+        return error
+    proven = more.least.lower_bytes > more.task.budget_bytes
+    nothing = no_plan(started=time.perf_counter(), proven=proven)
+    found = infeasible(more.task, nothing, more.least)
+    return InfeasibleBudget(
+        str(found),
+        budget_bytes=found.budget_bytes,
+        minimum_bytes=max(found.minimum_bytes or 0, more.named_bytes),
+        proven=found.proven,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,8 @@ class Captures:
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
+        self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
+        self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         self._kept: frozenset[Kept] = frozenset()
         self._read: ReadAttributes | None = None  # None: any may be
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
@@ -309,10 +312,14 @@ class Captures:
 
     def learn_outputs(self, one: Specialisation, run: Run) -> None:
         """Note which outputs have received gradients; drop a plan that is made for others."""
+        used, unused = run.used, run.unused
+        if not unused and self._shown.get(one) == used:
+            return  # as in the step before
+        self._shown[one] = used
         before = self._detached.get(one.key, frozenset())
         self._usage.note(one.key, run)
         unused = self._usage.settled(one.key)
-        self._detached[one.key] = (before | unused) - run.used
+        self._detached[one.key] = (before | unused) - used
         if self._detached[one.key] == before:
             return
         self.forget(one)

@@ -124,6 +124,8 @@ class Watch:
             self._told = True
             self._tell(last, guard, options)
         step = guard.steps[-1]
+        if step.beside_bytes:
+            return  # what others held meanwhile is not its own
         one.saw_backward(last, step.constant_bytes + step.backward_bytes)
         # what lies between forward and backward of one in company is theirs, too
         if alone and not one.outside_is_known and one.plans:

@@ -353,9 +353,10 @@ class WholeSteps:
 
     def _backward_ended(self, run: Run) -> None:
         self.watch.after_backward(run)
-        if not self.waiting:
+        is_open = bool(self.waiting)
+        if not is_open:
             self._flight.end()
-        end_in_company(self.account, self.options, is_open=bool(self.waiting))
+        end_in_company(self.account, self.options, is_open=is_open)
 
     def _backward_started(self, one: Specialisation) -> Callable[[Run], None]:
         def started(run: Run) -> None:
