@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tightfit.session.parts.choice import PartPlans
+from tightfit.session.parts.history import Situation
 from tightfit.session.parts.ledger import Holding, Ledger, Mark
 from tightfit.session.parts.ledger_edits import PossibleCall, as_called, with_calls, without_call
 
@@ -76,3 +78,16 @@ def test_the_peak_of_a_step_with_another_call_and_another_plan() -> None:
     more = with_calls(less, {"second": PossibleCall("layer", holding(40, 180, 300), 10)}, ORDER)
     assert more.peak_with({}) == 106 + 46 + 4 + 10 + 300
     assert more.peak_with({"layer": holding(0, 10, 20)}) == 6 + 4 + 2 * 10 + 20
+
+
+def test_what_is_held_when_a_call_begins_is_compared_with_what_was_foreseen() -> None:
+    ledger, less = three_layers(), holding(40, 150, 200)
+    plans = [less] * 3
+    assert [ledger.begin_of(call, plans) for call in range(3)] == [0, 46, 92]
+    situation = Situation("inputs", 1000)
+    situation.plan(PartPlans({"layer": less}, tuple(plans), {}), ledger, 1000)
+    assert situation.foreseen("third", "layer") is less
+    spare = 7
+    limit = situation.planned_bytes + spare
+    assert situation.is_as_foreseen(92 + spare, limit)
+    assert not situation.is_as_foreseen(92 + spare + 1, limit)

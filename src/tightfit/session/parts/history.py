@@ -89,6 +89,24 @@ class Situation:
         return None
 
 
+    def is_as_foreseen(self, live_bytes: int, limit_bytes: int) -> bool:
+        """Whether no more is held than was foreseen for the call that `foreseen` has told of.
+
+        What code between the parts holds now and lets go of before their backward is counted in
+        the measured step, so that more need not be free than the plans leave.
+
+        Parameters
+        ----------
+        live_bytes : int
+            Held above the begin of the step.
+        limit_bytes : int
+            Of the whole step: what the plans leave of it may be held besides.
+        """
+        assert self.plans is not None
+        expected_bytes = self.planned.begin_of(self._turn - 1, self.plans.calls)
+        return live_bytes - expected_bytes <= limit_bytes - self.planned_bytes
+
+
 class Situations:
     """Situations by the signature of a step's inputs.
 

@@ -160,6 +160,12 @@ class Ledger(Generic[PartKind]):
         marks = [mark for mark in self.marks if mark.open or mark.phase != "between"]
         return max((self._peak(mark, new) for mark in marks), default=0)
 
+    def begin_of(self, call: int, new: Sequence[Holding]) -> int:
+        """Return what is held when a call's forward begins, with another plan for each call."""
+        mark = next(m for m in self.marks if m.phase == "forward" and m.call == call)
+        shift = sum(new[c].saved_bytes - self.holdings[c].saved_bytes for c in mark.open)
+        return mark.begin_bytes + shift
+
     def room(self, kind: PartKind, saved_bytes: Mapping[PartKind, int], limit_bytes: int) -> int:
         """Return how much a kind of part may hold at its peak.
 

@@ -225,6 +225,8 @@ class StepPlans:
             fits = holding.needed_bytes <= left
             if fits and (holding is planned or holding is kind.least):
                 return holding
+            if holding is planned and holding.forward_bytes <= left and self._is_as_foreseen():
+                return holding
             if fits and holding.staying_bytes + self._following_bytes(part) <= left:
                 return holding
         needed = kind.least.needed_bytes
@@ -237,6 +239,10 @@ class StepPlans:
             budget_bytes=self.limit_bytes,
             minimum_bytes=held + needed,
         )
+
+    def _is_as_foreseen(self) -> bool:
+        """Whether no more is held now than was foreseen for the call that begins."""
+        return self._situation.is_as_foreseen(self._guard.live_bytes(), self.limit_bytes)
 
     def _following_bytes(self, part: Part) -> int:
         """Return the peak of the parts that have not run in this step, with their least plans."""
