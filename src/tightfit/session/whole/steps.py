@@ -282,9 +282,7 @@ class WholeSteps:
         run = Run(self._backward_started(one), self._backward_ended)
         self.runs.add(run)
         self._calls += 1
-        if one.tuner is not None:
-            one.tuner.begin_step()
-        return _runner_of(one, planned, self._addresses)(inputs, run)
+        return _begun(one, planned, self._addresses)(inputs, run)
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -407,9 +405,11 @@ def _gradients(captured: Captured, inputs: list[Any], replicas: Replicas | None)
     return "fresh" if missing and not taken else "accumulated"
 
 
-def _runner_of(one: Specialisation, planned: Planned, addresses: Anywhere) -> Runner:
-    """Return what runs a plan: where its steps lie, once its operators are not timed."""
+def _begun(one: Specialisation, planned: Planned, addresses: Anywhere) -> Runner:
+    """Return what runs a plan where its steps lie; while operators are timed, begin with that."""
     plan = planned.outcome.plan
+    if one.tuner is not None:
+        one.tuner.begin_step()
     if plan is None or one.tuner is not None or planned.compiled is not None:
         return planned.runner
     return addresses.runner_for(planned.number, planned.graph, plan, planned.runner)
