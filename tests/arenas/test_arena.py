@@ -138,6 +138,21 @@ def test_each_shape_has_a_layout_in_one_arena() -> None:
     assert arena.report.exact_steps >= 12
 
 
+@pytest.mark.parametrize(("shapes", "exact"), [("aab", 0), ("aaabbb", 3), ("aaabcbc", 3)])
+def test_once_steps_went_as_planned_those_of_another_shape_are_recorded_once(
+    shapes: str, exact: int
+) -> None:
+    sizes = {"a": 1000, "b": 5000, "c": 3000}
+    with tightfit.arena() as arena:
+        for shape in shapes:
+            arena.step(shape)
+            x = torch.ones(sizes[shape])
+            y = x + 1
+            del x, y
+        arena.end_step()
+    assert (arena.report.exact_steps, arena.report.fallbacks) == (exact, 0)
+
+
 def test_kept_outputs_late_frees_and_other_threads_stay_right() -> None:
     """Outputs are kept at random, and a thread allocates and frees all the time."""
     stop = threading.Event()
@@ -246,6 +261,20 @@ def test_a_loop_that_turns_into_another_is_laid_out_anew_and_not_held_twice() ->
     assert held[6] < (48 + 16) * MIB  # astray: pages are given back as they are freed
     assert held[7] < (48 + 16) * MIB  # recorded only: the pages of the old layout are given back
     assert held[13] < report.height_bytes + 16 * MIB
+
+
+def test_memory_of_a_gpu_is_said_to_have_no_places(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = iter([5, 5, 9, 12])
+    monkeypatch.setattr("tightfit.arenas.arena.cuda_requests", lambda: next(counts))
+    with tightfit.arena() as arena:
+        arena.step()
+        assert capsys.readouterr().err == ""
+        arena.step()
+        assert "request memory of a GPU" in capsys.readouterr().err
+        arena.step()
+    assert capsys.readouterr().err == ""
 
 
 def test_wrong_use_is_said() -> None:

@@ -136,8 +136,22 @@ def test_calls_that_add_to_gradients_have_a_layout_each() -> None:
     assert report.exact_steps >= 15 and report.fallbacks == 0
 
 
+@pytest.fixture
+def held_beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """What the process is said to hold beside tensors; nothing is freed late by a collector.
+
+    What it really holds depends on what earlier tests left and what runs beside this one.
+    """
+    held = [0]
+    monkeypatch.setattr("tightfit.session.addresses.anonymous_bytes", lambda: held[0])
+    monkeypatch.setattr("tightfit.session.addresses.code_bytes", lambda: 0)
+    gc.disable()
+    yield held
+    gc.enable()
+
+
 def test_calls_in_flight_leave_room_for_each_other_and_for_what_is_held_besides(
-    capsys: pytest.CaptureFixture[str],
+    held_beside: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def train(model: nn.Module) -> list[torch.Tensor]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -154,13 +168,13 @@ def test_calls_in_flight_leave_room_for_each_other_and_for_what_is_held_besides(
     plain = train(small_net())
     keywords: dict[str, Any] = {"costs": "unit", "cache": False, "arena": True}
     model = tightfit.fit(small_net(), "96MiB", in_flight=2, **keywords)
-    ballast = bytearray(b"x") * (32 * MIB)
+    held_beside[0] = 64 * MIB
     with poisoned():
         assert_same(train(model), plain)
     report = tightfit.report(model)
     assert isinstance(report, Report) and report.held is not None and report.arena is not None
-    assert report.held.rest_bytes >= len(ballast) // 2  # what was freed since counts against it
-    assert report.planned_peak_bytes <= 96 * MIB - len(ballast) // 2
+    assert 63 * MIB < report.held.rest_bytes <= 64 * MIB  # less the arena and what tensors hold
+    assert report.planned_peak_bytes <= 96 * MIB - report.held.rest_bytes
     assert report.arena.exact_steps >= 2 and report.arena.fallbacks == 0
     assert "exceeds the budget" not in capsys.readouterr().err
 

@@ -26,6 +26,7 @@ __all__ = [
     "PeakMeasurement",
     "anonymous_bytes",
     "code_bytes",
+    "cuda_requests",
     "measure_peak",
     "meter_for",
     "resident_bytes",
@@ -227,6 +228,16 @@ def _without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def cuda_requests() -> int:
+    """Return how many blocks CUDA's allocator has given out so far, of all devices."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return 0
+    counts = (torch.cuda.memory_stats(n) for n in range(torch.cuda.device_count()))
+    return sum(int(each.get("allocation.all.allocated", 0)) for each in counts)
 
 
 def resident_bytes() -> int:

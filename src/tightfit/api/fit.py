@@ -116,10 +116,10 @@ def fit(
         run one by one where none does or that is faster, which is said. Results of compiled plans
         differ from eager by rounding.
     arena : bool
-        Whether the memory of a step lies at planned addresses (Sekiyama et al. 2018), on the CPU.
-        The budget then bounds what the process holds: plans leave of it what was measured beside
-        tensors, and the report names that. What differs from the plan is served as without the
-        arena, and counted.
+        Whether the memory of a step lies at planned addresses (Sekiyama et al. 2018). On the CPU
+        the budget then bounds what the process holds: plans leave of it what was measured beside
+        tensors, and the report names that. On a GPU (untested on one) it bounds what PyTorch's
+        allocator reserves. What differs from the plan is served as without the arena, and counted.
 
     Returns
     -------

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from tightfit.allocator.hook import installed_hook
+from tightfit.allocator.meter import cuda_requests
 from tightfit.allocator.recording import Recorder, Recording, record
 from tightfit.allocator.replay import (
     Replay,
@@ -20,6 +21,7 @@ from tightfit.allocator.replay import (
 )
 from tightfit.arenas.sequence import Sequenced, enlarged, requested_sizes, sequenced
 from tightfit.errors import BadInput
+from tightfit.progress import announce
 
 __all__ = ["Arena", "ArenaReport"]
 
@@ -96,6 +98,7 @@ class Arena:
         self._recorder: Recorder | None = None
         self._trims = False
         self._exact_height_bytes = 0
+        self._elsewhere_before: int | None = None  # blocks of GPUs; None: that was said
         self._report = ArenaReport()
 
     def __enter__(self) -> Arena:
@@ -118,6 +121,7 @@ class Arena:
         if other is not None:
             other.__exit__(None, None, None)
         self._begin(None)
+        self._elsewhere_before = cuda_requests()
         self._thread = thread
         _IN_THREAD[thread] = self
         return self
@@ -166,8 +170,10 @@ class Arena:
         if step is None:
             return
         replayed, recording = self._end()
+        self._say_what_it_does_not_place()
         self._note_step(replayed)
-        if step.learn(replayed, recording):
+        others_went = any(other.is_confirmed for other in self._steps.values())
+        if step.learn(replayed, recording, at_once=others_went):
             self._note_layout()
             self._trims = True
         self._exact_height_bytes = step.height_bytes if step.is_confirmed else 0
@@ -249,6 +255,18 @@ class Arena:
             self._replay.close()
         self._replay = Replay(height_bytes)
         return self._replay
+
+    def _say_what_it_does_not_place(self) -> None:
+        """Say, once, that memory of a GPU is requested, which has no places here."""
+        before = self._elsewhere_before
+        if before is None or self._yields or cuda_requests() == before:
+            return
+        self._elsewhere_before = None
+        announce(
+            "tightfit.arena() places memory of the CPU, and steps inside it request memory of a "
+            "GPU: that lies where CUDA's allocator puts it. tightfit.fit(model, budget, "
+            "arena=True) places the steps of a model there"
+        )
 
     def _note_step(self, replayed: Replayed | None) -> None:
         old = self._report
@@ -349,8 +367,17 @@ class _Step:
         self._is_inside = False
         return self._replay.end()
 
-    def learn(self, replayed: Replayed | None, recording: Recording | None) -> bool:
-        """Compare the step with its layout; return whether it was laid out anew."""
+    def learn(
+        self, replayed: Replayed | None, recording: Recording | None, *, at_once: bool
+    ) -> bool:
+        """Compare the step with its layout; return whether it was laid out anew.
+
+        Parameters
+        ----------
+        at_once : bool
+            Whether the first recorded step is laid out: others went as planned, so what happens
+            only once is over, and a step that is only recorded takes about twice its time.
+        """
         if replayed is not None and self._layout is not None:
             count = len(self._layout.blocks)
             self.is_confirmed = replayed.fallbacks == 0 and replayed.requests == count
@@ -364,7 +391,8 @@ class _Step:
             return False
         before, self._sizes = self._sizes, requested_sizes(recording)
         self._recorded += 1
-        if self._layout is None and self._sizes != before and self._recorded < _PATIENCE:
+        is_known = at_once or self._sizes == before or self._recorded == _PATIENCE
+        if self._layout is None and not is_known:
             return False
         self._take(sequenced(recording))
         return True

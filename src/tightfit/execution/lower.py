@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -60,7 +60,12 @@ class Program:
 
 
 def lower(
-    captured: Captured, plan: Plan, *, clock: Callable[[OpId, int], None] | None = None
+    captured: Captured,
+    plan: Plan,
+    *,
+    clock: Callable[[OpId, int], None] | None = None,
+    turn: Callable[[int], None] | None = None,
+    turns: Collection[int] = (),
 ) -> Program:
     """Generate the programs of a verified plan.
 
@@ -72,6 +77,10 @@ def lower(
         Verified.
     clock : callable, optional
         Called with (op, alternative) right after each compute, to time them in a real step.
+    turn : callable, optional
+        Called right before some computes, with the number of the instruction.
+    turns : collection of int
+        Those before which it is called.
 
     Raises
     ------
@@ -79,7 +88,7 @@ def lower(
         If the plan changes the order in which random operators first draw.
     """
     _check_random_order(captured, plan)
-    return _Lowering(captured, plan, clock).run()
+    return _Lowering(captured, plan, clock, turn, frozenset(turns)).run()
 
 
 def _check_random_order(captured: Captured, plan: Plan) -> None:
@@ -101,22 +110,29 @@ class _Lowering:
     """Writes the lines of each instruction of a plan."""
 
     def __init__(
-        self, captured: Captured, plan: Plan, clock: Callable[[OpId, int], None] | None
+        self,
+        captured: Captured,
+        plan: Plan,
+        clock: Callable[[OpId, int], None] | None,
+        turn: Callable[[int], None] | None,
+        turns: frozenset[int],
     ) -> None:
         self.captured = captured
         self.plan = plan
         self.clock = clock
-        self.writer = Writer(captured, {"clock": clock, "write_back": write_back})
+        self.turns = turns
+        own = {"clock": clock, "turn": turn, "write_back": write_back}
+        self.writer = Writer(captured, own)
         self.draws = _RepeatedDraws(captured, plan, self.writer)
         gradients = captured.joint.gradients
         self.gradient_of = {captured.value_of[base_of(n)]: (n, i) for n, i in gradients}
         self.returns = ""
 
     def run(self) -> Program:
-        for step in self.plan.instructions:
+        for number, step in enumerate(self.plan.instructions):
             match step:
                 case Compute():
-                    self._compute(step)
+                    self._compute(number, step)
                 case Free(value):
                     self.writer.release(value)
                 case HandOver(values):
@@ -128,7 +144,7 @@ class _Lowering:
             self._cross()
         return self._assemble()
 
-    def _compute(self, step: Compute) -> None:
+    def _compute(self, number: int, step: Compute) -> None:
         call = self.captured.calls[step.op][step.alternative]
         overwritten = self.captured.graph.ops[step.op].alternatives[step.alternative].overwrites
         function = self.writer.function
@@ -137,6 +153,8 @@ class _Lowering:
         stale = self.writer.forget(overwritten) if overwritten is not None else []
         names = [self._output_name(value) for value in call.outputs]
         target = ", ".join(names) + ("," if call.is_tuple and len(names) == 1 else "")
+        if number in self.turns:
+            function.emit(f"turn({number})")
         function.emit(f"{target or '_'} = {expression}")
         if "_" in names or not names:
             function.emit("_ = None")

@@ -13,72 +13,23 @@ from tightfit.allocator import anonymous_bytes, code_bytes
 from tightfit.allocator.code_pages import drop_code_pages
 from tightfit.allocator.replay import return_large_blocks_at_once, trim_ordinary_memory
 from tightfit.arenas.calls import CallArena, Caller
-from tightfit.errors import BadInput, InfeasibleBudget
+from tightfit.errors import InfeasibleBudget
 from tightfit.progress import announce
+from tightfit.session.anywhere import Anywhere
+from tightfit.session.device_addresses import DeviceAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import hear_of_steps
 from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
 from tightfit.units import format_bytes
 
-__all__ = ["Addresses", "Anywhere", "addresses_for"]
+__all__ = ["Addresses", "addresses_for"]
 
 _SPARE = 1 / 64  # of the budget: what is left besides, as what the process holds varies
 _FIRST_BYTES = 14 << 20  # at most: what libraries prepare in the first step that runs
 _FIRST_SHARE = 1 / 16  # of the budget, where that is less
 _MOST_ROUNDS = 4
 _MOST_CALLS = 8  # between two steps of an optimizer that are told apart
-
-
-class Anywhere:
-    """Steps whose memory lies wherever the allocator puts it."""
-
-    def end_step(self) -> None:
-        """End the step before: what is done until the next one begins belongs to none."""
-
-    def begin_step(self, shape: Hashable, caller: Caller) -> None:
-        """Begin a step that is called by its shape, and by the plan that it runs.
-
-        Parameters
-        ----------
-        shape : hashable
-            Steps of one shape request the same.
-        caller : Caller
-            While a call of it awaits its backward, the step goes on.
-        """
-
-    def awaits_a_plan(self, options: Options) -> bool:
-        """Whether the first step is to be planned before it is looked what the process holds."""
-        return False
-
-    def look(self, inputs: Iterable[Any], options: Options) -> Options:
-        """Look, between two steps, what the process holds; return what plans are to keep to.
-
-        Parameters
-        ----------
-        inputs : iterable
-            Of the call that comes; tensors among them count.
-        options : Options
-            As they are now; returned where nothing is to change.
-        """
-        return options
-
-    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Return the options with less left, where no plan does with so little.
-
-        Raises
-        ------
-        InfeasibleBudget
-            The error, if nothing was left.
-        """
-        raise error
-
-    def added_to(self, report: Report) -> Report:
-        """Return a report with what happened in the arena, and what the process held for it."""
-        return report
-
-    def leave(self) -> None:
-        """Give the arena back, once nothing in it is alive."""
 
 
 class Addresses(Anywhere):
@@ -99,8 +50,6 @@ class Addresses(Anywhere):
 
     Raises
     ------
-    BadInput
-        If the model lies elsewhere than on the CPU.
     HookUnavailable
         If the CPU's allocator cannot be hooked.
 
@@ -111,11 +60,6 @@ class Addresses(Anywhere):
     """
 
     def __init__(self, name: str, account: Account) -> None:
-        if account.device.type != "cpu":
-            raise BadInput(
-                f"arena=True is available on the CPU only, and {name} lies on {account.device}: "
-                "leave it out"
-            )
         self.left_bytes = 0
         self._spare_bytes = 0  # of it: more than was measured
         self._name = name
@@ -254,6 +198,10 @@ def addresses_for(name: str, account: Account, options: Options) -> Anywhere:
     Raises
     ------
     BadInput, HookUnavailable
-        As `Addresses` does.
+        As `Addresses` and `DeviceAddresses` do.
     """
-    return Addresses(name, account) if options.arena else Anywhere()
+    if not options.arena:
+        return Anywhere()
+    if account.device.type == "cpu":
+        return Addresses(name, account)
+    return DeviceAddresses(name, account, options)

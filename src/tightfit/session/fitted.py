@@ -25,7 +25,8 @@ from tightfit.errors import (
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.planners.questions.minimum import MinimumBudget
-from tightfit.session.addresses import Anywhere, addresses_for
+from tightfit.session.addresses import addresses_for
+from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
@@ -218,6 +219,7 @@ class Fitted:
         try:
             if self._addresses.awaits_a_plan(self.options):
                 self._whole.prepare(given, quickly=True)
+                self._addresses.heed(self._whole.last)
                 self._take_options(self._addresses.look(given.leaves, self.options))
             return self.route(given)
         except CaptureError as reason:
@@ -242,6 +244,7 @@ class Fitted:
         """
         if not self._has_parts_for(reason):
             raise reason
+        self._addresses.note_parts()
         self.route, output = first_call(self.callee, self.options, self.account, reason, given)
         return output
 

@@ -126,7 +126,9 @@ class Watch:
         step = guard.steps[-1]
         if step.beside_bytes:
             return  # what others held meanwhile is not its own
-        one.saw_backward(last, step.constant_bytes + step.backward_bytes)
+        if not (options.arena and self._account.device.type == "cuda"):
+            # fillers of an arena there count as given out: plans leave room for them already
+            one.saw_backward(last, step.constant_bytes + step.backward_bytes)
         # what lies between forward and backward of one in company is theirs, too
         if alone and not one.outside_is_known and one.plans:
             self._learn_outside(one, options, last, guard)

@@ -14,11 +14,11 @@ from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput, CaptureError, Diverged, InfeasibleBudget, OpaqueChanged
 from tightfit.execution.guard import Guard, StepPeaks, left_out
-from tightfit.execution.runtime import Run
+from tightfit.execution.runtime import Run, Runner
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
-from tightfit.session.addresses import Anywhere
+from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
@@ -282,9 +282,7 @@ class WholeSteps:
         run = Run(self._backward_started(one), self._backward_ended)
         self.runs.add(run)
         self._calls += 1
-        if one.tuner is not None:
-            one.tuner.begin_step()
-        return planned.runner(inputs, run)
+        return _begun(one, planned, self._addresses)(inputs, run)
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -405,3 +403,13 @@ def _gradients(captured: Captured, inputs: list[Any], replicas: Replicas | None)
     missing = [o for o in owners if not o.is_leaf or o.grad is None]
     taken = replicas is not None and replicas.takes(missing)
     return "fresh" if missing and not taken else "accumulated"
+
+
+def _begun(one: Specialisation, planned: Planned, addresses: Anywhere) -> Runner:
+    """Return what runs a plan where its steps lie; while operators are timed, begin with that."""
+    plan = planned.outcome.plan
+    if one.tuner is not None:
+        one.tuner.begin_step()
+    if plan is None or one.tuner is not None or planned.compiled is not None:
+        return planned.runner
+    return addresses.runner_for(planned.number, planned.graph, plan, planned.runner)

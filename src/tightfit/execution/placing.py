@@ -1,0 +1,94 @@
+"""A program whose requests are led to their places: what is told before and around it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from tightfit.execution.lower import Program
+
+__all__ = ["PlacedStep", "Places", "Turns", "placed_program"]
+
+
+class PlacedStep(Protocol):
+    """Whom a step tells what comes."""
+
+    def turn(self, instruction: int, /) -> None:
+        """Make ready for an instruction of the plan."""
+        ...
+
+    def pause(self) -> None:
+        """Let requests lie elsewhere: code of others runs."""
+        ...
+
+
+class Places(Protocol):
+    """Where the steps of a plan lie."""
+
+    def begin(self) -> PlacedStep:
+        """Begin a step."""
+        ...
+
+    def end(self, step: PlacedStep, /) -> None:
+        """End a step: its backward has ended, or failed."""
+        ...
+
+
+class Turns:
+    """Hands what a program says on to the step that runs."""
+
+    def __init__(self) -> None:
+        self._step: PlacedStep | None = None
+
+    def __call__(self, instruction: int) -> None:
+        """Say what comes."""
+        assert self._step is not None
+        self._step.turn(instruction)
+
+    def run(self, step: PlacedStep, function: Callable[[], Any]) -> Any:
+        """Run a piece of a step; other steps run before and after it."""
+        before, self._step = self._step, step
+        try:
+            return function()
+        finally:
+            self._step = before
+            step.pause()
+
+
+def placed_program(program: Program, turns: Turns, places: Places) -> Program:
+    """Return a program that begins and ends its steps at their places.
+
+    Parameters
+    ----------
+    program : Program
+        Lowered with these turns.
+    turns : Turns
+        What it calls before instructions.
+    places : Places
+        Where its steps lie.
+    """
+
+    def forward(inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+        step = places.begin()
+        try:
+            raw, saved = turns.run(step, lambda: program.forward(inputs))
+        except BaseException:
+            places.end(step)
+            raise
+        saved.append(step)  # which lives as long as the call awaits its backward
+        return raw, saved
+
+    def backward(saved: list[Any], tangents: list[Any]) -> Iterator[list[torch.Tensor]]:
+        step = saved.pop()
+        pieces = program.backward(saved, tangents)
+        try:
+            while (gradients := turns.run(step, lambda: next(pieces, None))) is not None:
+                yield gradients
+        finally:
+            pieces.close()
+            places.end(step)
+
+    return dataclasses.replace(program, forward=forward, backward=backward)

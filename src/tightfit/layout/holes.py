@@ -1,0 +1,266 @@
+"""Leave free memory open only where the next op is to find it: what an allocator can be led by.
+
+An allocator that cannot be told an address takes the smallest free stretch that is large enough.
+Where everything that is free is held by fillers but for the places of the op that runs next, it
+can take no other. What a step's fillers are follows from its layout alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tightfit.graph.ir import Graph
+from tightfit.layout.blocks import Block, largest_load
+from tightfit.layout.pack import pack
+from tightfit.plan.lives import Life, lives_of
+from tightfit.plan.plan import Plan
+from tightfit.units import rounded_up
+
+__all__ = [
+    "CELL_BYTES",
+    "LEAST_BYTES",
+    "SMALL_BYTES",
+    "Filler",
+    "Script",
+    "Turn",
+    "script_of",
+    "script_of_plan",
+]
+
+SMALL_BYTES = 1 << 20
+"""Up to this, PyTorch's CUDA allocator serves requests from segments of their own."""
+
+CELL_BYTES = 2 << 20
+"""Divides every place: whatever is free between places is then larger than small."""
+
+LEAST_BYTES = 10 << 20
+"""From this on, a segment of the allocator is as large as what was asked for, in cells."""
+
+GRANULARITY_BYTES = 512
+"""To which the allocator rounds what it is asked for."""
+
+
+@dataclass(frozen=True)
+class Filler:
+    """A stretch that is held while nothing lies there.
+
+    Parameters
+    ----------
+    number : int
+        Its name within a script.
+    offset, size_bytes : int
+        Where it lies.
+    """
+
+    number: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is done before an instruction.
+
+    Parameters
+    ----------
+    is_inside : bool
+        Whether the instruction's requests lie in the arena; if not, nothing else is done.
+    drops : tuple of int
+        Fillers to let go of first.
+    fills : tuple of Filler
+        To hold then. What is free afterwards are the places of the instruction.
+    """
+
+    is_inside: bool
+    drops: tuple[int, ...] = ()
+    fills: tuple[Filler, ...] = ()
+
+
+@dataclass(frozen=True)
+class Script:
+    """The fillers of a step.
+
+    Parameters
+    ----------
+    height_bytes, lower_bound_bytes : int
+        Of the arena it needs, and the largest load in it.
+    outside_bytes : int
+        The most that the step holds outside of it at one time.
+    peak_bytes : int
+        The most that it holds at one time in both.
+    places : tuple of int
+        Of each block.
+    turns : mapping of int to Turn
+        By the number of the instruction. Before the first one, filler 0 holds everything.
+    """
+
+    height_bytes: int
+    lower_bound_bytes: int
+    outside_bytes: int
+    peak_bytes: int
+    places: tuple[int, ...]
+    turns: Mapping[int, Turn]
+
+    @property
+    def requests(self) -> int:
+        """How many blocks have a place."""
+        return len(self.places)
+
+    @property
+    def everything(self) -> Filler:
+        """What holds all of it before the step begins."""
+        return Filler(0, 0, self.height_bytes)
+
+
+def script_of_plan(graph: Graph, plan: Plan, *, with_gradients: bool) -> Script:
+    """Lay a plan out and return its fillers.
+
+    Small blocks lie elsewhere, and so does everything that an op requests of which a large output
+    may outlive the step: what the caller gets, and gradients if they are not to be inside.
+
+    Parameters
+    ----------
+    with_gradients : bool
+        Whether gradients that the plan hands over lie inside.
+    """
+    lives = sorted(
+        (life for life in lives_of(graph, plan) if life.content != "outside"),
+        key=lambda life: (life.lower, life.value is None, life.value),  # as they are requested
+    )
+    fates = {"none", "written_back", "handed_over"} if with_gradients else {"none", "written_back"}
+    large = [life for life in lives if life.size_bytes > SMALL_BYTES and life.op is not None]
+    leaving = {
+        life.lower
+        for life in large
+        if life.value is not None and graph.values[life.value].fate not in fates
+    }
+    inside = [life for life in large if life.lower not in leaving]
+    placed = {id(life) for life in inside}
+    outside = [life for life in lives if id(life) not in placed]
+    return script_of(
+        _blocks(inside),
+        outside_bytes=largest_load(_blocks(outside)),
+        peak_bytes=largest_load(_blocks(lives)),
+        outside_at=tuple(sorted({tick // 2 for tick in leaving})),
+    )
+
+
+def _blocks(lives: Iterable[Life]) -> list[Block]:
+    return [Block(n, life.lower, life.upper, life.size_bytes) for n, life in enumerate(lives)]
+
+
+def script_of(
+    blocks: Sequence[Block],
+    *,
+    outside_bytes: int = 0,
+    peak_bytes: int = 0,
+    outside_at: Sequence[int] = (),
+) -> Script:
+    """Lay blocks out whose ticks are twice the numbers of instructions; return their fillers.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        Larger than `SMALL_BYTES` each.
+    outside_bytes, peak_bytes : int
+        What the step holds elsewhere, and in all, at most.
+    outside_at : sequence of int
+        Instructions whose large requests lie elsewhere.
+    """
+    rooms = _rooms(blocks)
+    reserved = [
+        Block(block.id, block.lower, block.upper, cells)
+        for block, (_, cells) in zip(blocks, rooms, strict=True)
+    ]
+    packed = pack(reserved, alignment_bytes=CELL_BYTES)
+    places = packed.layout.offsets
+    spans = [(at, at + size) for at, (size, _) in zip(places, rooms, strict=True)]
+    return Script(
+        height_bytes=packed.height_bytes,
+        lower_bound_bytes=largest_load(blocks, GRANULARITY_BYTES),
+        outside_bytes=outside_bytes,
+        peak_bytes=peak_bytes,
+        places=places,
+        turns=MappingProxyType(
+            {number: Turn(is_inside=False) for number in outside_at}
+            | _turns(blocks, spans, packed.height_bytes)
+        ),
+    )
+
+
+def _rooms(blocks: Sequence[Block]) -> list[tuple[int, int]]:
+    """Return for each block how much is opened, and in how many bytes of cells; the rest is filled.
+
+    What would be left small goes along. Blocks of one instruction differ in what is opened, so
+    that they take their places in the order in which they are requested: the smallest that fits
+    is taken first. Between them something stays filled: two free stretches that touch are one.
+    """
+    born = Counter(block.lower for block in blocks)
+    used: set[tuple[int, int]] = set()
+    rooms: list[tuple[int, int]] = []
+    for block in blocks:
+        size = block.rounded_bytes(GRANULARITY_BYTES)
+        while (block.lower, size) in used:
+            size += GRANULARITY_BYTES
+        used.add((block.lower, size))
+        cells = rounded_up(size, CELL_BYTES)
+        if cells - size > SMALL_BYTES:
+            rooms.append((size, cells))
+        elif born[block.lower] == 1:
+            rooms.append((cells, cells))
+        else:
+            rooms.append((size, cells + CELL_BYTES))
+    return rooms
+
+
+def _turns(
+    blocks: Sequence[Block], spans: Sequence[tuple[int, int]], height_bytes: int
+) -> dict[int, Turn]:
+    """Return what is dropped and filled before each instruction that requests a block."""
+    turns: dict[int, Turn] = {}
+    held = [Filler(0, 0, height_bytes)]
+    count = 1
+    for tick in sorted({block.lower for block in blocks}):
+        lives = zip(blocks, spans, strict=True)
+        taken = [span for block, span in lives if block.lower <= tick < block.upper]
+        kept = _keepable(held, taken, height_bytes)
+        gaps = _gaps(height_bytes, [*taken, *map(_span, kept)])
+        fills = tuple(Filler(count + n, a, b - a) for n, (a, b) in enumerate(gaps))
+        count += len(fills)
+        drops = tuple(filler.number for filler in held if filler not in kept)
+        turns[tick // 2] = Turn(True, drops, fills)
+        held = [*kept, *fills]
+    return turns
+
+
+def _keepable(
+    held: Sequence[Filler], taken: Sequence[tuple[int, int]], height_bytes: int
+) -> list[Filler]:
+    """Return the fillers that may stay: nothing small is left to fill between them and others."""
+    kept = [filler for filler in held if not _overlaps(filler, taken)]
+    gaps = _gaps(height_bytes, [*taken, *map(_span, kept)])
+    small = [(a - 1, b + 1) for a, b in gaps if b - a <= SMALL_BYTES]
+    return [filler for filler in kept if not _overlaps(filler, small)]
+
+
+def _span(filler: Filler) -> tuple[int, int]:
+    return filler.offset, filler.offset + filler.size_bytes
+
+
+def _overlaps(filler: Filler, spans: Iterable[tuple[int, int]]) -> bool:
+    begin, end = _span(filler)
+    return any(a < end and begin < b for a, b in spans)
+
+
+def _gaps(height_bytes: int, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the stretches below a height that no span covers."""
+    gaps: list[tuple[int, int]] = []
+    at = 0
+    for begin, end in sorted(spans):
+        if at < begin:
+            gaps.append((at, begin))
+        at = max(at, end)
+    return [*gaps, (at, height_bytes)] if at < height_bytes else gaps

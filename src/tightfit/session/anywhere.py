@@ -1,0 +1,101 @@
+"""Steps whose memory lies anywhere: what a fitted callable asks of its addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any, Protocol
+
+from tightfit.arenas.calls import Caller
+from tightfit.errors import InfeasibleBudget
+from tightfit.execution.runtime import Runner
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Outcome, Plan
+from tightfit.session.options import Options
+from tightfit.session.report import Report
+
+__all__ = ["Anywhere", "PlannedStep"]
+
+
+class PlannedStep(Protocol):
+    """What was planned, and what was found for it."""
+
+    @property
+    def graph(self) -> Graph:
+        """The step."""
+        ...
+
+    @property
+    def outcome(self) -> Outcome:
+        """Its plan."""
+        ...
+
+
+class Anywhere:
+    """Steps whose memory lies wherever the allocator puts it."""
+
+    def end_step(self) -> None:
+        """End the step before: what is done until the next one begins belongs to none."""
+
+    def begin_step(self, shape: Hashable, caller: Caller) -> None:
+        """Begin a step that is called by its shape, and by the plan that it runs.
+
+        Parameters
+        ----------
+        shape : hashable
+            Steps of one shape request the same.
+        caller : Caller
+            While a call of it awaits its backward, the step goes on.
+        """
+
+    def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
+        """Return what runs a plan where its steps lie.
+
+        Parameters
+        ----------
+        number : int
+            Tells the plan from all others.
+        graph, plan : Graph, Plan
+            What is run operator by operator.
+        runner : Runner
+            Runs it anywhere.
+        """
+        return runner
+
+    def heed(self, planned: PlannedStep | None) -> None:
+        """Note the plan that is to run, before it does."""
+
+    def note_parts(self) -> None:
+        """Note that steps are planned part by part from now on."""
+
+    def awaits_a_plan(self, options: Options) -> bool:
+        """Whether the first step is to be planned before it is looked what the process holds."""
+        return False
+
+    def look(self, inputs: Iterable[Any], options: Options) -> Options:
+        """Look, between two steps, what the process holds; return what plans are to keep to.
+
+        Parameters
+        ----------
+        inputs : iterable
+            Of the call that comes; tensors among them count.
+        options : Options
+            As they are now; returned where nothing is to change.
+        """
+        return options
+
+    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
+        """Return the options with less left, where no plan does with so little.
+
+        Raises
+        ------
+        InfeasibleBudget
+            The error, if nothing was left.
+        """
+        raise error
+
+    def added_to(self, report: Report) -> Report:
+        """Return a report with what happened in the arena, and what the process held for it."""
+        return report
+
+    def leave(self) -> None:
+        """Give the arena back, once nothing in it is alive."""

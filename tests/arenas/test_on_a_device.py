@@ -1,0 +1,154 @@
+"""The executor's side of an arena on a GPU, on the CPU: a pool that follows the same rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tests.support.pools import FakeGround
+from tightfit.api.report import Report
+from tightfit.errors import BadInput
+from tightfit.session.device_addresses import DeviceAddresses
+
+MIB = 1 << 20
+
+
+class Led(FakeGround):
+    """Says how often requests were to lie in it, and how often elsewhere."""
+
+    def __init__(self, height_bytes: int) -> None:
+        super().__init__(height_bytes)
+        self.seen = {"enter": 0, "leave": 0}
+
+    def enter(self) -> None:
+        self.seen["enter"] += 1
+        super().enter()
+
+    def leave(self) -> None:
+        self.seen["leave"] += 1
+        super().leave()
+
+
+@pytest.fixture
+def grounds(monkeypatch: pytest.MonkeyPatch) -> list[Led]:
+    """Let `arena=True` do on the CPU what it does on a GPU."""
+    made: list[Led] = []
+
+    def ground_for(height_bytes: int) -> Led:
+        made.append(Led(height_bytes))
+        return made[-1]
+
+    def on_a_device(name: str, account: Any, options: Any) -> DeviceAddresses:
+        return DeviceAddresses(name, account, options, ground_for)
+
+    monkeypatch.setattr("tightfit.session.fitted.addresses_for", on_a_device)
+    monkeypatch.setattr("tightfit.session.handles.addresses_for", on_a_device)
+    return made
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(512, 8))
+
+
+def train(model: nn.Module, steps: int = 6, *, calls: int = 1) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        for _ in range(calls):
+            model(torch.randn(1024, 512)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same(ours: list[torch.Tensor], plain: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+
+
+def report_of(model: nn.Module) -> Report:
+    report = tightfit.report(model)
+    assert isinstance(report, Report)
+    return report
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_placed_step_says_before_each_large_request_what_comes(
+    grounds: list[Led], calls: int
+) -> None:
+    plain = train(net(), calls=calls)
+    model = tightfit.fit(net(), "64MiB", costs="unit", cache=False, arena=True)
+    assert same(train(model, calls=calls), plain)
+    report = report_of(model)
+    assert report.arena is not None and report.held is not None
+    assert report.arena.steps == report.arena.exact_steps == 6 * calls
+    assert report.arena.fallbacks == 0 and report.arena.height_bytes > 8 * MIB
+    assert report.held.height_bytes == report.arena.height_bytes
+    ground = grounds[-1]
+    assert ground.seen["enter"] > 20 and not ground.is_inside
+    assert ground.pool.place(ground.base, ground.height_bytes)  # nothing is held after a step
+    tightfit.unfit(model)
+    assert same(train(net(), calls=calls), plain)
+
+
+def test_plans_leave_what_their_layout_is_higher(grounds: list[Led]) -> None:
+    model = tightfit.fit(net(), "40MiB", costs="unit", cache=False, arena=True)
+    plain = train(net())
+    assert same(train(model), plain)
+    report = report_of(model)
+    assert report.arena is not None
+    held = report.constant_bytes + report.arena.height_bytes + report.arena.outlived_bytes
+    assert held <= 40 * MIB and report.planned_peak_bytes < 40 * MIB
+
+
+def test_a_call_that_is_let_go_of_does_not_keep_the_arena(grounds: list[Led]) -> None:
+    model = tightfit.fit(net(), "64MiB", costs="unit", cache=False, arena=True)
+    train(model, 2)
+    torch.manual_seed(2)
+    abandoned = model(torch.randn(1024, 512))
+    second = model(torch.randn(1024, 512))  # beside it: lies elsewhere
+    second.sum().backward()
+    del abandoned, second
+    model.zero_grad()
+    train(model, 2)
+    report = report_of(model).arena
+    assert report is not None
+    assert (report.steps, report.exact_steps, report.fallbacks) == (5, 4, 0)
+
+
+def test_a_backward_that_fails_ends_its_step(grounds: list[Led]) -> None:
+    model = tightfit.fit(net(), "64MiB", costs="unit", cache=False, arena=True)
+    train(model, 2)
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise KeyError
+
+    handle = next(iter(model.parameters())).register_hook(refuse)
+    loss = model(torch.randn(1024, 512)).sum()
+    with pytest.raises(KeyError):
+        loss.backward()
+    handle.remove()
+    del loss
+    model.zero_grad()
+    assert not grounds[-1].is_inside
+    train(model, 2)
+    report = report_of(model).arena
+    assert report is not None and report.exact_steps >= 4 and report.fallbacks == 0
+
+
+def test_what_cannot_be_placed_is_refused_by_name(
+    grounds: list[Led],
+) -> None:
+    with pytest.raises(BadInput, match="a compiled plan requests memory in an order of its own"):
+        tightfit.fit(net(), "64MiB", arena=True, compile=True)
+
+
+def test_a_device_that_cannot_be_asked_is_refused_by_name() -> None:
+    account = type("Account", (), {"device": torch.device("xpu")})()
+    with pytest.raises(BadInput, match="lies on xpu: it is no CUDA device"):
+        DeviceAddresses("Linear", account, None)  # type: ignore[arg-type]

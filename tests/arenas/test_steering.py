@@ -1,0 +1,187 @@
+"""Requests are led to their places by fillers; whatever differs only lies elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.pools import FakeGround
+from tightfit.arenas.steering import Steered, Steering
+from tightfit.layout.blocks import Block
+from tightfit.layout.holes import CELL_BYTES, LEAST_BYTES, SMALL_BYTES, Script, script_of
+
+MIB = 1 << 20
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Block]:
+    """Blocks that instructions request, several of one instruction among them, often alike."""
+    instructions = draw(st.integers(1, 12))
+    sizes = st.sampled_from([SMALL_BYTES + 1, 2 * MIB, 3 * MIB - 700, 4 * MIB, 7 * MIB + 5])
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(0, instructions), st.integers(1, 9), sizes),
+            min_size=1,
+            max_size=14,
+        )
+    )
+    births = sorted(rows, key=lambda row: row[0])
+    return [Block(n, 2 * at, 2 * at + life, size) for n, (at, life, size) in enumerate(births)]
+
+
+def grounds() -> tuple[Steering, list[FakeGround]]:
+    made: list[FakeGround] = []
+
+    def ground_for(height: int) -> FakeGround:
+        made.append(FakeGround(height))
+        return made[-1]
+
+    return Steering(ground_for), made
+
+
+def run(
+    step: Steered, blocks: list[Block], ground: FakeGround, draw: random.Random, late: float = 0.0
+) -> dict[int, Any]:
+    """Take all turns; request and free what blocks say; return places, and what is alive."""
+    alive: dict[int, Any] = {}
+    found: dict[int, Any] = {}
+    for at in sorted({2 * number for number in step.script.turns}):
+        gone = [b.id for b in blocks if b.upper <= at and b.id in alive and draw.random() >= late]
+        draw.shuffle(gone)
+        for number in gone:
+            del alive[number]
+        step.turn(at // 2)
+        born = [block for block in blocks if block.lower == at]
+        for block in born:
+            assert ground.is_inside
+            alive[block.id] = ground.pool.request(block.size_bytes)
+            found[block.id] = alive[block.id].address - ground.base
+    return {"places": found, "alive": alive}
+
+
+@settings(deadline=None, max_examples=60)
+@given(blocks=steps(), seed=st.integers(0, 999))
+def test_requests_find_their_places_step_after_step(blocks: list[Block], seed: int) -> None:
+    draw, script = random.Random(seed), script_of(blocks)
+    steering, made = grounds()
+    for _ in range(3):
+        step = steering.begin(script)
+        places = run(step, blocks, made[0], draw)["places"]
+        steering.end(step)
+        for at in {block.lower for block in blocks}:  # those alike may change places
+            born = [block for block in blocks if block.lower == at]
+            assert {places[b.id] for b in born} == {script.places[b.id] for b in born}
+    report = steering.report
+    assert (report.exact_steps, report.fallbacks, report.layouts) == (3, 0, 1)
+    assert made[0].pool.reserved == max(script.height_bytes, LEAST_BYTES)
+    assert len(made) == 1 and made[0].pool.slivers == 0
+    assert not made[0].is_inside
+
+
+@settings(deadline=None, max_examples=60)
+@given(planned=steps(), real=steps(), seed=st.integers(0, 999))
+def test_a_step_that_differs_lies_elsewhere_and_is_counted(
+    planned: list[Block], real: list[Block], seed: int
+) -> None:
+    """Other sizes, more and fewer requests, late frees, blocks that outlive their step."""
+    draw, script = random.Random(seed), script_of(planned)
+    steering, made = grounds()
+    kept: list[Any] = []
+    known = {block.lower for block in planned}
+    real = [block for block in real if block.lower in known]
+    for _ in range(3):
+        step = steering.begin(script)
+        kept += run(step, real, made[0], draw, late=0.3)["alive"].values()
+        steering.end(step)
+        spans = sorted((b.address, size_at(made[0], b.address)) for b in kept)
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+        draw.shuffle(kept)
+        del kept[len(kept) // 2 :]
+    report = steering.report
+    assert report.steps == 3 and report.exact_steps + report.fallbacks >= 3
+    kept.clear()
+    step = steering.begin(script)  # nothing is left over: all is as at first
+    run(step, planned, made[0], draw)
+    steering.end(step)
+    assert steering.report.exact_steps == report.exact_steps + 1
+
+
+def size_at(ground: FakeGround, address: int) -> int:
+    return next(s.size for seg in ground.pool.segments for s in seg if s.address == address)
+
+
+def two_blocks() -> Script:
+    return script_of([Block(0, 0, 4, 6 * MIB), Block(1, 2, 6, 30 * MIB)])
+
+
+def test_a_step_beside_one_that_awaits_its_backward_lies_elsewhere() -> None:
+    steering, made = grounds()
+    first = steering.begin(two_blocks())
+    first.turn(0)
+    second = steering.begin(two_blocks())
+    placed = made[0].placed
+    second.turn(0)
+    assert made[0].placed == placed and not second.is_exact
+    steering.end(second)
+    first.turn(1)
+    steering.end(first)
+    assert steering.report.exact_steps == 1 and steering.report.steps == 2
+    again = steering.begin(two_blocks())
+    del again  # nobody will ever run its backward
+    assert steering.begin(two_blocks()).is_exact
+
+
+def test_what_outlives_a_step_is_seen_when_the_next_one_begins() -> None:
+    steering, made = grounds()
+    step = steering.begin(two_blocks())
+    step.turn(0)
+    kept = made[0].pool.request(6 * MIB)
+    steering.end(step)
+    assert not steering.outlived
+    assert not steering.begin(two_blocks()).is_exact
+    assert steering.outlived and kept.address == made[0].base + two_blocks().places[0]
+
+
+def test_a_higher_script_takes_higher_memory_and_a_lower_one_stays() -> None:
+    steering, made = grounds()
+    low, high = two_blocks(), script_of([Block(0, 0, 2, 80 * MIB)])
+    for script in (low, high, low):
+        step = steering.begin(script)
+        assert step.is_exact
+        steering.end(step)
+    assert [ground.height_bytes for ground in made] == [36 * MIB, 80 * MIB]
+    assert high.height_bytes % CELL_BYTES == 0
+
+
+def test_without_room_for_the_arena_steps_lie_elsewhere() -> None:
+    def no_room(height: int) -> FakeGround:
+        raise RuntimeError("out of memory")
+
+    steering = Steering(no_room)
+    step = steering.begin(two_blocks())
+    step.turn(0)
+    steering.end(step)
+    assert steering.report.steps == 1 and steering.report.exact_steps == 0
+
+
+@pytest.mark.parametrize("is_led", [True, False])
+def test_instructions_whose_requests_lie_elsewhere_leave_the_arena(is_led: bool) -> None:
+    script = script_of([Block(0, 0, 6, 6 * MIB), Block(1, 4, 6, 8 * MIB)], outside_at=(1,))
+    steering, made = grounds()
+    kept = FakeGround(20 * MIB)
+    step = steering.begin(script)
+    if not is_led:
+        steering.end(step)
+        kept = made[0].pool.request(2 * MIB)
+        step = steering.begin(script)
+    seen = []
+    for instruction in (0, 1, 2):
+        step.turn(instruction)
+        seen.append(made[0].is_inside)
+    step.pause()
+    assert seen == [True, False, True] and not made[0].is_inside and kept is not None
