@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tightfit.execution.direct import DIRECT, direct
+from tightfit.torch_private.direct import DIRECT, direct
 
 aten = torch.ops.aten
 SQUARE = torch.linspace(-1, 1, 9).reshape(3, 3)

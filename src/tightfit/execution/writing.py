@@ -16,8 +16,8 @@ from torch import fx
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.errors import InvalidPlan
-from tightfit.execution.direct import direct
 from tightfit.graph.ir import ValueId
+from tightfit.torch_private.direct import direct
 
 __all__ = ["Function", "Writer"]
 

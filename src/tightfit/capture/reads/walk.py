@@ -192,7 +192,7 @@ class Walk:
     # -- kinds of objects ---------------------------------------------------------------------
 
     def _visit(self, value: Any, path: str) -> None:
-        self._refuse_unseen(value, path)
+        _refuse_unseen(value, path)
         self.asks |= isinstance(value, _ASKERS) or any(value is asker for asker in _ASKING)
         if isinstance(value, nn.Module):
             self._visit_module(value, path)
@@ -361,35 +361,34 @@ class Walk:
             self.places.append(Asked(path, fetch))
             self._waiting.append((fetch(), path))
 
-    # -- what cannot be seen ------------------------------------------------------------------
 
-    def _refuse_unseen(self, value: Any, path: str) -> None:
-        """Refuse objects whose state shows in no attribute."""
-        if isinstance(value, _DRAWING) and value is not getattr(random, "_inst", None):
-            raise CaptureError(
-                f"the forward can draw from {path}, a {type(value).__name__}: a planned step would "
-                "use the same numbers each time. Way out: draw with torch (a torch.Generator), "
-                "pass what is drawn as an argument, or mark the module with tightfit.opaque"
-            )
-        if isinstance(value, _ADVANCING):
-            raise CaptureError(
-                f"the forward can take from {path}, a {type(value).__name__}: a planned step would "
-                "use the same item each time. Way out: pass the item as an argument, or mark the "
-                "module with tightfit.opaque"
-            )
-        kind = type(value)
-        if (
-            not kind.__flags__ & _HEAP_TYPE
-            and not is_ours(kind.__module__)
-            and not hasattr(value, "__dict__")
-            and not callable(value)
-        ):
-            raise CaptureError(
-                f"the forward can read {path}, a {kind.__module__}.{kind.__name__}: whether that "
-                "has changed since cannot be seen from outside. Way out: keep what is needed of it "
-                "in plain attributes, pass that as an argument, or mark the module with "
-                "tightfit.opaque"
-            )
+def _refuse_unseen(value: Any, path: str) -> None:
+    """Refuse objects whose state shows in no attribute."""
+    if isinstance(value, _DRAWING) and value is not getattr(random, "_inst", None):
+        raise CaptureError(
+            f"the forward can draw from {path}, a {type(value).__name__}: a planned step would "
+            "use the same numbers each time. Way out: draw with torch (a torch.Generator), "
+            "pass what is drawn as an argument, or mark the module with tightfit.opaque"
+        )
+    if isinstance(value, _ADVANCING):
+        raise CaptureError(
+            f"the forward can take from {path}, a {type(value).__name__}: a planned step would "
+            "use the same item each time. Way out: pass the item as an argument, or mark the "
+            "module with tightfit.opaque"
+        )
+    kind = type(value)
+    if (
+        not kind.__flags__ & _HEAP_TYPE
+        and not is_ours(kind.__module__)
+        and not hasattr(value, "__dict__")
+        and not callable(value)
+    ):
+        raise CaptureError(
+            f"the forward can read {path}, a {kind.__module__}.{kind.__name__}: whether that "
+            "has changed since cannot be seen from outside. Way out: keep what is needed of it "
+            "in plain attributes, pass that as an argument, or mark the module with "
+            "tightfit.opaque"
+        )
 
 
 def _but_kinds_of_tensors(held: Mapping[Any, Any]) -> tuple[Any, ...]:

@@ -88,7 +88,6 @@ class Situation:
                 return self.plans.calls[turn]
         return None
 
-
     def is_as_foreseen(self, live_bytes: int, limit_bytes: int) -> bool:
         """Whether no more is held than was foreseen for the call that `foreseen` has told of.
 
