@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 from weakref import WeakSet
 
 from tightfit.allocator import Meter, hook_unavailable_reason, meter_for
@@ -21,7 +21,7 @@ from tightfit.errors import BudgetExceeded, TightfitError
 from tightfit.progress import announce
 from tightfit.units import format_bytes
 
-__all__ = ["Guard", "StepPeaks", "left_out"]
+__all__ = ["Guard", "Opened", "StepPeaks", "left_out"]
 
 _Phase: TypeAlias = Literal["forward", "between", "backward", "after", "over"]
 _ADVICE = (
@@ -74,6 +74,15 @@ class StepPeaks:
         return max(0, self.between_bytes - self.boundary_bytes)
 
 
+class Opened(Protocol):
+    """A forward."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward may still come or is under way."""
+        ...
+
+
 _GUARDS: WeakSet[Guard] = WeakSet()
 
 
@@ -117,6 +126,7 @@ class Guard:
         self._open: dict[str, int] | None = None
         self._phase: _Phase = "forward"
         self._shared: object | None = None
+        self._runs: Iterable[Opened] = ()
         self._beside: WeakSet[Guard] = WeakSet()
         self._warned = False
         _GUARDS.add(self)
@@ -133,6 +143,7 @@ class Guard:
         constant_bytes: Callable[[], int],
         budget_bytes: int,
         shared: object | None = None,
+        runs: Iterable[Opened] = (),
     ) -> None:
         """Close the window of the step before and open a new one.
 
@@ -147,8 +158,10 @@ class Guard:
             The limit of the step that begins, constants included.
         shared : object, optional
             What it shares its budget with, if it does.
+        runs : iterable of Opened
+            Always tells which of its calls await a backward.
         """
-        self._shared = shared
+        self._shared, self._runs = shared, runs
         others = self._others()
         for other in others:
             other._end_after_backward()
@@ -260,7 +273,7 @@ class Guard:
 
     def _meet(self, other: Guard) -> None:
         """Note of two steps that one begins while the other one is under way, if it is."""
-        if self._open is not None and self._phase not in ("after", "over"):
+        if self._open is not None and any(run.is_open for run in self._runs):
             self._beside.add(other)
             other._beside.add(self)
 

@@ -110,7 +110,8 @@ class PartSteps:
             return
         self.close_step()
         self.known.settle_outputs()
-        self.guard.before_forward(self._resident.resident_bytes, self.plans.limit_bytes)
+        limit_bytes = self.plans.limit_bytes
+        self.guard.before_forward(self._resident.resident_bytes, limit_bytes, runs=self._open)
         self.plans.begin(signature, absent, self._resident.coming_bytes())
         self._writer = LedgerWriter(self.guard)
 

@@ -6,6 +6,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+from tightfit.capture.captured import Captured
+from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
@@ -154,21 +156,22 @@ def _with_more_ways(one: Specialisation, around: Surroundings) -> _More:
         return _More(None, None, _NEVER)
     task = around.task(one.captured.with_graph(beyond))
     least = minimum_budget(task.graph, task.gradients, _QUICKLY, SILENT)
-    comparing = task.graph.constant_bytes + _compared_bytes(one.captured.graph, beyond)
+    comparing = task.graph.constant_bytes + _compared_bytes(one.captured, beyond)
     return _More(task, least, max(least.found_bytes, comparing))
 
 
-def _compared_bytes(graph: Graph, beyond: Graph) -> int:
-    """Return what the largest comparison takes: arguments and results of a default, its weights."""
+def _compared_bytes(captured: Captured, beyond: Graph) -> int:
+    """Return what the largest comparison takes: what both ways read, what the default makes."""
     taken = [0]
-    for op, more in zip(graph.ops, beyond.ops, strict=True):
-        if len(more.alternatives) > len(op.alternatives):
-            default = op.alternatives[0]
-            read = {value for way in more.alternatives for value in way.reads}
-            made = sum(graph.values[value].size_bytes for value in default.writes)
-            workspace = min(variant.workspace_bytes for variant in default.variants)
-            size = sum(graph.values[value].size_bytes for value in read)
-            taken.append(size + 2 * made + workspace)  # a weight is about as large as its gradient
+    for op, more, calls in zip(captured.graph.ops, beyond.ops, captured.calls, strict=True):
+        if len(more.alternatives) == len(op.alternatives):
+            continue
+        default, values = op.alternatives[0], beyond.values
+        given = (x for node in set(calls[0].nodes()) for x in flat_outputs(node))
+        further = {v for way in more.alternatives for v in way.reads} - set(default.reads)
+        workspace = min(variant.workspace_bytes for variant in default.variants)
+        sizes = (values[v].size_bytes for v in (*further, *default.writes))
+        taken.append(sum(map(storage_bytes, given)) + sum(sizes) + workspace)
     return max(taken)
 
 

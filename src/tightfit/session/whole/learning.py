@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tightfit.allocator import code_bytes
@@ -49,6 +49,7 @@ class Watch:
         options: Options,
         last: Planned | None,
         inputs: Sequence[Any],
+        runs: Iterable[Run],
         *,
         alone: bool,
     ) -> None:
@@ -62,6 +63,8 @@ class Watch:
             The plan of the step before.
         inputs : sequence
             The tensors that it reads.
+        runs : iterable of Run
+            Always the calls that somebody still holds the outputs of.
         alone : bool
             Whether no other call of the callee awaited its backward during the step before.
         """
@@ -76,7 +79,7 @@ class Watch:
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
 
-        self.guard.before_forward(constant_bytes, budget_bytes, options.shared)
+        self.guard.before_forward(constant_bytes, budget_bytes, options.shared, runs)
         if self.guard.steps and last is not None:
             self._learn(one, options, last, self.guard, alone)
 

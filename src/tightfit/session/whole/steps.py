@@ -217,9 +217,8 @@ class WholeSteps:
     def _begin(self, one: Specialisation, given: Arguments) -> None:
         """Begin to measure a step of what was captured."""
         alone = not self.waiting and self._flight.is_alone
-        self.watch.begin(
-            one, self.options, self.last, self.captures.inputs(one, given), alone=alone
-        )
+        inputs = self.captures.inputs(one, given)
+        self.watch.begin(one, self.options, self.last, inputs, self.runs, alone=alone)
 
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
