@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[],
         outcome = plan_with(*args, **kwargs)
         with pytest.raises(KeyboardInterrupt):  # as planners do
             signal.raise_signal(signal.SIGINT)
+            time.sleep(0.1)  # where another thread runs, this one hears of it a little later
         return outcome
 
     return lambda: monkeypatch.setattr(stages, "plan_with", pressed)
