@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from benchmarks.training_loops import LOOPS
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "benchmarks" / "results" / "loops.jsonl"
+LIVES = ROWS.with_name("fuzz_lives.jsonl")
 TABLE = ROOT / "docs" / "loops.md"
 
 _HEAD = """# Training loops as people write them
@@ -54,7 +56,25 @@ def document(rows: Sequence[dict[str, Any]]) -> str:
         f"\nMeasured on {'; '.join(sorted(machines))}, load of the machine {min(loads)} to "
         f"{max(loads)}, commit {commits}.\n"
     )
-    return f"{_HEAD}\n{_COLUMNS}{''.join(lines)}{end}"
+    return f"{_HEAD}\n{_COLUMNS}{''.join(lines)}{end}{_random_models()}"
+
+
+def _random_models() -> str:
+    """Return what came of whole lives of random models, by the rows of the fuzzer."""
+    records = [json.loads(text) for text in LIVES.read_text().splitlines()]
+    lives = [record for record in records if "seeds" in record]
+    outcomes: Counter[str] = Counter()
+    for record in lives:
+        outcomes += Counter(record["outcomes"])
+    largest = max(record["budget"] for record in records if record.get("outcome") == "error")
+    return (
+        f"\nBesides, {outcomes.total():,} random models lived their whole life, first step "
+        "included, within a budget drawn between their least and what plain PyTorch takes "
+        f"(`python benchmarks/fuzz.py --lives`): {outcomes['equal']} with the bits of plain PyTorch, "
+        f"{outcomes['error']} refused before anything was exceeded (within budgets of up to "
+        f"{largest:,} bytes, where the state of a generator has no room while a model is looked "
+        f"at), {outcomes['over budget']} over the budget, {outcomes['unequal']} with other bits.\n"
+    )
 
 
 def line(row: dict[str, Any]) -> str:
