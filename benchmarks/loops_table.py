@@ -70,10 +70,11 @@ def _random_models() -> str:
     return (
         f"\nBesides, {outcomes.total():,} random models lived their whole life, first step "
         "included, within a budget drawn between their least and what plain PyTorch takes "
-        f"(`python benchmarks/fuzz.py --lives`): {outcomes['equal']} with the bits of plain PyTorch, "
-        f"{outcomes['error']} refused before anything was exceeded (within budgets of up to "
-        f"{largest:,} bytes, where the state of a generator has no room while a model is looked "
-        f"at), {outcomes['over budget']} over the budget, {outcomes['unequal']} with other bits.\n"
+        f"(`python benchmarks/fuzz.py --lives`): {outcomes['equal']} with the bits of plain "
+        f"PyTorch, {outcomes['error']} refused before anything was exceeded (within budgets of up "
+        f"to {largest:,} bytes, most of them because the state of a generator has no room while a "
+        f"model is looked at), {outcomes['over budget']} over the budget, {outcomes['unequal']} "
+        "with other bits.\n"
     )
 
 
