@@ -285,6 +285,7 @@ def test_a_forked_child_goes_on_counting():
         def busy():
             while not stop:
                 torch.empty(1000)
+        torch.empty(8)  # a child waits for ever for what PyTorch was setting up at its first call
         worker = threading.Thread(target=busy)
         worker.start()
         with record():
