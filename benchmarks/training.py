@@ -168,8 +168,7 @@ def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entr
         comparison.within(budget_bytes)
         try:
             step_time(comparison.subject, step)
-            while searching():  # a better plan: rounds are not to pay for its search
-                time.sleep(0.2)
+            _let_search_end()
             step_time(comparison.subject, step)
         except InfeasibleBudget as error:
             row["error"] = str(error)
@@ -231,16 +230,23 @@ def race(
     """Time all entrants in rounds, the order alternating.
 
     Every timed step follows one of the same entrant, so that it finds the heap as its own steps
-    leave it, not as another entrant's.
+    leave it, not as another entrant's. With another budget a better plan is searched anew.
     """
     progress.start("rounds", rounds)
     for index in range(rounds):
         for entrant in entrants if index % 2 == 0 else entrants[::-1]:
             entrant.run(lambda function: step_time(subject, function))
+            _let_search_end()
             seconds = entrant.run(lambda function: step_time(subject, function))
             entrant.times.append(seconds)
         progress.update(index + 1)
     progress.stop()
+
+
+def _let_search_end() -> None:
+    """Wait until no better plan is searched: its processor time is not the steps'."""
+    while searching():
+        time.sleep(0.05)
 
 
 def measured(entrant: Entrant, eager: Entrant) -> dict[str, Any]:
