@@ -37,11 +37,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tightfit
-from benchmarks.training import circumstances
+from benchmarks.training import circumstances, let_search_end
 from benchmarks.training_loops.recurrences import Unrolled
 from tightfit.allocator import measure_peak
 from tightfit.errors import InfeasibleBudget
-from tightfit.planners.background import searching
 from tightfit.zoo import make
 
 __all__ = ["MODELS", "RATIO", "document", "row_of"]
@@ -51,7 +50,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "first_steps.jsonl"
 TABLE = ROOT / "docs" / "first-steps.md"
 RATIO = 0.6
 _ROUNDS = 15
-_LONGEST_SEARCH_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -194,9 +192,7 @@ def _in_turns(
     plainly: Callable[[], None], within: Callable[[], None], rounds: int
 ) -> dict[str, Any]:
     """Wait until no better plan is searched; then compare steps taken in turns."""
-    deadline = time.monotonic() + _LONGEST_SEARCH_S
-    while time.monotonic() < deadline and searching():
-        time.sleep(0.2)
+    let_search_end()
     with warnings.catch_warnings():  # a plain step between two fitted ones counts for the first
         warnings.simplefilter("ignore")
         for _ in range(3):

@@ -46,6 +46,7 @@ from tightfit.studies.subject import Subject, step_time
 from tightfit.zoo import make
 
 RESULTS = Path(__file__).parent / "results" / "training.jsonl"
+_LONGEST_SEARCH_S = 120.0
 
 
 @dataclass
@@ -168,7 +169,7 @@ def _planned(comparison: Comparison, arguments: argparse.Namespace) -> list[Entr
         comparison.within(budget_bytes)
         try:
             step_time(comparison.subject, step)
-            _let_search_end()
+            let_search_end()
             step_time(comparison.subject, step)
         except InfeasibleBudget as error:
             row["error"] = str(error)
@@ -236,16 +237,17 @@ def race(
     for index in range(rounds):
         for entrant in entrants if index % 2 == 0 else entrants[::-1]:
             entrant.run(lambda function: step_time(subject, function))
-            _let_search_end()
+            let_search_end()
             seconds = entrant.run(lambda function: step_time(subject, function))
             entrant.times.append(seconds)
         progress.update(index + 1)
     progress.stop()
 
 
-def _let_search_end() -> None:
+def let_search_end() -> None:
     """Wait until no better plan is searched: its processor time is not the steps'."""
-    while searching():
+    deadline = time.monotonic() + _LONGEST_SEARCH_S
+    while time.monotonic() < deadline and searching():
         time.sleep(0.05)
 
 

@@ -17,6 +17,7 @@ from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.forwards import SwappedForwards
+from tightfit.capture.side_effects.members import alike
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError
@@ -148,16 +149,9 @@ def _own_buffers(modules: Mapping[str, nn.Module], *, keeps: bool) -> Iterator[l
         yield list(copies.values())
     finally:
         for module, buffers in owners.items():
-            made = {n: b for n, b in module._buffers.items() if not _alike(b, buffers.get(n))}
+            made = {n: b for n, b in module._buffers.items() if not alike(b, buffers.get(n))}
             module._buffers.clear()
             module._buffers.update(buffers | (made if keeps else {}))
-
-
-def _alike(now: torch.Tensor | None, before: torch.Tensor | None) -> bool:
-    """Whether both are tensors of one shape, or none."""
-    if now is None or before is None:
-        return now is before
-    return (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device)
 
 
 class _Undone(private.TorchDispatchMode):

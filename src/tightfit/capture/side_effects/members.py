@@ -15,6 +15,7 @@ from tightfit.torch_private import core as private
 __all__ = [
     "DataAssignments",
     "RepeatedMembers",
+    "alike",
     "members_of",
     "write_replaced",
 ]
@@ -70,7 +71,7 @@ class DataAssignments(TorchFunctionMode):
         if func != _SET_DATA or not private.is_tracing() or not private.is_traced(args[0]):
             return func(*args, **(kwargs or {}))
         tensor, value = args
-        if not _alike(tensor, value):
+        if not alike(tensor, value):
             raise CaptureError(
                 f"the forward pass gives a tensor of shape {list(tensor.shape)} other data, of "
                 f"shape {list(value.shape)}. Way out: keep the shape and the dtype, or do it "
@@ -82,12 +83,13 @@ class DataAssignments(TorchFunctionMode):
         return None
 
 
-def _alike(a: torch.Tensor, b: Any) -> bool:
-    return isinstance(b, torch.Tensor) and (a.shape, a.dtype, a.device) == (
-        b.shape,
-        b.dtype,
-        b.device,
-    )
+def alike(a: Any, b: Any) -> bool:
+    """Whether two are one, or tensors of the same shape, type and device."""
+    if a is b:
+        return True
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
 def members_of(module: nn.Module) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
         path, _, name = key.rpartition(".")
         owner = module.get_submodule(path)
         old, new = before[key], after.get(key)
-        if name not in owner._buffers or old is None or not _alike(old, new):
+        if name not in owner._buffers or old is None or not alike(old, new):
             raise CaptureError(
                 f"the forward pass puts another tensor in the place of {key}. A planned step "
                 "replays operators, not Python, so this would silently stop happening. Way out: "

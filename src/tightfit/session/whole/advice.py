@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 
@@ -28,7 +27,6 @@ from tightfit.units import format_bytes
 __all__ = ["Beside", "advised"]
 
 _QUICKLY = Limits(seconds=2.0)
-_NEVER = sys.maxsize
 _NUMBERS_BYTES = 4 << 10  # losses, counts and averages that a loop keeps
 
 
@@ -92,7 +90,8 @@ def advised(
     )
     graph = later.around(one.captured)
     adding = minimum_budget(graph, "accumulated", _QUICKLY, SILENT).found_bytes
-    adding = min(adding, _with_more_ways(one, later).named_bytes)
+    more = _with_more_ways(one, later)
+    adding = adding if more is None else min(adding, more.named_bytes)
     stepping = graph.constant_bytes + account.optimizers.passing_bytes()
     every = {
         "this call": error.minimum_bytes or 0,
@@ -136,24 +135,24 @@ class _More:
 
     Parameters
     ----------
-    task : Task or None
-        The step with those ways; None: there are none.
-    least : MinimumBudget or None
+    task : Task
+        The step with those ways.
+    least : MinimumBudget
         Of that step.
     named_bytes : int
         Enough for its least plan, and for the comparisons.
     """
 
-    task: Task | None
-    least: MinimumBudget | None
+    task: Task
+    least: MinimumBudget
     named_bytes: int
 
 
-def _with_more_ways(one: Specialisation, around: Surroundings) -> _More:
-    """Return what larger budget allows what this one has no room to compare with its default."""
+def _with_more_ways(one: Specialisation, around: Surroundings) -> _More | None:
+    """Return what larger budget allows the ways this one has no room to compare; None: no such."""
     beyond = one.captured.beyond
     if beyond is None:
-        return _More(None, None, _NEVER)
+        return None
     task = around.task(one.captured.with_graph(beyond))
     least = minimum_budget(task.graph, task.gradients, _QUICKLY, SILENT)
     comparing = task.graph.constant_bytes + _compared_bytes(one.captured, beyond)
@@ -180,9 +179,7 @@ def _with_more_room(
 ) -> InfeasibleBudget:
     """Return an error that names a smaller budget, if there is one that has room for more ways."""
     more = _with_more_ways(one, around)
-    if more.task is None or more.least is None:
-        return error
-    if more.task.budget_bytes >= more.least.found_bytes:
+    if more is None or more.task.budget_bytes >= more.least.found_bytes:
         return error
     if more.named_bytes >= (error.minimum_bytes or 0):
         return error
