@@ -137,3 +137,45 @@ def test_a_backward_is_compared_on_what_its_forward_makes():
     offered = names(captured)
     assert {"max_pool.from_offsets"} <= offered
     assert names(keeping_promises(captured, SILENT)) == offered
+
+
+class Words(nn.Module):
+    """Words that are embedded by the weight that the next one is guessed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(500, 8)
+
+    def forward(self, words):
+        logits = F.linear(self.embedding(words), self.embedding.weight)
+        return F.cross_entropy(logits, words)
+
+
+LOGITS_BYTES = 64 * 500 * 4
+
+
+@pytest.mark.parametrize(
+    ("room_bytes", "kept"),
+    [
+        (int(2.5 * LOGITS_BYTES), True),  # the default of the backward works with three times them
+        (LOGITS_BYTES // 2, True),
+        (10, False),
+    ],
+)
+def test_rows_that_are_treated_by_themselves_are_compared_on_as_many_as_have_room(room_bytes, kept):
+    model = Words()
+    call = TracedCall(model, {"model": model}, (torch.randint(500, (64,)),), {})
+    priced = quick_costs(with_alternatives(capture(call)), SILENT, room_bytes=room_bytes)
+    assert (names(priced.captured) >= {"cross_entropy.fused"}) is kept
+
+
+def test_what_writes_over_its_arguments_is_compared_one_after_the_other_too():
+    model = Words()
+    call = TracedCall(model, {"model": model}, (torch.randint(500, (64,)),), {})
+    captured = with_alternatives(capture(call))
+    offered = {name for name in names(captured) if name == "tied_embedding.folded"}
+    room_bytes = 3 * 500 * 8 * 4 + 4096  # not for three of each argument
+    kept = promises_kept(captured, SILENT, room_bytes=room_bytes)
+    assert offered <= names(kept.captured)
+    assert offered
+    assert not kept.on_rows

@@ -227,6 +227,7 @@ class Assembly:
             way.rests_on,
             way.compiles,
             way.stretches,
+            way.by_rows,
             way.condition,
         )
 

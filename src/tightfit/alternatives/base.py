@@ -58,6 +58,9 @@ class Way:
     stretches : str
         Of a way that runs on stretches of bounded size, element by element: a text that is equal
         for ways that compare and cost alike at any size.
+    by_rows : bool
+        Whether each row of its results, and of the default's, rests on the same row of what is
+        read, however many there are: what is equal on some rows is equal on all.
     condition : FarFromZero or None
         What must be true of parameters in every step that may run it.
     """
@@ -74,6 +77,7 @@ class Way:
     compiles: bool = True
     flops: int | None = None
     stretches: str = ""
+    by_rows: bool = False
     condition: FarFromZero | None = None
 
 

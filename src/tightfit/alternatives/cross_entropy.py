@@ -96,7 +96,12 @@ def fused_cross_entropy_gradient(view: OpView) -> Extension | None:
         precision,
     )
     fused = Way(
-        "cross_entropy.fused", cross_entropy_gradient, args, rests_on=(loss,), compiles=False
+        "cross_entropy.fused",
+        cross_entropy_gradient,
+        args,
+        rests_on=(loss,),
+        compiles=False,
+        by_rows=True,
     )
     ways = [fused]
     own = base_of(log_probabilities).op == "call_function"

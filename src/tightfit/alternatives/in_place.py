@@ -36,12 +36,15 @@ class Overwriter:
         The ``out=`` keyword; None: the function writes over its first argument.
     swap : bool
         The operator is commutative and the overwritten argument must come first.
+    by_rows : bool
+        The operator treats each row by itself, if it does not run along the first dimension.
     """
 
     function: Callable[..., Any]
     position: int = 0
     keyword: str | None = None
     swap: bool = False
+    by_rows: bool = False
 
 
 def _first(function: Callable[..., Any]) -> tuple[Overwriter, ...]:
@@ -145,9 +148,9 @@ IN_PLACE: dict[Any, tuple[Overwriter, ...]] = {
     aten.hardtanh_backward.default: _gradient(aten.hardtanh_backward.grad_input),
     aten.leaky_relu_backward.default: _gradient(aten.leaky_relu_backward.grad_input),
     aten.elu_backward.default: _gradient(aten.elu_backward.grad_input),
-    aten._log_softmax.default: (Overwriter(aten._log_softmax.out, keyword="out"),),
+    aten._log_softmax.default: (Overwriter(aten._log_softmax.out, keyword="out", by_rows=True),),
     aten._log_softmax_backward_data.default: (
-        Overwriter(aten._log_softmax_backward_data.out, keyword="out"),
+        Overwriter(aten._log_softmax_backward_data.out, keyword="out", by_rows=True),
     ),
 }
 
@@ -198,4 +201,11 @@ def _over(way: Way, overwriter: Overwriter, target: fx.Node) -> Way:
         args=args,
         kwargs=kwargs,
         overwrites=target,
+        by_rows=overwriter.by_rows and _dimension(way, target) > 0,
     )
+
+
+def _dimension(way: Way, target: fx.Node) -> int:
+    """Return along which dimension a softmax or its backward runs: its first number."""
+    given = next(argument for argument in way.args if isinstance(argument, int))
+    return given % max(1, target.meta["val"].dim())

@@ -175,7 +175,9 @@ def max_pool_gradient(view: OpView) -> Extension | None:
     made_offsets = torch.empty_like(indices.meta["val"], dtype=torch.uint8)
     extra = view.extra("max_pool.offsets", offsets, indices, windows, made=made_offsets)
     args = (gradient, extra.node, windows, tuple(made.stride()), *arguments)
-    way = Way("max_pool.from_offsets", gradient_from_offsets, args, rests_on=(forward,))
+    way = Way(
+        "max_pool.from_offsets", gradient_from_offsets, args, rests_on=(forward,), by_rows=True
+    )
     return Extension((way,), extras=(extra,))
 
 

@@ -82,6 +82,8 @@ class Call:
     stretches : str
         Of an alternative that runs element by element, on stretches of bounded size: equal for
         those that compare and cost alike at any size.
+    by_rows : bool
+        Of an alternative: whether it and the default treat each row by itself.
     condition : FarFromZero or None
         What must be true of parameters in every step that may run it.
     """
@@ -94,6 +96,7 @@ class Call:
     rests_on: tuple[fx.Node, ...] = ()
     compiles: bool = True
     stretches: str = ""
+    by_rows: bool = False
     condition: FarFromZero | None = None
 
     def nodes(self) -> Iterator[fx.Node]:

@@ -32,6 +32,12 @@ def _bytes(tensor: Any) -> int:
     return tensor.numel() * tensor.itemsize if isinstance(tensor, torch.Tensor) else 0
 
 
+def _is_a_shape_only(node: fx.Node) -> bool:
+    """Whether a constant is one element, expanded: of it nobody reads more than the shape."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and not any(value.stride())
+
+
 class FewerRows:
     """Calls of a step whose large tensors have fewer rows; parameters and buffers are whole.
 
@@ -43,6 +49,8 @@ class FewerRows:
         Arguments: the largest of them says how many rows there are.
     rows : int
         How many there are to be.
+    of_small : bool
+        Whether small tensors with as many rows have fewer too: classes of a loss, say.
     defaults : mapping of fx.Node to Call
         How ops are run of which results are among the arguments.
     running : sequence of fx.Node
@@ -55,13 +63,14 @@ class FewerRows:
         nodes: Sequence[fx.Node],
         rows: int,
         *,
+        of_small: bool = False,
         defaults: Mapping[fx.Node, Call] | None = None,
         running: Sequence[fx.Node] = (),
     ) -> None:
         self._captured = captured
         self._before, self._rows = rows_of(nodes), rows
         tensors = [x for n in nodes for x in flat_outputs(n)]
-        self._least_bytes = _SMALL * max(map(_bytes, tensors), default=0)
+        self._least_bytes = 0 if of_small else _SMALL * max(map(_bytes, tensors), default=0)
         self._given = defaults or {}
         self._runs = {*running}
         self._graph = fx.Graph()
@@ -100,7 +109,7 @@ class FewerRows:
 
     def node(self, node: fx.Node) -> fx.Node:
         """Return what stands for an argument."""
-        if node.op == "get_attr":
+        if node.op == "get_attr" and not _is_a_shape_only(node):
             return node
         if node not in self._made:
             self._made[node] = self._new(node)

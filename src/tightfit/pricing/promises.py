@@ -13,7 +13,7 @@ import math
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,8 +93,8 @@ class _Claim:
     made_bytes: int
 
     @property
-    def is_elementwise(self) -> bool:
-        """Whether it comes out alike at any size."""
+    def holds_for_more_rows(self) -> bool:
+        """Whether it comes out alike at any size, or with any number of rows."""
         return self.kind != self.key
 
 
@@ -133,10 +133,10 @@ def promises_kept(captured: Captured, progress: Progress, *, room_bytes: int | N
     """Return the step as `keeping_promises` does, from comparisons that take a limited room.
 
     What there is no room to compare at its own size is compared on fewer rows of the batch. That is
-    enough for an elementwise operator; with others that promise the same bits it only tells which
-    larger budget to name. What does not run on fewer rows either is kept if it does not promise the
-    same bits: where the logits of a language model have no room, neither has the default that their
-    replacement would be compared with.
+    enough for an operator that treats each element or row by itself; with others that promise the
+    same bits it only tells which larger budget to name. What does not run on fewer rows either is
+    kept if it does not promise the same bits: where the logits of a language model have no room,
+    neither has the default that their replacement would be compared with.
 
     Parameters
     ----------
@@ -190,18 +190,31 @@ def _kind(default: Call, call: Call, key: str, name: str) -> str:
     """Return a text that is equal for comparisons of elementwise ops at any size."""
     if call.stretches:
         return " ".join((name, call.stretches, *_layouts(default, call)))
+    functions = name_of(default.function), name_of(call.function)
+    if call.by_rows:
+        return " ".join((name, *functions, *_layouts(default, call), *_by_rows(default, call)))
     if not isinstance(call.function, private.OpOverload):
         return key
     tags = getattr(default.function, "tags", ())
     if torch.Tag.pointwise not in tags and default.function not in _ELEMENTWISE:
         return key
-    functions = name_of(default.function), name_of(call.function)
     return " ".join((name, *functions, *_layouts(default, call)))
 
 
 def _layouts(*calls: Call) -> list[str]:
-    leaves = [x for call in calls for n in call.nodes() for x in flat_outputs(n)]
-    return [_layout(x) if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves]
+    return [
+        _layout(x) if isinstance(x, torch.Tensor) else type(x).__name__ for x in _leaves(*calls)
+    ]
+
+
+def _by_rows(*calls: Call) -> list[str]:
+    """Return what one row of each tensor is, and what there is beside tensors."""
+    rows = [str(tuple(x.shape[1:])) for x in _leaves(*calls) if isinstance(x, torch.Tensor)]
+    return rows + [str(fx.map_arg((call.args, call.kwargs), lambda node: None)) for call in calls]
+
+
+def _leaves(*calls: Call) -> list[Any]:
+    return [x for call in calls for n in call.nodes() for x in flat_outputs(n)]
 
 
 def _layout(tensor: torch.Tensor) -> str:
@@ -295,9 +308,10 @@ class _Comparisons:
             return _verdict(trial, claim.default, claim.call)
         if not self._has(argument_bytes + claim.made_bytes):
             return None
-        trial = self._trial(claim, copies=False)
-        expected = _hashes(trial.results(claim.default))
-        made = _hashes(trial.results(claim.call))
+        expected, made = (  # each may write over what it is given
+            _hashes(self._trial(claim, copies=False).results(call))
+            for call in (claim.default, claim.call)
+        )
         if made.items() <= expected.items():
             return Verdict(0.0)
         return Verdict(_UNLIKE) if claim.exactness == "bitwise" else None
@@ -317,22 +331,34 @@ class _Comparisons:
         rows = min(whole - 1, whole * self._room_bytes // (4 * max(1, argument_bytes)))
         if rows < 1:
             return None
+        ways = (self._verdict_on(rows, nodes, claim, of_small=small) for small in (False, True))
+        verdict = next((one for one in ways if one is not None and one.difference >= 0), None)
+        if verdict is None:
+            return None
+        if claim.exactness == "bitwise" and not claim.holds_for_more_rows:
+            self.on_rows.add(claim.key)
+        return verdict
+
+    def _verdict_on(
+        self, rows: int, nodes: Sequence[fx.Node], claim: _Claim, *, of_small: bool
+    ) -> Verdict | None:
+        """Return how an alternative compares on so many rows; None: it does not run on them."""
         few = FewerRows(
-            self._captured, nodes, rows, defaults=self._default, running=claim.call.rests_on
+            self._captured,
+            nodes,
+            rows,
+            of_small=of_small,
+            defaults=self._default,
+            running=claim.call.rests_on,
         )
         default, call = few.call(claim.default), few.call(claim.call)
         try:
             trial = Trial(self._captured, few.defaults, call.rests_on, condition=call.condition)
-            verdict = _verdict(trial, default, call)
+            return _verdict(trial, default, call)
         except (RuntimeError, ValueError, IndexError) as error:
             if is_refusal(error):
                 raise
             return None  # other arguments name the number of rows
-        if verdict.difference < 0:
-            return None
-        if claim.exactness == "bitwise" and not claim.is_elementwise:
-            self.on_rows.add(claim.key)
-        return verdict
 
 
 def _verdict(trial: Trial, default: Call, call: Call) -> Verdict:

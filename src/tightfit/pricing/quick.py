@@ -8,6 +8,7 @@ teach later replaces these costs (`tightfit.pricing.in_steps`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -153,11 +154,11 @@ def _numbers_of_rows(most: int, whole: int) -> Iterator[tuple[int, ...]]:
 
 def _on_rows(captured: Captured, call: Call, nodes: Sequence[fx.Node], rows: int) -> Brief | None:
     """Return what a call takes on so many rows; None where it takes no fewer, or has no room."""
-    call = FewerRows(captured, nodes, rows).call(call)
-    try:
-        return recorded(captured, [call], Brief, _brief, SILENT).get(key_of(call))
-    except (RuntimeError, ValueError, IndexError):  # other arguments name the number of rows
-        return None
+    for small in (False, True):
+        few = FewerRows(captured, nodes, rows, of_small=small).call(call)
+        with contextlib.suppress(RuntimeError, ValueError, IndexError):  # others name how many
+            return recorded(captured, [few], Brief, _brief, SILENT).get(key_of(few))
+    return None
 
 
 def _grown(runs: Mapping[int, Brief], whole: int) -> Brief:

@@ -7,6 +7,7 @@ runs, on drawn inputs, and both get its results.
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import is_getitem, is_view
+from tightfit.costs.measured.call import draw_normal
 from tightfit.graph.ir import ValueId
 from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.torch_private import core as private
@@ -95,9 +97,8 @@ class Trial:
         call = Call(operator.pos, (node,), {}, (), False)
         (value,), _ = synthetic_arguments(self._module, call)
         if isinstance(value, torch.Tensor) and value.is_floating_point() and node.op != "get_attr":
-            generator = torch.Generator(value.device).manual_seed(len(self._values))
             flat = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
-            flat.copy_(torch.randn(flat.shape, generator=generator, device=value.device))
+            draw_normal(flat, seed=zlib.crc32(node.name.encode()))
             flat[_ZERO_EVERY - 1 :: _ZERO_EVERY] = 0
             if self._condition is not None:
                 self._condition.enforce(node, flat)

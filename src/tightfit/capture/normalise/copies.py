@@ -7,6 +7,7 @@ from torch import fx
 
 from tightfit.capture.nodes import base_of
 from tightfit.capture.normalise.rewriting import Rewriting
+from tightfit.torch_private import core as private
 
 __all__ = ["drop_clones", "drop_detaches", "drop_unread_arguments"]
 
@@ -86,6 +87,8 @@ def _read_shape_only(work: Rewriting, node: fx.Node, index: int) -> None:
     if not value.is_contiguous() or value.numel() == 0:
         return
     shell = torch.empty(1, dtype=value.dtype, device=value.device).expand(value.shape)
+    with private.fake_mode_of(value):
+        fake = torch.empty(1, dtype=value.dtype, device=value.device).expand(value.shape)
     with work.graph.inserting_before(node):
-        constant = work.constant(f"_shape_only_{node.name}", shell, value)
+        constant = work.constant(f"_shape_only_{node.name}", shell, fake)
     node.update_arg(index, constant)

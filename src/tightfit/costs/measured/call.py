@@ -23,6 +23,7 @@ from tightfit.torch_private import core as private
 __all__ = [
     "Measurement",
     "call_key",
+    "draw_normal",
     "environment_of",
     "fixed_generators",
     "materialise",
@@ -38,7 +39,7 @@ _CALM_S = 20e-6
 _FEWEST_REPEATS = 3
 _MOST_REPEATS = 9
 _SHORT_S = 2e-3
-_DRAWN = 1 << 16  # random numbers of synthetic contents
+_DRAWN = 65_521  # random numbers of synthetic contents; a prime: rows differ
 _SHORT_RUNS = 3
 
 
@@ -293,7 +294,7 @@ def materialise(
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.empty(min(elements, _DRAWN), dtype=torch.float32, device=device)
         drawn = drawn.uniform_(0.05, 0.15, generator=generator).to(dtype)
-        flat = _repeated(drawn, elements)
+        flat = drawn if elements <= len(drawn) else _repeat(drawn, drawn.new_empty(elements))
     elif dtype == torch.bool:
         flat = torch.rand(elements, **options) < 0.5
     else:
@@ -301,15 +302,20 @@ def materialise(
     return flat.as_strided(tuple(shape), tuple(strides))
 
 
-def _repeated(drawn: torch.Tensor, elements: int) -> torch.Tensor:
-    """Return so many elements, the drawn ones over and over: drawing takes longer than copying."""
-    if elements <= len(drawn):
-        return drawn
-    flat = drawn.new_empty(elements)
-    whole = elements - elements % len(drawn)
+def _repeat(drawn: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Fill a flat tensor with some numbers over and over: drawing takes longer than copying."""
+    whole = len(flat) - len(flat) % len(drawn)
     flat[:whole].view(-1, len(drawn)).copy_(drawn)
-    flat[whole:].copy_(drawn[: elements - whole])
+    flat[whole:].copy_(drawn[: len(flat) - whole])
     return flat
+
+
+def draw_normal(flat: torch.Tensor, *, seed: int) -> None:
+    """Fill a flat tensor with numbers of both signs; the global generators do not move."""
+    generator = torch.Generator(flat.device).manual_seed(seed)
+    drawn = torch.randn(min(len(flat), _DRAWN), generator=generator, device=flat.device)
+    if len(flat):
+        _repeat(drawn, flat)
 
 
 def call_key(
