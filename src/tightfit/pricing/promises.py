@@ -304,8 +304,9 @@ class _Comparisons:
         """Compare two results side by side, or if that is too much one after the other."""
         argument_bytes = self._argument_bytes(claim)
         if self._has(3 * argument_bytes):
-            trial = self._trial(claim)
-            return _verdict(trial, claim.default, claim.call)
+            verdict = if_room(lambda: _verdict(self._trial(claim), claim.default, claim.call))
+            if verdict is not None:
+                return verdict
         if not self._has(argument_bytes + claim.made_bytes):
             return None
         expected, made = (  # each may write over what it is given

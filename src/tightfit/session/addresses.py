@@ -109,6 +109,10 @@ class Addresses(Anywhere):
         """Whether nothing was looked at yet, and may be."""
         return not self._looked_at and self._may_look(options)
 
+    def looking_bytes(self, options: Options) -> int:
+        """Return what tracing and trying operators hold beside tensors, about."""
+        return 2 * min(_FIRST_BYTES, round(_FIRST_SHARE * options.usable_bytes))
+
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
         """Look once when the first step was planned, and once for each layout after an exact step.
 

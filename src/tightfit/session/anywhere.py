@@ -71,6 +71,10 @@ class Anywhere:
         """Whether the first step is to be planned before it is looked what the process holds."""
         return False
 
+    def looking_bytes(self, options: Options) -> int:
+        """Return what is to be left of a budget while operators are tried, besides tensors."""
+        return 0
+
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
         """Look, between two steps, what the process holds; return what plans are to keep to.
 

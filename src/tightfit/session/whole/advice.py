@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import msgspec
+
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.errors import InfeasibleBudget
@@ -185,10 +187,5 @@ def _with_more_room(
         return error
     proven = more.least.lower_bytes > more.task.budget_bytes
     nothing = no_plan(started=time.perf_counter(), proven=proven)
-    found = infeasible(more.task, nothing, more.least)
-    return InfeasibleBudget(
-        str(found),
-        budget_bytes=found.budget_bytes,
-        minimum_bytes=max(found.minimum_bytes or 0, more.named_bytes),
-        proven=found.proven,
-    )
+    named = msgspec.structs.replace(more.least, found_bytes=more.named_bytes)
+    return infeasible(more.task, nothing, named)

@@ -210,7 +210,8 @@ class WholeSteps:
         else:
             self.close_step()  # what capture and measurements take belongs to no step
         self.account.locate()
-        room_bytes = self.options.usable_bytes - self.account.held_bytes() if waits else None
+        usable_bytes = self.options.usable_bytes - self._addresses.looking_bytes(self.options)
+        room_bytes = usable_bytes - self.account.held_bytes() if waits else None
         with left_out():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
