@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 COMPILED = Path(__file__).parent.parent / "build" / "online_core"
+
+settings.register_profile("any machine", deadline=None)  # no test is about how long it takes
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -61,7 +61,7 @@ BLOCKS = some_blocks(12, sizes=[1, 64, 100, 1000, 4096])
 
 
 @given(BLOCKS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_step_that_goes_as_planned_lies_as_planned(blocks: tuple[Block, ...]) -> None:
     requests, offsets, height = planned(blocks)
     replay = Replay(height)
@@ -82,7 +82,7 @@ def test_a_step_that_goes_as_planned_lies_as_planned(blocks: tuple[Block, ...]) 
 
 
 @given(BLOCKS, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_deviation_makes_two_living_blocks_share_a_byte(
     blocks: tuple[Block, ...], data: st.DataObject
 ) -> None:

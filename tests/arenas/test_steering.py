@@ -64,7 +64,7 @@ def run(
     return {"places": found, "alive": alive}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(blocks=steps(), seed=st.integers(0, 999))
 def test_requests_find_their_places_step_after_step(blocks: list[Block], seed: int) -> None:
     draw, script = random.Random(seed), script_of(blocks)
@@ -83,7 +83,7 @@ def test_requests_find_their_places_step_after_step(blocks: list[Block], seed: i
     assert not made[0].is_inside
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(planned=steps(), real=steps(), seed=st.integers(0, 999))
 def test_a_step_that_differs_lies_elsewhere_and_is_counted(
     planned: list[Block], real: list[Block], seed: int

@@ -79,7 +79,7 @@ def test_pytorch_s_viewer_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_snapshot_says_what_the_plan_does(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -31,7 +31,7 @@ def test_layouts_are_valid_and_no_lower_than_the_least_height(packer: str) -> No
     exact = PACKERS[packer].is_exact
     small = st.one_of(some_blocks(6), crowded_blocks(6))
 
-    @settings(max_examples=EXAMPLES.get(packer, 60), deadline=None)
+    @settings(max_examples=EXAMPLES.get(packer, 60))
     @given(small, st.sampled_from([1, 4, 64]))
     def check(blocks: tuple[Block, ...], alignment: int) -> None:
         packed = pack(blocks, packer, AMPLE, alignment_bytes=alignment)  # validates
@@ -46,7 +46,7 @@ def test_layouts_are_valid_and_no_lower_than_the_least_height(packer: str) -> No
 
 
 def test_the_same_blocks_get_the_same_layout(packer: str) -> None:
-    @settings(max_examples=EXAMPLES.get(packer, 10) // 5 + 1, deadline=None)
+    @settings(max_examples=EXAMPLES.get(packer, 10) // 5 + 1)
     @given(crowded_blocks(30))
     def check(blocks: tuple[Block, ...]) -> None:
         layouts = {pack(blocks, packer, AMPLE, alignment_bytes=1).layout for _ in range(2)}
@@ -55,7 +55,7 @@ def test_the_same_blocks_get_the_same_layout(packer: str) -> None:
     check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(perfect_packings(100))
 def test_perfect_packings_are_found(blocks: tuple[Block, ...]) -> None:
     packed = pack(blocks, DEFAULT_PACKER, AMPLE, alignment_bytes=1)

@@ -149,9 +149,7 @@ def test_a_method_for_chains_refuses_other_graphs() -> None:
 @given(
     training_graphs(max_layers=3), st.floats(0.3, 1.0), st.sampled_from(["fresh", "accumulated"])
 )
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_it_plans_graphs_with_every_feature_of_the_format(
     planner: str, graph: Graph, ratio: float, gradients: str
 ) -> None:

@@ -32,9 +32,7 @@ MEMORY = '{"INSTRUCTION":"MEMORY","NAME":"y","MEMORY":"8"}'
 ALIAS = '{"INSTRUCTION":"ALIAS","NAME":"y","ALIAS":"-1"}'
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(program=programs())
 @pytest.mark.parametrize("name", ["log", "log.gz"])
 def test_what_is_written_is_read_back(

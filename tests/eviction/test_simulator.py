@@ -29,7 +29,7 @@ def outcome(simulator: Simulator, in_python: bool, **asked: object) -> Replayed 
         return str(error)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     program=programs(),
     policy=st.sampled_from([*POLICIES]),
@@ -72,7 +72,7 @@ def larger(instruction: Instruction) -> Instruction:
             return instruction
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(program=programs(), policy=st.sampled_from([*POLICIES]), ratio=st.floats(0.3, 1.2))
 def test_memory_stays_within_the_budget_and_results_are_there(
     program: list[Instruction], policy: str, ratio: float

@@ -45,7 +45,7 @@ def optimum(blocks: tuple[Block, ...], *, without: Callable[..., None] | None = 
     return solve(variables.builder.build(), SolveOptions(seconds=60)).objective
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.one_of(some_blocks(6, sizes=range(1, 9)), crowded_blocks(6)))
 def test_from_scratch_it_finds_the_least_height(blocks: tuple[Block, ...]) -> None:
     if blocks:
@@ -59,7 +59,7 @@ def test_each_family_decides(family: Callable[..., None]) -> None:
     assert optimum(TWISTED, without=family) == pytest.approx(4, abs=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.one_of(crowded_blocks(30), perfect_packings(30), some_blocks(30, ticks=30)))
 def test_it_proves_the_optimum_of_the_default_packer(blocks: tuple[Block, ...]) -> None:
     program = pack(blocks, "mip", AMPLE, alignment_bytes=1)

@@ -23,7 +23,7 @@ def greedily(task: Task) -> Outcome:
 
 
 @given(training_graphs(max_layers=6), st.floats(0.6, 1.2), st.floats(1.0, 1.3), st.integers(0, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_what_fits_fits_laid_out(
     graph: Graph, share: float, fragmented: float, outside_bytes: int
 ) -> None:
@@ -53,7 +53,7 @@ def test_what_fits_fits_laid_out(
 
 
 @given(training_graphs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_height_is_at_least_the_peak(graph: Graph) -> None:
     outcome = greedily(Task(graph=graph, budget_bytes=1 << 30))
     assert outcome.plan is not None

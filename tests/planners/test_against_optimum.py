@@ -29,7 +29,6 @@ def tight_budget(graph: Graph, share: float) -> int:
 
 
 @given(small_graphs(), st.floats(0.0, 1.0))
-@settings(deadline=None)
 def test_greedy_is_never_cheaper_than_the_optimum(graph: Graph, share: float) -> None:
     budget = tight_budget(graph, share)
     outcome = plan_with("greedy", Task(graph=graph, budget_bytes=budget), Limits(seconds=1))
@@ -67,7 +66,7 @@ def test_what_user_code_holds_at_a_crossing_is_gone_when_something_is_computed_a
 
 
 @given(training_graphs(max_layers=2), st.floats(0.0, 1.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_greedy_on_every_feature_of_the_format(graph: Graph, share: float) -> None:
     budget = tight_budget(graph, share)
     outcome = plan_with("greedy", Task(graph=graph, budget_bytes=budget), Limits(seconds=1))
@@ -78,7 +77,6 @@ def test_greedy_on_every_feature_of_the_format(graph: Graph, share: float) -> No
 
 
 @given(small_graphs(), st.floats(0.0, 1.0))
-@settings(deadline=None)
 def test_the_default_finds_the_optimum_of_small_graphs(graph: Graph, share: float) -> None:
     budget = tight_budget(graph, share)
     outcome = plan_with("anytime", Task(graph=graph, budget_bytes=budget), Limits(seconds=2))
@@ -119,7 +117,7 @@ def test_a_plan_in_another_order_where_the_traced_one_has_none() -> None:
 
 
 @given(training_graphs(max_layers=2), st.floats(0.0, 1.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_default_finds_the_optimum_with_every_feature(graph: Graph, share: float) -> None:
     budget = tight_budget(graph, share)
     outcome = plan_with("anytime", Task(graph=graph, budget_bytes=budget), Limits(seconds=2))
@@ -130,7 +128,7 @@ def test_the_default_finds_the_optimum_with_every_feature(graph: Graph, share: f
 
 
 @given(small_graphs(), st.floats(0.0, 1.0))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_search_and_bound_without_exhaustion(graph: Graph, share: float) -> None:
     """The pipeline for large graphs on small ones: valid bounds, plans, proofs.
 

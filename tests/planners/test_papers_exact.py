@@ -29,7 +29,6 @@ from tightfit.progress import SILENT
 EXACT = Limits(seconds=60, gap=1e-7)
 SETTINGS = settings(
     max_examples=120,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

@@ -107,7 +107,7 @@ def test_every_pair_and_every_reader_thrice(names: int, casts: bool) -> None:
         assert_equal(Several([first, second, first], names), casts)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(
     st.lists(st.sampled_from(sorted(READERS)), min_size=2, max_size=7),
     st.sampled_from([1, 2, 3]),

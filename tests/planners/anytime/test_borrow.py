@@ -19,7 +19,7 @@ from tightfit.planners.questions import minimum
 from tightfit.progress import SILENT
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(task=tasks(most_nodes=8))
 def test_a_borrowed_plan_costs_the_engine_no_more(task: Task) -> None:
     outcome = plan_monet(task, Limits(seconds=20), SILENT)

@@ -181,7 +181,7 @@ def draw_cuts(data: st.DataObject, graph: Graph) -> list[int]:
 
 
 @given(training_graphs(max_layers=2), st.floats(0.0, 1.0), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_bound_exceeds_the_optimum(graph: Graph, share: float, data: st.DataObject) -> None:
     least, _ = working_set_bytes(graph)
     budget = least + round(share * (eager_peak_bytes(graph) - least))
@@ -190,7 +190,7 @@ def test_no_bound_exceeds_the_optimum(graph: Graph, share: float, data: st.DataO
 
 
 @given(training_graphs(max_layers=6), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_bound_exceeds_the_overhead_of_a_schedule(graph: Graph, data: st.DataObject) -> None:
     schedule = data.draw(compute_lists(graph))
     result = simulate(graph, assemble(graph, schedule, budget_bytes=1 << 40))
@@ -199,7 +199,7 @@ def test_no_bound_exceeds_the_overhead_of_a_schedule(graph: Graph, data: st.Data
 
 
 @given(training_graphs(max_layers=6), st.floats(0.3, 1.0), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_bound_exceeds_the_overhead_of_a_plan(
     graph: Graph, ratio: float, data: st.DataObject
 ) -> None:

@@ -88,7 +88,7 @@ def test_residency_at_a_second_cut_comes_from_somewhere() -> None:
 
 
 @given(small_graphs(), st.floats(0.2, 1.0), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_program_is_a_bound_and_every_completion_a_schedule(
     graph: Graph, share: float, data: st.DataObject
 ) -> None:
@@ -107,7 +107,7 @@ def test_every_program_is_a_bound_and_every_completion_a_schedule(
 
 
 @given(training_graphs(max_layers=8), st.floats(0.3, 0.9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_alternatives_never_make_it_worse(graph: Graph, ratio: float) -> None:
     task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio))
     free = run_anytime(task, STEPS, SILENT).outcome
@@ -117,7 +117,7 @@ def test_alternatives_never_make_it_worse(graph: Graph, ratio: float) -> None:
 
 
 @given(training_graphs(max_layers=8), st.floats(0.3, 0.9))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_an_iteration_limit_gives_the_same_plan_again(graph: Graph, ratio: float) -> None:
     task = Task(graph=graph, budget_bytes=budget_of_ratio(graph, ratio))
     first, second = (run_anytime(task, STEPS, SILENT).outcome for _ in range(2))

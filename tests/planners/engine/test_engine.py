@@ -54,7 +54,6 @@ def problem_of(graph: Graph, budget_bytes: int = LARGE) -> EngineProblem:
 
 
 @given(training_graphs(), st.integers(0, 60), st.integers(0, 2**32))
-@settings(deadline=None)
 def test_incremental_state_equals_recomputed_state(graph: Graph, budget: int, seed: int) -> None:
     problem = problem_of(graph, graph.constant_bytes + budget)
     schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
@@ -64,7 +63,7 @@ def test_incremental_state_equals_recomputed_state(graph: Graph, budget: int, se
 
 
 @given(training_graphs(max_layers=12))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 def test_incremental_state_survives_ten_thousand_moves(graph: Graph) -> None:
     problem = problem_of(graph, graph.constant_bytes + 30)
     schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
@@ -73,7 +72,6 @@ def test_incremental_state_survives_ten_thousand_moves(graph: Graph) -> None:
 
 
 @given(training_graphs(), st.sampled_from(["fresh", "accumulated"]))
-@settings(deadline=None)
 def test_the_start_keeps_everything(graph: Graph, gradients: str) -> None:
     task = Task(graph=graph, budget_bytes=LARGE, gradients=gradients)
     problem = build_problem(task, alternatives=False)
@@ -89,7 +87,6 @@ def test_the_start_keeps_everything(graph: Graph, gradients: str) -> None:
     st.integers(0, 2**32),
     st.sampled_from(["fresh", "accumulated"]),
 )
-@settings(deadline=None)
 def test_peak_and_cost_are_those_of_the_plan(
     graph: Graph, budget: int, seed: int, gradients: str
 ) -> None:
@@ -111,7 +108,6 @@ def verify_all_but_choices(plan: Plan, graph: Graph) -> None:
 
 
 @given(training_graphs(), st.integers(0, 2**32))
-@settings(deadline=None)
 def test_a_snapshot_loads_to_the_same_schedule(graph: Graph, seed: int) -> None:
     problem = problem_of(graph, graph.constant_bytes + 30)
     schedule = _engine.Schedule(problem.engine, problem.budget_bytes)

@@ -29,7 +29,7 @@ def in_order(graph: Graph, order: tuple[int, ...]) -> list[Compute]:
 
 
 @given(small_graphs(max_ops=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_least_peak_of_small_graphs_is_found(graph: Graph) -> None:
     task = Task(graph=graph, budget_bytes=0)
     least = least_peak_of_any_order(graph)
@@ -40,7 +40,7 @@ def test_the_least_peak_of_small_graphs_is_found(graph: Graph) -> None:
 
 
 @given(training_graphs(max_layers=8), st.sampled_from(["fresh", "accumulated"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_an_order_is_a_plan_with_the_peak_it_says(
     graph: Graph, gradients: Literal["fresh", "accumulated"]
 ) -> None:

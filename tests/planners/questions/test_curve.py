@@ -23,7 +23,7 @@ STEPS = Limits(iterations=60, workers=1)
 
 
 @given(training_graphs(max_layers=8))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_curve_is_monotone_and_its_plans_are_valid(graph: Graph) -> None:
     budgets = [budget_of_ratio(graph, ratio) for ratio in (1.0, 0.8, 0.6, 0.5, 0.4)]
     points = pareto_curve(graph, budgets, limits=STEPS)

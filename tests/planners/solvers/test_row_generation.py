@@ -21,7 +21,6 @@ OPTIONS = SolveOptions(seconds=20)
 
 @settings(
     max_examples=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(tasks(most_nodes=7))

@@ -50,14 +50,16 @@ def lower_limit(
     constants = task.graph.constant_bytes
     settled = True
     for count, op in enumerate(_by_working_set(problem)):
-        if time.perf_counter() - started > seconds:
+        left = seconds - (time.perf_counter() - started)
+        if left < 0:
             return limit, where, False
         if enough_bytes is not None and limit > enough_bytes:
             return limit, where, False
         if count % 16 == 0:
             progress.update(count, "lower limit")
         floor = limit - constants
-        needed, exact = _engine.least_bytes(problem.engine, op, floor, _STATES, _OP_SECONDS)
+        op_s = min(_OP_SECONDS, left)
+        needed, exact = _engine.least_bytes(problem.engine, op, floor, _STATES, op_s)
         settled = settled and exact
         if needed > floor:
             limit, where = needed + constants, problem.graph_ops[op]

@@ -101,7 +101,11 @@ def _twin_group(group: Mapping[str, Any], twins: dict[int, nn.Parameter]) -> dic
 
 
 def _fake_parameter(parameter: torch.Tensor) -> nn.Parameter:
-    fake = nn.Parameter(torch.empty_like(parameter, requires_grad=False))
+    fake = nn.Parameter(
+        torch.empty_strided(
+            parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+        )
+    )
     fake.grad = torch.empty_like(fake)
     return fake
 
