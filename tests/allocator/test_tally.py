@@ -36,7 +36,12 @@ def test_a_request_beyond_the_limit_is_refused_before_it_is_given() -> None:
         floats(64)
     assert is_refusal(refused.value)
     error = budget_exceeded(refused.value, "A test was refused.")
-    assert (error.budget_bytes, error.measured_bytes) == (3 * MIB, 3 * MIB + 64)
+    more = 3 * MIB // 8  # what would be asked for next is not known
+    assert (error.budget_bytes, error.measured_bytes) == (3 * MIB, 3 * MIB + 64 + more)
+    assert f"try a budget of {error.measured_bytes} bytes" in str(error)
+    error = budget_exceeded(refused.value, "A test was refused.", further_bytes=100)
+    assert error.measured_bytes == 3 * MIB + 164
+    assert "try a budget" not in str(error)
     assert tally.refusals().count == 1 and tally.given_bytes() == 2 * MIB
     tally.keep_to(None, 0)
     assert floats(8 * MIB).nbytes == 8 * MIB

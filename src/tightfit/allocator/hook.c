@@ -320,18 +320,21 @@ static _Bool make_room(Tally *tally, int64_t size) {
 /* Throws c10's exception for a request that was taken back. */
 static void refuse(Tally *tally, int64_t size) {
     const double mib = 1 << 20;
-    char message[500];
+    char message[600];
     int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
     int64_t limit = atomic_load(&tally->limit);
+    /* What comes next is not known: as much again, or an eighth of what is held. */
+    int64_t try = held + size + (size > held / 8 ? size : held / 8);
     atomic_store(&tally->refused_size, size);
     atomic_store(&tally->held_then, held);
     atomic_fetch_add(&tally->refusals, 1);
     snprintf(message, sizeof message,
              "tightfit: the budget of %lld bytes (%.2f MiB) has no room for a further %lld bytes "
              "(%.2f MiB): %lld bytes (%.2f MiB) are held. What asks for it runs outside the "
-             "planned step, or holds more than was planned for; raise the budget, or hold less",
+             "planned step, or holds more than was planned for; hold less, or try a budget of "
+             "%lld bytes (%.2f MiB)",
              (long long)limit, (double)limit / mib, (long long)size, (double)size / mib,
-             (long long)held, (double)held / mib);
+             (long long)held, (double)held / mib, (long long)try, (double)try / mib);
     if (fail)
         fail("allocate", "tightfit", 0, message);
     previous_allocate(previous, (size_t)1 << 62); /* no memory is that large: c10 throws */

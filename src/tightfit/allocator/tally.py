@@ -198,11 +198,19 @@ def if_room(run: Callable[[], Result]) -> Result | None:
 
 def refused_bytes(error: BaseException) -> tuple[int, int, int]:
     """Return the budget, what was asked for and what was held, of an error for `is_refusal`."""
-    budget, asked, held = (int(n) for n in re.findall(r"(\d+) bytes", str(error))[:3])
+    budget, asked, held, _ = _numbers(error)
     return budget, asked, held
 
 
-def budget_exceeded(error: BaseException, what: str, *, further_bytes: int = 0) -> BudgetExceeded:
+def _numbers(error: BaseException) -> tuple[int, int, int, int]:
+    """Return the same, and which budget the error names."""
+    budget, asked, held, named = (int(n) for n in re.findall(r"(\d+) bytes", str(error))[:4])
+    return budget, asked, held, named
+
+
+def budget_exceeded(
+    error: BaseException, what: str, *, further_bytes: int | None = None
+) -> BudgetExceeded:
     """Return the error of something that a limit has refused a request.
 
     Parameters
@@ -211,13 +219,16 @@ def budget_exceeded(error: BaseException, what: str, *, further_bytes: int = 0) 
         For which `is_refusal`.
     what : str
         What was refused it, and how things stand now.
-    further_bytes : int
-        What would have been asked for next.
+    further_bytes : int or None
+        What would have been asked for next; None: not known, and the error's own guess counts.
     """
-    budget, asked, held = refused_bytes(error)
+    budget, asked, held, guessed = _numbers(error)
+    text = f"{what} {error}"
+    if further_bytes is None:
+        return BudgetExceeded(text, budget_bytes=budget, measured_bytes=guessed)
     least = held + asked + further_bytes
-    more = f". Try {least} bytes ({format_bytes(least)})" if further_bytes else ""
-    return BudgetExceeded(f"{what} {error}{more}", budget_bytes=budget, measured_bytes=least)
+    text = text.split("; hold less, or try")[0] + f". Try {least} bytes ({format_bytes(least)})"
+    return BudgetExceeded(text, budget_bytes=budget, measured_bytes=least)
 
 
 def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:

@@ -110,7 +110,7 @@ class Limit:
                 f"{self._name} needs more than the budget has room for, and was stopped before it "
                 "took that; its state is as before the call."
             )
-            more = _LOOKING_BYTES if self._is_looking else 0
+            more = _LOOKING_BYTES if self._is_looking else None
             raise budget_exceeded(error, what, further_bytes=more) from error
 
     def before_step(self, optimizer: Any) -> None:
