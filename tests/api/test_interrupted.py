@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from tightfit.session import stages
 
 
 @pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
-    """Return what makes Ctrl-C be pressed at the end of every search, where planners catch it."""
+def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Yield what makes Ctrl-C be pressed at the end of every search, where planners catch it."""
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     plan_with = stages.plan_with
 
@@ -29,7 +29,10 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[],
             time.sleep(0.1)  # where another thread runs, this one hears of it a little later
         return outcome
 
-    return lambda: monkeypatch.setattr(stages, "plan_with", pressed)
+    # a program that a script runs in the background is deaf to Ctrl-C
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: monkeypatch.setattr(stages, "plan_with", pressed)
+    signal.signal(signal.SIGINT, before)
 
 
 def network() -> nn.Module:
