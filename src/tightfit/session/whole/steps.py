@@ -27,6 +27,7 @@ from tightfit.session.options import Options
 from tightfit.session.processes import Replicas
 from tightfit.session.report import Report
 from tightfit.session.whole.advice import advised
+from tightfit.session.whole.again import CalledAgain
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.company import (
     begin_in_company,
@@ -278,10 +279,13 @@ class WholeSteps:
         inputs = self.captures.inputs(one, given)
         planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
         self._addresses.begin_step((one.key, planned.number), self)
-        run = Run(self._backward_started(one), self._backward_ended)
+        again = CalledAgain(self.captures, one, given)
+        run = Run(self._backward_started(one), self._backward_ended, again)
         self.runs.add(run)
         self._calls += 1
-        return _begun(one, planned, self._addresses)(inputs, run)
+        outputs = _begun(one, planned, self._addresses)(inputs, run)
+        again.note(inputs)
+        return outputs
 
     # -- planning -----------------------------------------------------------------------------
 
