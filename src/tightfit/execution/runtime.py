@@ -293,15 +293,30 @@ class Run:
                 "the part that needs double backward out of the fitted module, or tightfit.unfit"
                 f"(model) first. {WITHOUT_A_PLAN}"
             )
-        for reference, version in self.versions:
+        for index, (reference, version) in enumerate(self.versions):
             tensor = reference()
             if tensor is not None and tensor._version != version:
-                raise TightfitError(
-                    "a tensor that the backward of a tightfit step needs (shape "
-                    f"{tuple(tensor.shape)}) was changed in place between forward and backward: "
-                    "gradients would be wrong. Change parameters after backward, and clone "
-                    "outputs before changing them"
-                )
+                raise self._changed(index, tensor)
+
+    def _changed(self, index: int, tensor: torch.Tensor) -> TightfitError:
+        """Return the error that one of the saved tensors is not what it was."""
+        assert self.runner is not None
+        kept = self.runner.program.kept
+        source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
+        shape = tuple(tensor.shape)
+        what = f"a tensor that the forward returned or was given (shape {shape})"
+        way_out = "change parameters after backward, and clone outputs before changing them"
+        if source is not None and source.kind == "input":
+            what = f"{source.name} (shape {shape})"
+            way_out = "give the model a copy of it (x.clone()), or change a copy"
+        elif source is not None:
+            what = f"{source.kind} {source.name}"
+            way_out = "change it after backward"
+        return TightfitError(
+            f"{what} was changed in place between forward and backward, and the plan computes "
+            f"what it has let go of from it again: gradients would be wrong. Way out: {way_out}. "
+            f"{WITHOUT_A_PLAN}"
+        )
 
     def _check_unplanned(self, by_position: dict[int, torch.Tensor | None]) -> None:
         assert self.runner is not None

@@ -44,9 +44,10 @@ class CalledAgain:
         )
         self._as_they_were: list[Any] = []
 
-    def note(self, inputs: Sequence[Any]) -> None:
-        """Note how the tensors of the placeholders are, now that the forward has run."""
+    def noted(self, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+        """Note how the placeholders are once the forward has run; return what it has given."""
         self._as_they_were = _state_of(inputs)
+        return outputs
 
     def __call__(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Run the forward again; return its tensors, flattened, and those of the placeholders."""

@@ -283,9 +283,7 @@ class WholeSteps:
         run = Run(self._backward_started(one), self._backward_ended, again)
         self.runs.add(run)
         self._calls += 1
-        outputs = _begun(one, planned, self._addresses)(inputs, run)
-        again.note(inputs)
-        return outputs
+        return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
 
     # -- planning -----------------------------------------------------------------------------
 
