@@ -101,6 +101,17 @@ def test_what_does_not_fit_is_refused_before_it_is_there() -> None:
     assert measured.peak_bytes + parameters <= budget_bytes
 
 
+def test_what_is_derived_of_a_derivative_keeps_to_the_budget() -> None:
+    model, x = critic(), torch.randn(64, 16, requires_grad=True)
+    tightfit.fit(model, 4 * 2**20, costs="unit")
+    for _ in range(3):
+        steep = slope(model(x), x)
+        with pytest.raises(RuntimeError, match="has no room"):
+            torch.empty(4 * 2**20)
+        steep.square().sum().backward()
+        model.zero_grad()
+
+
 class TestRefused:
     def refused(self, model, reason, change=lambda model: None):
         x = torch.randn(8, 16, requires_grad=True)
