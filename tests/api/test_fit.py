@@ -273,8 +273,17 @@ class TestGradients:
         loss = model(batch()).sum()
         with torch.no_grad():
             model[2].weight.add_(1)
-        with pytest.raises(TightfitError, match="changed in place"):
+        with pytest.raises(TightfitError, match=r"parameter model.2.weight was changed in place"):
             loss.backward()
+
+    def test_an_input_changed_before_backward_is_refused(self):
+        model, x = fitted(), batch()
+        loss = model(x).sum()
+        x.div_(255)
+        with pytest.raises(TightfitError, match=r"input 0 .*was changed in place.*x\.clone\(\)"):
+            loss.backward()
+        x = batch()
+        model(x.clone()).sum().backward()
 
     def test_an_optimizer_that_steps_inside_backward(self):
         """Gradients arrive one group after the other and may be used and freed at once."""

@@ -13,6 +13,7 @@ from torch.nn import functional
 import tightfit
 from tightfit.allocator import CpuMeter
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
+from tightfit.session.memory.account import Account
 
 MIB = 1 << 20
 Peak = Callable[[], int]
@@ -269,3 +270,17 @@ def test_models_that_are_called_several_times_in_turns(metered) -> None:
         tightfit.fit(model, budget, costs="unit", cache=False)
     assert all(torch.equal(a, b) for a, b in zip(trained(*models), expected, strict=True))
     assert peak() <= budget.size_bytes
+
+
+def test_weights_that_lie_elsewhere_count_once() -> None:
+    """Averages of weights are often put in the place of what was there before `fit`."""
+    model = nn.Linear(64, 64)
+    account = Account({"": model}, None)
+    account.keep_to(1 << 30)
+    account.enforce()
+    held_bytes = account.held_bytes()
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.9
+    account.enforce()
+    assert account.held_bytes() == held_bytes > 0
+    account.keep_to(None)

@@ -567,7 +567,8 @@ REFUSED = [
         "call the model again, or sum the losses",
     ),
     Refused(
-        "differentiating the backward (`create_graph` outside)",
+        "differentiating the backward (`create_graph` outside) where the forward draws random "
+        "numbers, writes buffers, or its inputs are gone",
         differentiated_twice,
         TightfitError,
         "create_graph.*unfit",

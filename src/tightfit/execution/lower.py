@@ -49,6 +49,9 @@ class Program:
     names : mapping of str to object
         What the code takes from outside: operators, constants, access to generators. A compiler
         runs the code with others in their place.
+    kept : tuple of int
+        Placeholders that the backward reads, in the order in which they come first in what is
+        saved; (): not known.
     """
 
     forward: Forward
@@ -57,6 +60,7 @@ class Program:
     late_reads: tuple[tuple[int, int], ...]
     source: str
     names: Mapping[str, Any]
+    kept: tuple[int, ...] = ()
 
 
 def lower(
@@ -204,6 +208,7 @@ class _Lowering:
             _late_reads(self.writer.backward),
             source,
             MappingProxyType(names),
+            tuple(self.writer.backward.last_reads),
         )
 
     def _source(self) -> str:

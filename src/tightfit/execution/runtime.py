@@ -19,6 +19,7 @@ from tightfit.allocator.tally import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, PlanMismatch, TightfitError
+from tightfit.execution.again import Again, Plainly
 from tightfit.execution.lower import Program
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
@@ -151,12 +152,15 @@ class Run:
     ----------
     on_start, on_finish : callable
         Told when backward begins and when its last gradient has been handed over.
+    plainly : callable, optional
+        Runs the call again, for a backward that is to be differentiated.
     """
 
     def __init__(
         self,
         on_start: Callable[[Run], None] = lambda run: None,
         on_finish: Callable[[Run], None] = lambda run: None,
+        plainly: Plainly | None = None,
     ) -> None:
         self.runner: Runner | None = None
         self.inputs: list[Any] = []
@@ -171,6 +175,8 @@ class Run:
         self.without_gradient: tuple[int, ...] = ()
         self.unplanned: tuple[int, ...] = ()
         self.sums: dict[int, int] = {}
+        self._plainly = plainly
+        self._again: Again | None = None
 
     def begin(self, runner: Runner, inputs: list[Any]) -> None:
         """Take what the forward program runs on."""
@@ -236,14 +242,42 @@ class Run:
         """Begin the backward program with the gradients of the outputs."""
         runner = self.runner
         assert runner is not None
-        self._check_startable()
         by_position = dict(zip(runner.plain, gradients, strict=True))
+        if self._again is not None or (self._plainly is not None and torch.is_grad_enabled()):
+            self._start_again(by_position)
+            return
+        self._check_startable()
         self._check_unplanned(by_position)
         tangents = [_tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
         self.state = "backward"
         self.on_start(self)
         self.generator = runner.program.backward(saved or [], tangents)
+
+    def _start_again(self, by_position: dict[int, torch.Tensor | None]) -> None:
+        """Differentiate the call as plain PyTorch does: its gradients are to have a history."""
+        runner, plainly = self.runner, self._plainly
+        assert runner is not None
+        if self._again is None:
+            self._check_startable()
+            self._check_unplanned(by_position)
+            self.saved, self.versions = None, []
+            self.on_start(self)
+        try:
+            if self._again is None:
+                assert plainly is not None
+                self._again = Again(runner.joint, plainly)
+            found = self._again.gradients(by_position, runner.canonical)
+        except BaseException as error:
+            self._end("failed")
+            if is_refusal(error):
+                what = "A backward that is differentiated itself takes what plain PyTorch takes."
+                raise budget_exceeded(error, what) from error
+            raise
+        if self.state != "again":
+            self._end("again")
+        groups = runner.program.groups or ((),)
+        self.generator = ([found.get(p) for p in positions] for positions in groups)
 
     def _check_startable(self) -> None:
         if self.state != "forward done":
@@ -253,21 +287,36 @@ class Run:
                 "the model again, or sum the losses and call backward once. "
                 f"{WITHOUT_A_PLAN}"
             )
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self._plainly is None:
             raise TightfitError(
                 "tightfit cannot differentiate through its backward (create_graph=True): leave "
                 "the part that needs double backward out of the fitted module, or tightfit.unfit"
                 f"(model) first. {WITHOUT_A_PLAN}"
             )
-        for reference, version in self.versions:
+        for index, (reference, version) in enumerate(self.versions):
             tensor = reference()
             if tensor is not None and tensor._version != version:
-                raise TightfitError(
-                    "a tensor that the backward of a tightfit step needs (shape "
-                    f"{tuple(tensor.shape)}) was changed in place between forward and backward: "
-                    "gradients would be wrong. Change parameters after backward, and clone "
-                    "outputs before changing them"
-                )
+                raise self._changed(index, tensor)
+
+    def _changed(self, index: int, tensor: torch.Tensor) -> TightfitError:
+        """Return the error that one of the saved tensors is not what it was."""
+        assert self.runner is not None
+        kept = self.runner.program.kept
+        source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
+        shape = tuple(tensor.shape)
+        what = f"a tensor that the forward returned or was given (shape {shape})"
+        way_out = "change parameters after backward, and clone outputs before changing them"
+        if source is not None and source.kind == "input":
+            what = f"{source.name} (shape {shape})"
+            way_out = "give the model a copy of it (x.clone()), or change a copy"
+        elif source is not None:
+            what = f"{source.kind} {source.name}"
+            way_out = "change it after backward"
+        return TightfitError(
+            f"{what} was changed in place between forward and backward, and the plan computes "
+            f"what it has let go of from it again: gradients would be wrong. Way out: {way_out}. "
+            f"{WITHOUT_A_PLAN}"
+        )
 
     def _check_unplanned(self, by_position: dict[int, torch.Tensor | None]) -> None:
         assert self.runner is not None
@@ -287,6 +336,8 @@ class Run:
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
         """Return the next group of finished gradients; None as in eager, where nothing comes in."""
         assert self.runner is not None
+        if self._again is not None:
+            return next(self.generator)
         self._check_late_reads(index)
         try:
             with private.without_autocast():
@@ -330,6 +381,7 @@ class Run:
 
     def _end(self, state: str) -> None:
         self.state = state
+        self._plainly = None
         if self.generator is not None:
             self.generator.close()
         self.generator = None

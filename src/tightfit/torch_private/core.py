@@ -467,3 +467,21 @@ def is_traced(tensor: torch.Tensor) -> bool:
 def in_backward() -> bool:
     """Return whether autograd's engine runs what runs now."""
     return torch._C._current_graph_task_id() != -1
+
+
+def gradient_node(tensor: torch.Tensor) -> Any:
+    """Return the node of autograd to which the gradient of a tensor goes."""
+    return torch.autograd.graph.get_gradient_edge(tensor).node
+
+
+def asks_for_gradient(tensor: torch.Tensor) -> bool:
+    """Whether the backward that runs now computes the gradient of a tensor."""
+    try:
+        return runs_in_this_backward(gradient_node(tensor))
+    except RuntimeError:  # a leaf for which `torch.autograd.grad` was called
+        return True
+
+
+def runs_in_this_backward(node: Any) -> bool:
+    """Whether the backward that runs now goes through a node of autograd."""
+    return torch._C._will_engine_execute_node(node)

@@ -45,3 +45,25 @@ def test_a_detector_is_planned_as_a_whole() -> None:
         assert proof.succeeded and abs(proof.prediction_error) <= 0.01
     assert not comparison.within(1 << 30).is_in_parts
     assert optimize.linear_sum_assignment is linear_sum_assignment
+
+
+class Packing(nn.Module):
+    """Hands lengths to a recurrent layer as an array, as speech models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 16)
+        self.rnn = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, x, lengths):
+        lengths = lengths.cpu().numpy()
+        packed = nn.utils.rnn.pack_padded_sequence(self.body(x), lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0].sum()
+
+
+def test_lengths_as_an_array_are_the_lengths() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 7, 8), torch.tensor([7, 5, 2])
+    comparison = Comparison(Example(Packing(), None, inputs, None), costs="unit", limits=(1, 0.01))
+    assert comparison.at(comparison.budget_of(1.0), rounds=0).succeeded
+    assert not comparison.within(1 << 30).is_in_parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import nn
 
 import tightfit
 from support.writing import Watched
@@ -26,3 +27,31 @@ def test_kept_tensors_take_part_in_the_loss() -> None:
         gradients = zip(model.parameters(), plain.parameters(), strict=True)
         assert all(torch.equal(a.grad, b.grad) for a, b in gradients)
     assert len(attached(model).specialisations) == 1
+
+
+class Compared(nn.Module):
+    """Keeps how far its input is from what it should be, as transfers of style do."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()
+        self.target = target
+
+    def forward(self, x):
+        self.loss = (x - self.target).square().mean()
+        return x
+
+
+def test_losses_kept_as_single_numbers() -> None:
+    torch.manual_seed(0)
+    losses = [Compared(torch.randn(6, 8)), Compared(torch.randn(6, 8))]
+    plain = nn.Sequential(nn.Linear(8, 8), losses[0], nn.Tanh(), nn.Linear(8, 8), losses[1])
+    model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
+    for _ in range(4):
+        x = torch.randn(6, 8)
+        for each in (plain, model):
+            each.zero_grad()
+            each(x)
+            (each[1].loss + each[4].loss).backward()
+        assert torch.equal(model[4].loss, plain[4].loss)
+        gradients = zip(model.parameters(), plain.parameters(), strict=True)
+        assert all(torch.equal(a.grad, b.grad) for a, b in gradients)

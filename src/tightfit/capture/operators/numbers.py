@@ -40,8 +40,12 @@ class NumbersAskedFor(TorchFunctionMode):
             return _one_hot(*args, **kwargs)
         if func is torch.Tensor.numpy and self._tracing and self._is_watched(args[0]):
             return TracedArray(args[0])
-        if func in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], list | tuple):
+        if func in (torch.tensor, torch.as_tensor) and args:
             data, *others = args
+            if isinstance(data, TracedArray):
+                return torch.as_tensor(data.tensor.detach(), *others, **kwargs)
+            if not isinstance(data, list | tuple):
+                return func(*args, **kwargs)
             leaves = private.pytree.tree_leaves(data)
             if any(self._is_watched(x) for x in leaves):
                 return func(_without_lists(data, leaves), *others, **kwargs)

@@ -64,7 +64,7 @@ def forget(modules: Mapping[str, nn.Module], places: Iterable[Kept]) -> None:
         holder, place = (held, attribute) if key is None else (held[attribute], key)
         left = holder[place] if key is not None else holder.get(place)
         if isinstance(left, torch.Tensor):
-            holder[place] = left.new_empty(1).expand(left.shape) if left.numel() else left
+            holder[place] = left.new_empty(()).expand(left.shape) if left.numel() else left
 
 
 def holders(places: Iterable[Kept], modules: Mapping[str, nn.Module]) -> frozenset[tuple[int, Any]]:

@@ -82,6 +82,7 @@ class Account:
         self._limited_with: tuple[Account, ...] = ()
         self._is_running = False
         self._before_now = 0
+        self._given_at_count = -1
         self._known: tuple[Any, Standing] | None = None
 
     # -- what is there ------------------------------------------------------------------------
@@ -255,6 +256,8 @@ class Account:
         """
         if self._tally is None or self._limit_bytes is None:
             return
+        if self._tally.given_bytes() != self._given_at_count:
+            self._count_before()  # averages of weights, say, may lie elsewhere than before
         self._is_running = True
         for keeper in self._keepers():
             keeper._refuse_more()
@@ -280,6 +283,7 @@ class Account:
         if self._tally is not None and self._limit_bytes is not None:
             within = (self, *self._limited_with)
             self._before_now = self._before_bytes(within)
+            self._given_at_count = self._tally.given_bytes()
 
     @property
     def limit_bytes(self) -> int | None:

@@ -55,8 +55,10 @@ def end_in_company(account: Account, options: Options, *, is_open: bool) -> None
     What is done from then on until the next call is not the model's.
     """
     shared = options.shared
-    if shared is None and not is_open:
+    if is_open:
+        return
+    if shared is None:
         account.let_go()
-    elif shared is not None and not shared.open_members():
+    elif not shared.open_members():
         for member in shared.members():
             member.let_go()

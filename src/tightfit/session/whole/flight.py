@@ -143,6 +143,8 @@ class Flight:
         if self.calls == 1:
             return Beside(0, 0)
         to_come = max(0, self.calls - self._open_calls - 1)
+        if self._open_calls >= self._expected(options):  # more than ever: nobody knows how many
+            to_come = max(to_come, self._open_calls + 1)
         kept_bytes = self._needs_of(one, around, options).least_kept
         return Beside(self._open_calls, to_come * kept_bytes + self._gradients_of_another())
 

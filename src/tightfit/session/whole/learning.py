@@ -94,8 +94,8 @@ class Watch:
             self.guard.before_backward()
 
     def after_backward(self, run: Run) -> None:
-        """Note that a planned backward has ended, or failed."""
-        if self.guard is not None and run.state == "failed":
+        """Note that a planned backward has ended, failed, or was run without the plan."""
+        if self.guard is not None and run.state in ("failed", "again"):
             self.guard.abandon()
         elif self.guard is not None:
             self.guard.after_backward()

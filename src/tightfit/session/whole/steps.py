@@ -27,6 +27,7 @@ from tightfit.session.options import Options
 from tightfit.session.processes import Replicas
 from tightfit.session.report import Report
 from tightfit.session.whole.advice import advised
+from tightfit.session.whole.again import CalledAgain
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.company import (
     begin_in_company,
@@ -279,10 +280,11 @@ class WholeSteps:
         inputs = self.captures.inputs(one, given)
         planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
         self._addresses.begin_step((one.key, planned.number), self)
-        run = Run(self._backward_started(one), self._backward_ended)
+        again = CalledAgain(self.captures, one, given)
+        run = Run(self._backward_started(one), self._backward_ended, again)
         self.runs.add(run)
         self._calls += 1
-        return _begun(one, planned, self._addresses)(inputs, run)
+        return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -351,9 +353,9 @@ class WholeSteps:
 
     def _backward_ended(self, run: Run) -> None:
         self.watch.after_backward(run)
-        is_open = bool(self.waiting)
-        if not is_open:
+        if not self.waiting:
             self._flight.end()
+        is_open = bool(self.waiting) or run.state == "again"  # what is derived of it is to come
         end_in_company(self.account, self.options, is_open=is_open)
 
     def _backward_started(self, one: Specialisation) -> Callable[[Run], None]:

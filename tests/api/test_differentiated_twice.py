@@ -1,0 +1,156 @@
+"""A backward that is differentiated itself: the bits of plain PyTorch, or a refusal by name."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.allocator import measure_peak
+from tightfit.errors import BudgetExceeded, TightfitError
+
+
+def critic(*more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.LeakyReLU(0.2, inplace=True), *more, nn.Linear(32, 32), nn.Tanh(),
+        nn.Linear(32, 1),
+    )  # fmt: skip
+
+
+def slope(output, x):
+    return torch.autograd.grad(output, x, torch.ones_like(output), create_graph=True)[0]
+
+
+def gradient_penalty(model, real, fake):
+    """Of a Wasserstein GAN: two more calls of the critic are open meanwhile."""
+    between = (0.3 * real + 0.7 * fake).requires_grad_()
+    truth, lie = model(real), model(fake)
+    steep = slope(model(between), between).norm(2, dim=1)
+    return lie.mean() - truth.mean() + 10 * ((steep - 1) ** 2).mean()
+
+
+def penalty_on_data(model, real, fake):
+    """R1: what else takes the output is multiplied by zero."""
+    real.requires_grad_()
+    output = model(real)
+    return slope(output.sum(), real).square().sum(1).mean() + 0 * output[0, 0]
+
+
+def equation(model, real, fake):
+    """A physics-informed net: second derivatives in two directions, data from another call."""
+    x, t = real[:, :8].clone().requires_grad_(), real[:, 8:].clone().requires_grad_()
+    field = model(torch.cat([x, t], 1))
+    along_x, along_t = slope(field, x), slope(field, t)
+    rest = along_t.sum(1) - slope(along_x, x).sum(1)
+    return rest.square().mean() + model(fake).square().mean()
+
+
+WAYS = [gradient_penalty, penalty_on_data, equation]
+
+
+def trained(model: nn.Module, way) -> list[torch.Tensor]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    found = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        loss = way(model, torch.randn(64, 16), torch.randn(64, 16))
+        optimizer.zero_grad()
+        loss.backward()
+        found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        optimizer.step()
+    return [*found, *(p.detach() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bits_of_plain_pytorch(way) -> None:
+    plain = critic()
+    model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
+    for expected, found in zip(trained(plain, way), trained(model, way), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_gradients_of_parameters_with_a_history() -> None:
+    plain, x = critic(), torch.randn(8, 16)
+    found = []
+    for model in (plain, tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")):
+        weights = [model[0].weight, model[2].weight]
+        gradients = torch.autograd.grad(model(x).sum(), weights, create_graph=True)
+        sum(g.square().sum() for g in gradients).backward()
+        found.append([*gradients, *(w.grad for w in weights)])
+    assert all(map(torch.equal, *found))
+
+
+def test_what_does_not_fit_is_refused_before_it_is_there() -> None:
+    """The plan's own steps are small; twelve layers with a history are not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(12) for m in (nn.Linear(64, 64), nn.Tanh())))
+    budget_bytes = 6 * 2**20
+    x = torch.randn(2048, 64, requires_grad=True)
+    tightfit.fit(model, budget_bytes, costs="unit")
+
+    def step() -> None:
+        with pytest.raises(BudgetExceeded, match="differentiated itself"):
+            slope(model(x), x)
+
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    _, measured = measure_peak(step, device="cpu")
+    assert measured.peak_bytes + parameters <= budget_bytes
+
+
+def test_what_is_derived_of_a_derivative_keeps_to_the_budget() -> None:
+    model, x = critic(), torch.randn(64, 16, requires_grad=True)
+    tightfit.fit(model, 4 * 2**20, costs="unit")
+    for _ in range(3):
+        steep = slope(model(x), x)
+        with pytest.raises(RuntimeError, match="has no room"):
+            torch.empty(4 * 2**20)
+        steep.square().sum().backward()
+        model.zero_grad()
+
+
+class TestRefused:
+    def refused(self, model, reason, change=lambda model: None):
+        x = torch.randn(8, 16, requires_grad=True)
+        output = tightfit.fit(model, "1GiB", costs="unit")(x)
+        change(model)
+        with pytest.raises(TightfitError, match=rf"create_graph.*{reason}"):
+            slope(output, x)
+
+    def test_random_numbers(self):
+        self.refused(critic(nn.Dropout(0.5)), "random")
+
+    def test_written_buffers(self):
+        self.refused(critic(nn.BatchNorm1d(32)), "writes buffers")
+
+    def test_changed_parameters(self):
+        self.refused(critic(), "changed", lambda model: model[2].bias.detach().add_(1))
+
+    def test_replaced_memory(self):
+        def replace(model):
+            model[0].bias.data = torch.zeros(32)
+
+        self.refused(critic(), "changed", replace)
+
+    def test_another_mode(self):
+        self.refused(critic(), "modules or modes", lambda model: model.eval())
+
+    def test_an_input_that_is_gone(self):
+        model = tightfit.fit(critic(), "1GiB", costs="unit")
+        output = model(torch.randn(8, 16))
+        with pytest.raises(TightfitError, match=r"create_graph.*gone"):
+            torch.autograd.grad(output.sum(), list(model.parameters()), create_graph=True)
+
+    @pytest.mark.parametrize("inner", [False, True], ids=["beside", "inside"])
+    def test_an_output_with_its_derivative(self, inner):
+        """Plain PyTorch adds what comes back of both inside of the model."""
+        model = tightfit.fit(critic(), "1GiB", costs="unit")
+        x = torch.randn(8, 16, requires_grad=True)
+        output = model(x)
+        loss = slope(output.square() if inner else output, x).square().sum()
+        loss = loss if inner else loss + output.square().sum()
+        with pytest.raises(TightfitError, match=r"with its derivative.*tightfit\.step"):
+            loss.backward()
