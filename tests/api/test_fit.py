@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import tightfit
+from tightfit.capture.capture import capture
 from tightfit.errors import (
     BadInput,
     BudgetExceeded,
@@ -23,6 +24,7 @@ from tightfit.errors import (
     TightfitError,
 )
 from tightfit.execution.attach import attached
+from tightfit.session import stages
 
 
 def small() -> nn.Sequential:
@@ -402,15 +404,35 @@ class TestRefusals:
             model(batch())
         assert model.seen == []
 
-    def test_python_random(self):
+    def test_python_random(self, monkeypatch):
         class Model(Counting):
             def forward(self, x):
                 return super().forward(x) * (2 if random.random() < 0.5 else 1)
 
+        traces = []
+        monkeypatch.setattr(
+            stages, "capture", lambda *given, **named: traces.append(0) or capture(*given, **named)
+        )
         state = random.getstate()
         with pytest.raises(CaptureError, match="random module"):
             fitted(Model())(batch())
         assert random.getstate() == state
+        assert len(traces) == 1  # another one would come to no other end
+
+    def test_numbers_that_are_drawn_once_are_no_reason(self):
+        class Model(Counting):
+            def forward(self, x):
+                if not hasattr(self, "scale"):
+                    self.scale = random.random()
+                return self.a(x).sum() * self.scale
+
+        plain, model = Model(), Model()
+        model.load_state_dict(plain.state_dict())
+        state, x = random.getstate(), batch()
+        expected = plain(x)
+        random.setstate(state)
+        assert torch.equal(fitted(model)(x), expected)
+        assert random.getstate() != state
 
     def test_a_number_that_is_computed_and_read_is_no_reason(self):
         class Model(Counting):

@@ -12,7 +12,7 @@ from torch import nn
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.origins import module_names
-from tightfit.capture.probe import probe, warm_up
+from tightfit.capture.probe import draws_outside_torch, probe, warm_up
 from tightfit.capture.reads.names import names_of
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import KeptTensors
@@ -128,6 +128,8 @@ def _captured_around_data(
                     call = _with_outside(call, error)
                 elif error.cause in _ONCE and settled is None and not _is_kept(call):
                     settled = _settled(call)
+                    if draws_outside_torch(call):  # in every call: no trace will come to an end
+                        raise
                 elif error.cause in ("state", "hook") and keeping and not _is_kept(call):
                     if settled is not None:  # it is no one-time setting up: as before the call
                         settled.__exit__()

@@ -23,7 +23,7 @@ from tightfit.costs.measured.call import fixed_generators
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["Findings", "probe", "warm_up"]
+__all__ = ["Findings", "draws_outside_torch", "probe", "warm_up"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def warm_up(call: TracedCall) -> None:
     """Run a call's forward once, so that it sets up what it sets up when it first runs.
 
     Modules keep the attributes and hooks they give themselves, and buffers that they make or give
-    another shape, such as tables of positions; all else is as after `probe`.
+    another shape, such as tables of positions, and what Python and numpy drew for them is drawn;
+    all else is as after `probe`.
 
     Raises
     ------
@@ -73,6 +74,19 @@ def warm_up(call: TracedCall) -> None:
     """
     with PythonState(call.modules, keeps=True):
         _run(call, keeps=True)
+
+
+def draws_outside_torch(call: TracedCall) -> bool:
+    """Return whether a call's forward draws numbers that no plan can draw; see `PythonState`.
+
+    Raises
+    ------
+    CaptureError
+        As `probe`.
+    """
+    with PythonState(call.modules) as state:
+        _run(call)
+    return state.drew
 
 
 def _run(call: TracedCall, *, keeps: bool = False) -> None:

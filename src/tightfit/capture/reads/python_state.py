@@ -39,13 +39,20 @@ class PythonState:
     modules : mapping of str to nn.Module
         The modules.
     keeps : bool
-        Put back generators only, and let modules keep what changed.
+        Put back generators of PyTorch only, and let modules keep what changed.
+
+    Attributes
+    ----------
+    drew : bool
+        Whether numbers were drawn that a plan does not draw: by Python, numpy, or a module's own
+        generator.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], *, keeps: bool = False) -> None:
         self._keeps = keeps
         self._modules = module_names(modules)
         self._changed: list[str] = []
+        self.drew = False
 
     def __enter__(self) -> PythonState:
         self._attributes = {
@@ -73,17 +80,23 @@ class PythonState:
             self._restore_members(name, module)
             self._restore_attributes(name, module)
         self._changed += self._written.put_back()
+        before_drawing = len(self._changed)
         for name, (generator, before) in self._generators.items():
             if not torch.equal(generator.get_state(), before):
                 self._changed.append(name)
                 generator.set_state(before)
+        if not self._keeps:  # what is drawn once is drawn for good
+            self._put_back_drawing()
+        self.drew = len(self._changed) > before_drawing
+        torch.set_rng_state(self._torch)
+
+    def _put_back_drawing(self) -> None:
         if random.getstate() != self._random:
             self._changed.append("the generator of Python's random module")
             random.setstate(self._random)
         if not _same_numpy(self._numpy):
             self._changed.append("numpy's global random generator")
             _set_numpy_state(self._numpy)
-        torch.set_rng_state(self._torch)
 
     def _restore_members(self, name: str, module: nn.Module) -> None:
         kept = (module._parameters, module._buffers, module._modules)
