@@ -25,6 +25,7 @@ __all__ = [
     "budget_exceeded",
     "if_room",
     "is_refusal",
+    "likely_further_bytes",
     "refused_bytes",
     "tally_for",
 ]
@@ -200,6 +201,12 @@ def refused_bytes(error: BaseException) -> tuple[int, int, int]:
     """Return the budget, what was asked for and what was held, of an error for `is_refusal`."""
     budget, asked, held, _ = _numbers(error)
     return budget, asked, held
+
+
+def likely_further_bytes(error: BaseException) -> int:
+    """Return what such an error takes for what would have been asked for next."""
+    _, asked, held, named = _numbers(error)
+    return named - held - asked
 
 
 def _numbers(error: BaseException) -> tuple[int, int, int, int]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tightfit.allocator.tally import budget_exceeded, is_refusal
+from tightfit.allocator.tally import budget_exceeded, is_refusal, likely_further_bytes
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import hear_of_steps
 from tightfit.session.memory.steps import refuse_step
@@ -110,8 +110,13 @@ class Limit:
                 f"{self._name} needs more than the budget has room for, and was stopped before it "
                 "took that; its state is as before the call."
             )
-            more = _LOOKING_BYTES if self._is_looking else None
-            raise budget_exceeded(error, what, further_bytes=more) from error
+            raise budget_exceeded(error, what, further_bytes=self._further_bytes(error)) from error
+
+    def _further_bytes(self, error: BaseException) -> int | None:
+        """Return what would have been asked for next, more likely than not; None: as for any."""
+        if not self._is_looking:
+            return None
+        return max(_LOOKING_BYTES, likely_further_bytes(error))
 
     def before_step(self, optimizer: Any) -> None:
         """Refuse the step of an optimizer of this model that would exceed the budget."""
