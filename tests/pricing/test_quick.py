@@ -192,6 +192,26 @@ def test_a_call_without_room_runs_on_fewer_rows_for_its_workspace() -> None:
     assert all(few == pytest.approx(every, rel=0.1) for few, every in taken.values()), taken
 
 
+def test_a_weight_that_was_cast_has_no_rows_of_the_batch() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).sum()
+
+    x = torch.randn(4, 4, 12, 12)  # as many images as there are channels
+    step = with_alternatives(capture(TracedCall(cast, {"model": model}, (x,), {})))
+    whole, little = quick(step), quick(step, room_bytes=12 << 10)
+    both = zip(whole.ops, little.ops, strict=True)
+    taken = [
+        [op.alternatives[0].variants[0].workspace_bytes for op in each]
+        for each in both
+        if each[0].target == "aten.convolution_backward"
+    ]
+    assert taken
+    assert all(few == pytest.approx(every, rel=0.1) for every, few in taken), taken
+
+
 def test_costs_of_another_shape_are_scaled_and_elementwise_calls_do_not_run(monkeypatch) -> None:
     model = Images()
     small = quick(step_of(model, torch.randn(2, 3, 12, 12)))

@@ -143,7 +143,9 @@ class FewerRows:
             )
 
     def _lasts(self, node: fx.Node) -> bool:
-        """Whether a tensor is a parameter, a buffer, or a view of one."""
+        """Whether a tensor is a parameter, a buffer, or made of one alone: a view, a cast."""
+        while node.op == "call_function" and len(node.all_input_nodes) == 1:
+            node = node.all_input_nodes[0]
         value = self._captured.value_of.get(base_of(node))
         role = None if value is None else self._captured.graph.values[value].role
         return role in ("parameter", "buffer")
