@@ -17,10 +17,12 @@ SHARE = 0.9
 MORE_BYTES = {
     "a closure called several times a step (LBFGS)": 8192,
     "several forwards before a backward": 45056,
-    "autocast with GradScaler": 8192,
+    "autocast with GradScaler": 9216,
+    "bfloat16 weights": 9216,
+    "training in eval mode (frozen BatchNorm)": 9216,
 }
-"""LBFGS holds flat directions and gradients; every call that is open keeps something; where a
-processor has no half precision its kernels work with a column for each place of an image."""
+"""LBFGS holds flat directions and gradients; every call that is open keeps something; some
+processors' kernels work with a column for each place of an image."""
 
 
 @pytest.fixture(scope="module", autouse=True)
