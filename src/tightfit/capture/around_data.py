@@ -124,11 +124,11 @@ def _captured_around_data(
                     said += [message] if message else []
                 elif error.cause == "outside":
                     if call.outside is None and settled is None and not _is_kept(call):
-                        settled = _settled(call)
+                        settled, _ = _settled(call)
                     call = _with_outside(call, error)
                 elif error.cause in _ONCE and settled is None and not _is_kept(call):
-                    settled = _settled(call)
-                    if draws_outside_torch(call):  # in every call: no trace will come to an end
+                    settled, drew = _settled(call)
+                    if drew and draws_outside_torch(call):  # each time: no trace would do
                         raise
                 elif error.cause in ("state", "hook") and keeping and not _is_kept(call):
                     if settled is not None:  # it is no one-time setting up: as before the call
@@ -149,12 +149,14 @@ def _is_kept(call: TracedCall) -> bool:
     return isinstance(call.function, KeptTensors)
 
 
-def _settled(call: TracedCall) -> PythonState:
-    """Let a forward set up what it sets up when it first runs; return what was before."""
+def _settled(call: TracedCall) -> tuple[PythonState, bool]:
+    """Let a forward set up what it sets up when it first runs.
+
+    Returns what was before, and whether it drew numbers that no plan can draw.
+    """
     before = PythonState(call.modules)
     before.__enter__()
-    warm_up(call)
-    return before
+    return before, warm_up(call)
 
 
 def _goes_around(call: TracedCall, error: CaptureError, in_parts: bool) -> bool:

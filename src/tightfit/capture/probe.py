@@ -60,8 +60,10 @@ def probe(call: TracedCall) -> Findings:
     return listener.findings()
 
 
-def warm_up(call: TracedCall) -> None:
+def warm_up(call: TracedCall) -> bool:
     """Run a call's forward once, so that it sets up what it sets up when it first runs.
+
+    Returns whether it drew numbers that no plan can draw; see `PythonState`.
 
     Modules keep the attributes and hooks they give themselves, and buffers that they make or give
     another shape, such as tables of positions, and what Python and numpy drew for them is drawn;
@@ -72,8 +74,9 @@ def warm_up(call: TracedCall) -> None:
     CaptureError
         As `probe`.
     """
-    with PythonState(call.modules, keeps=True):
+    with PythonState(call.modules, keeps=True) as state:
         _run(call, keeps=True)
+    return state.drew
 
 
 def draws_outside_torch(call: TracedCall) -> bool:

@@ -85,18 +85,16 @@ class PythonState:
             if not torch.equal(generator.get_state(), before):
                 self._changed.append(name)
                 generator.set_state(before)
-        if not self._keeps:  # what is drawn once is drawn for good
-            self._put_back_drawing()
-        self.drew = len(self._changed) > before_drawing
-        torch.set_rng_state(self._torch)
-
-    def _put_back_drawing(self) -> None:
         if random.getstate() != self._random:
             self._changed.append("the generator of Python's random module")
-            random.setstate(self._random)
+            if not self._keeps:  # else what is drawn once is drawn for good
+                random.setstate(self._random)
         if not _same_numpy(self._numpy):
             self._changed.append("numpy's global random generator")
-            _set_numpy_state(self._numpy)
+            if not self._keeps:
+                _set_numpy_state(self._numpy)
+        self.drew = len(self._changed) > before_drawing
+        torch.set_rng_state(self._torch)
 
     def _restore_members(self, name: str, module: nn.Module) -> None:
         kept = (module._parameters, module._buffers, module._modules)
