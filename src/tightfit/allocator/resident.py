@@ -41,7 +41,12 @@ def storages_of(tensors: Iterable[Any]) -> list[torch.UntypedStorage]:
 
 
 def _strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a tensor lies in: itself, or the indices and values of a sparse gradient."""
+    """Return what a tensor lies in: itself, or the indices and values of a sparse gradient.
+
+    Nothing for a gradient that is zero everywhere and has no memory, as autograd makes them.
+    """
+    if not tools.has_memory(tensor):
+        return ()
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
     return (tensor,) if tensor.layout == torch.strided else ()

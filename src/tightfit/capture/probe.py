@@ -14,6 +14,7 @@ from tightfit.capture.calls.signature import flatten
 from tightfit.capture.calls.structure import unflatten
 from tightfit.capture.decisions.answers import Answer, answer_of, is_asking
 from tightfit.capture.opaque.mark import opaque_modules
+from tightfit.capture.operators.masks import MasksAskedFor
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.forwards import SwappedForwards
@@ -106,6 +107,7 @@ def _run(call: TracedCall, *, keeps: bool = False) -> None:
     with (
         fixed_generators(_device_of((*leaves, *members))),
         NumbersAskedFor(tracing=False),
+        MasksAskedFor(),
         _own_buffers(call.modules, keeps=keeps) as buffers,
         _Undone([*own, *buffers]),
         torch.autograd.graph.saved_tensors_hooks(_let_go, _refuse_backward),

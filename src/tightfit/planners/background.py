@@ -1,4 +1,4 @@
-"""Searching a better plan in a thread while training goes on with the one at hand."""
+"""Searching better plans in a thread while training goes on with those at hand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from tightfit.plan.plan import Outcome
 from tightfit.progress import Progress, Until
 
 __all__ = ["Search", "searching"]
@@ -20,22 +20,24 @@ _FAREWELL_S = 2.0
 _MOST_ATTEMPTS = 5
 
 _ONE_AT_A_TIME = threading.Lock()
-_UNFINISHED: WeakSet[Search] = WeakSet()
+_UNFINISHED: WeakSet[Search[Any]] = WeakSet()
+
+Found = TypeVar("Found")
 
 
-class Search:
+class Search(Generic[Found]):
     """A planner that runs in a thread of low priority; searches run one after the other.
 
     Parameters
     ----------
     plan : callable
-        Given a progress, returns an outcome; touches nothing else.
+        Given a progress, returns what it has found; touches nothing else.
     """
 
-    def __init__(self, plan: Callable[[Progress], Outcome]) -> None:
+    def __init__(self, plan: Callable[[Progress], Found]) -> None:
         self._plan = plan
         self._stopped = threading.Event()
-        self._outcome: Outcome | None = None
+        self._found: Found | None = None
         self._error: Exception | None = None
         _UNFINISHED.add(self)
         self._thread = threading.Thread(target=self._run, daemon=True, name="tightfit planner")
@@ -46,7 +48,7 @@ class Search:
         """Whether it has ended."""
         return not self._thread.is_alive()
 
-    def result(self) -> Outcome | None:
+    def result(self) -> Found | None:
         """Return what a search that is done has found; None if it was cancelled before.
 
         Raises
@@ -56,7 +58,7 @@ class Search:
         """
         if self._error is not None:
             raise self._error
-        return self._outcome
+        return self._found
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until it has ended."""
@@ -73,7 +75,7 @@ class Search:
             with _ONE_AT_A_TIME:
                 while not self._stopped.is_set():
                     try:
-                        self._outcome = self._plan(Until(self._stopped))
+                        self._found = self._plan(Until(self._stopped))
                         break
                     except SystemError:  # `gc.get_objects` of another thread saw a half-made tuple
                         attempts -= 1

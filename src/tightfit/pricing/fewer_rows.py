@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import base_of, flat_outputs, is_getitem
 from tightfit.torch_private import core as private
 
-__all__ = ["FewerRows", "rows_of"]
+__all__ = ["FewerRows", "rows_of", "shortened"]
 
 _SMALL = 1 / 64  # of the largest tensor: what is smaller has no rows of the batch
 _LEAST_SHAPE = 3  # numbers of a shape; fewer may be strides of a kernel
@@ -149,3 +149,11 @@ class FewerRows:
         value = self._captured.value_of.get(base_of(node))
         role = None if value is None else self._captured.graph.values[value].role
         return role in ("parameter", "buffer")
+
+
+def shortened(
+    captured: Captured, nodes: Sequence[fx.Node], rows: int, **given: Any
+) -> Iterator[FewerRows]:
+    """Yield the ways to give calls fewer rows: small tensors whole, then shortened as well."""
+    for of_small in (False, True):
+        yield FewerRows(captured, nodes, rows, of_small=of_small, **given)

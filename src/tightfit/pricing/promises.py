@@ -13,7 +13,7 @@ import math
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,8 @@ from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import environment_of
 from tightfit.graph.ir import Alternative, Exactness, ValueId
-from tightfit.pricing.fewer_rows import FewerRows, rows_of
-from tightfit.pricing.records import device_of, key_of, name_of
+from tightfit.pricing.fewer_rows import FewerRows, rows_of, shortened
+from tightfit.pricing.records import DOES_NOT_RUN, device_of, key_of, name_of
 from tightfit.pricing.trial import Trial
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
@@ -332,34 +332,26 @@ class _Comparisons:
         rows = min(whole - 1, whole * self._room_bytes // (4 * max(1, argument_bytes)))
         if rows < 1:
             return None
-        ways = (self._verdict_on(rows, nodes, claim, of_small=small) for small in (False, True))
-        verdict = next((one for one in ways if one is not None and one.difference >= 0), None)
+        given = {"defaults": self._default, "running": claim.call.rests_on}
+        ways = shortened(self._captured, nodes, rows, **given)
+        verdicts = (self._verdict_on(few, claim) for few in ways)
+        verdict = next((one for one in verdicts if one is not None and one.difference >= 0), None)
         if verdict is None:
             return None
         if claim.exactness == "bitwise" and not claim.holds_for_more_rows:
             self.on_rows.add(claim.key)
         return verdict
 
-    def _verdict_on(
-        self, rows: int, nodes: Sequence[fx.Node], claim: _Claim, *, of_small: bool
-    ) -> Verdict | None:
-        """Return how an alternative compares on so many rows; None: it does not run on them."""
-        few = FewerRows(
-            self._captured,
-            nodes,
-            rows,
-            of_small=of_small,
-            defaults=self._default,
-            running=claim.call.rests_on,
-        )
+    def _verdict_on(self, few: FewerRows, claim: _Claim) -> Verdict | None:
+        """Return how an alternative compares on fewer rows; None: it does not run on them."""
         default, call = few.call(claim.default), few.call(claim.call)
         try:
             trial = Trial(self._captured, few.defaults, call.rests_on, condition=call.condition)
             return _verdict(trial, default, call)
-        except (RuntimeError, ValueError, IndexError) as error:
+        except DOES_NOT_RUN as error:
             if is_refusal(error):
                 raise
-            return None  # other arguments name the number of rows
+            return None
 
 
 def _verdict(trial: Trial, default: Call, call: Call) -> Verdict:

@@ -8,7 +8,6 @@ teach later replaces these costs (`tightfit.pricing.in_steps`).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,10 +24,17 @@ from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId
-from tightfit.pricing.fewer_rows import FewerRows, rows_of
+from tightfit.pricing.fewer_rows import rows_of, shortened
 from tightfit.pricing.price import Priced, may_need_workspace, priced_by, without_room
 from tightfit.pricing.promises import promises_kept
-from tightfit.pricing.records import UNKNOWN, Brief, is_opaque, key_of, name_of, recorded
+from tightfit.pricing.records import (
+    UNKNOWN,
+    Brief,
+    is_opaque,
+    key_of,
+    name_of,
+    recorded,
+)
 from tightfit.progress import SILENT, Progress
 from tightfit.torch_private import core as private
 
@@ -154,10 +160,11 @@ def _numbers_of_rows(most: int, whole: int) -> Iterator[tuple[int, ...]]:
 
 def _on_rows(captured: Captured, call: Call, nodes: Sequence[fx.Node], rows: int) -> Brief | None:
     """Return what a call takes on so many rows; None where it takes no fewer, or has no room."""
-    for small in (False, True):
-        few = FewerRows(captured, nodes, rows, of_small=small).call(call)
-        with contextlib.suppress(RuntimeError, ValueError, IndexError):  # others name how many
-            return recorded(captured, [few], Brief, _brief, SILENT).get(key_of(few))
+    for fewer in shortened(captured, nodes, rows):
+        few = fewer.call(call)
+        found = recorded(captured, [few], Brief, _brief, SILENT)
+        if found:
+            return found[key_of(few)]
     return None
 
 

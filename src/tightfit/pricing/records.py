@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from tightfit.allocator.tally import if_room
+from tightfit.allocator.tally import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.decisions.answers import Question
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
@@ -24,9 +24,21 @@ from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
 
-__all__ = ["UNKNOWN", "Brief", "device_of", "is_opaque", "key_of", "name_of", "recorded"]
+__all__ = [
+    "DOES_NOT_RUN",
+    "UNKNOWN",
+    "Brief",
+    "device_of",
+    "is_opaque",
+    "key_of",
+    "name_of",
+    "recorded",
+]
 
 Record = TypeVar("Record", bound=Footprint)
+
+DOES_NOT_RUN = (RuntimeError, ValueError, IndexError)
+"""What an operator raises that takes no such arguments as it is given to be measured."""
 
 UNKNOWN = Footprint(  # of a call that was not run: it needs no workspace and is as traced
     workspace_bytes=0, output_bytes=(), output_strides=(), aliases=(), none_outputs=()
@@ -62,7 +74,8 @@ def recorded(
 ) -> dict[str, Record]:
     """Return a record of a kind for the key of every call, from the disk cache or measured.
 
-    A call for which the budget has no room is left out.
+    A call for which the budget has no room is left out, and one that refuses drawn numbers:
+    lengths that must sum up, say, or factors of a matrix.
 
     Parameters
     ----------
@@ -104,12 +117,17 @@ def recorded(
 
 def _measured(
     captured: Captured, call: Call, measure: Callable[..., Record], device: torch.device
-) -> Record:
+) -> Record | None:
     is_question = isinstance(call.function, Question)
     function = call.function.unchecked if is_question else call.function
     args, kwargs = synthetic_arguments(captured.joint.module, call)
-    with private.without_autocast():
-        return measure(function, args, kwargs, device=device)
+    try:
+        with private.without_autocast():
+            return measure(function, args, kwargs, device=device)
+    except DOES_NOT_RUN as error:
+        if is_refusal(error):
+            raise
+        return None
 
 
 def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:

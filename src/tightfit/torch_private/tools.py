@@ -16,6 +16,7 @@ from tightfit.torch_private import core as private
 __all__ = [
     "active_wrapper",
     "cublas_workspace_bytes",
+    "has_memory",
     "hide_from_dynamo",
     "is_exported",
     "local_tensor",
@@ -72,6 +73,11 @@ def store_of_processes() -> Any:
 def local_tensor(tensor: Any) -> Any:
     """Return what lies in this process of a tensor spread over several; others as they are."""
     return getattr(tensor, "_local_tensor", tensor)
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies anywhere: autograd makes gradients of zeros that do not."""
+    return not tensor._is_zerotensor()
 
 
 _CUBLAS_BYTES: dict[tuple[torch.device, int], int] = {}

@@ -44,6 +44,7 @@ _SIZED = frozenset(
         aten.bincount.default,
     }
 )
+_TELLS_A_NUMBER = (aten._local_scalar_dense.default, aten.equal.default)
 _MASKS = (torch.bool, torch.uint8)
 _TENSOR = object()
 _QUESTIONS: weakref.WeakValueDictionary[int, Question] = weakref.WeakValueDictionary()
@@ -77,7 +78,8 @@ class Answer:
         if self.operator != function.name():
             return False
         is_number = not isinstance(self.value, tuple)
-        return not is_number or (args[0].dtype is torch.bool) == isinstance(self.value, bool)
+        is_bool = function is aten.equal.default or args[0].dtype is torch.bool
+        return not is_number or is_bool == isinstance(self.value, bool)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Answer) or self.operator != other.operator:
@@ -109,7 +111,7 @@ def selected_from(
 
 def is_asking(function: Any, args: Sequence[Any], kwargs: Any) -> bool:
     """Whether an operator tells Python something about the values of tensors."""
-    if function is aten._local_scalar_dense.default:
+    if function in _TELLS_A_NUMBER:
         return True
     if function is aten.repeat_interleave.Tensor:
         given = dict(zip(("repeats", "output_size"), args, strict=False)) | kwargs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from tightfit.capture.decisions.answers import (
 from tightfit.capture.decisions.numbers import Numbers
 from tightfit.capture.decisions.reads import Decisions, TapeSlot, TapeStep, itself
 from tightfit.capture.decisions.tape import Tape, has_values, may_write
+from tightfit.capture.nodes import draws
 from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -71,6 +73,8 @@ class DecisionRecorder(private.TorchDispatchMode):
             for prefix, module in modules.items()
             for name, buffer in module.named_buffers(remove_duplicate=False)
         }
+        self._generators: list[Any] = []
+        self._runs = -1
         self.start((), {})
 
     def start(self, leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> None:
@@ -85,6 +89,10 @@ class DecisionRecorder(private.TorchDispatchMode):
         """
         self._tape = Tape()
         self._told = 0
+        self._seeded = _seeded()
+        self._random = random.getstate()
+        self._generators_before, self._generators = self._generators, []
+        self._runs += 1
         if self._numbers is not None:
             self._numbers.start()
         self.questions: list[Question] = []
@@ -103,10 +111,62 @@ class DecisionRecorder(private.TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self._refuse_writing_outside(func, args)
+        self._refuse_python_draws()
+        if draws(func, args, kwargs):
+            self.refuse_seeding()
+            self._note_generator(kwargs.get("generator"))
         if is_asking(func, args, kwargs):
             return self._ask(func, args, kwargs)
         self._tape.note(func, args, kwargs, result := func(*args, **kwargs))
         return result
+
+    def _refuse_python_draws(self) -> None:
+        """Refuse as soon as Python's generator was drawn from: what follows need not be traced."""
+        if random.getstate() != self._random:
+            raise CaptureError(
+                f"module {self._trail.running!r} draws from Python's random module: a planned "
+                "step replays operators, not Python, so this would silently stop happening. Way "
+                "out: draw outside the fitted module, or draw random numbers with torch. The model "
+                "is unchanged",
+                module=self._trail.running,
+                cause="state",
+            )
+
+    def refuse_seeding(self) -> None:
+        """Refuse a forward that has seeded PyTorch's generator: a plan draws on from where it is.
+
+        While a forward is traced nothing is drawn, so that the state is that of its start.
+
+        Raises
+        ------
+        CaptureError
+            Names the module that was running.
+        """
+        if self._seeded != _seeded():
+            raise CaptureError(
+                f"module {self._trail.running!r} seeds PyTorch's generator (torch.manual_seed, "
+                "set_rng_state): a planned step draws on from where the generator is. Way out: "
+                "seed it outside of the fitted module, or draw once and keep it as a buffer",
+                module=self._trail.running,
+                cause="state",
+            )
+
+    def _note_generator(self, generator: torch.Generator | None) -> None:
+        """Refuse to draw from a generator that the forward makes: a plan would draw on from it.
+
+        The tracer runs a forward twice: one that was there before is met again.
+        """
+        if generator is None:
+            return
+        if self._runs > 1 and all(generator is not other for other in self._generators_before):
+            raise CaptureError(
+                f"module {self._trail.running!r} draws from a generator that its forward makes: "
+                "a planned step would draw on from it, not from its seed. Way out: draw once and "
+                "keep it as a buffer, or make the generator outside of the fitted module",
+                module=self._trail.running,
+                cause="state",
+            )
+        self._generators.append(generator)
 
     def _refuse_writing_outside(self, func: Any, args: tuple[Any, ...]) -> None:
         """Refuse to write into a tensor that has values: it would happen while tracing."""
@@ -241,3 +301,9 @@ class DecisionRecorder(private.TorchDispatchMode):
             known[tape.slot(x)] = Geometry.of(x).empty()
             rest = {n: torch.zeros((), dtype=torch.long) for n in step.slots() if n not in known}
             return answer_of(step.function, step.result(known | rest))
+
+
+def _seeded() -> bytes:
+    """Return the state of PyTorch's generator."""
+    with private.without_modes():
+        return torch.get_rng_state().numpy().tobytes()

@@ -24,6 +24,7 @@ from tightfit.capture.normalise.gradients import (
     sum_in_place,
 )
 from tightfit.capture.normalise.rewriting import Rewriting
+from tightfit.capture.operators.linalg import is_check
 
 __all__ = ["PASSES", "normalise"]
 
@@ -44,15 +45,15 @@ def find_views(work: Rewriting) -> None:
 def erase_dead(work: Rewriting) -> None:
     """Erase what nobody reads.
 
-    A random operator nobody reads still advanced the generator in eager, so it stays; and so does
-    one that is asked for the step's sake.
+    A random operator nobody reads still advanced the generator in eager, so it stays; and so do
+    those that ask for the step's sake, or raise an error.
     """
     outputs = work.outputs
     tail = next(iter(reversed(work.graph.nodes)))
     tail.args = (tuple(outputs),)
     for node in reversed(list(work.graph.nodes)):
         unread = node.op == "call_function" and not node.users and node not in outputs
-        kept = is_random(node) or question_of(node) is not None
+        kept = is_random(node) or question_of(node) is not None or is_check(node)
         if (unread and not kept) or (node.op == "get_attr" and not node.users):
             work.graph.erase_node(node)
 

@@ -9,16 +9,18 @@ import torch
 
 from tightfit.capture.operators.ctc import traced_ctc
 from tightfit.capture.operators.dropout import traced_dropout
+from tightfit.capture.operators.linalg import traced_checks
 from tightfit.capture.operators.matching import traced_matching
 from tightfit.capture.operators.packed import traced_packing
 from tightfit.capture.operators.recurrent import traced_cells
+from tightfit.capture.operators.zeros import traced_zeros
 
 __all__ = ["traced_operators"]
 
 
 @contextlib.contextmanager
 def traced_operators(values_of: Callable[[torch.Tensor], list[int]]) -> Iterator[None]:
-    """Trace packing, recurrent cells, dropout, assignments and CTC losses as ops of a plan.
+    """Trace packing, recurrent cells, dropout, checks, assignments, CTC losses and zeros as ops.
 
     Parameters
     ----------
@@ -29,6 +31,8 @@ def traced_operators(values_of: Callable[[torch.Tensor], list[int]]) -> Iterator
         stack.enter_context(traced_packing(values_of))
         stack.enter_context(traced_cells())
         stack.enter_context(traced_dropout())
+        stack.enter_context(traced_checks())
         stack.enter_context(traced_matching())
         stack.enter_context(traced_ctc(values_of))
+        stack.enter_context(traced_zeros())
         yield

@@ -27,9 +27,12 @@ from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
-from tightfit.capture.nodes import is_traced_in_backward, note_random
+from tightfit.capture.nodes import is_traced_in_backward, note_kept_forward, note_random
 from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opaque_operator
+from tightfit.capture.operators.linalg import is_check
+from tightfit.capture.operators.masks import MasksAskedFor
 from tightfit.capture.operators.numbers import NumbersAskedFor
+from tightfit.capture.operators.products import TracedProducts
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
 from tightfit.capture.side_effects.backward_writes import (
@@ -101,9 +104,17 @@ class _Callee(nn.Module):
         self.in_backward.note()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
-        assigned, lists = DataAssignments(), NumbersAskedFor(tracing=True)
-        with private.autocast_cache(self._keeps_casts), self._recorder, outside, assigned, lists:
+        with (
+            private.autocast_cache(self._keeps_casts),
+            self._recorder,
+            outside,
+            DataAssignments(),
+            NumbersAskedFor(tracing=True),
+            MasksAskedFor(),
+            TracedProducts(),
+        ):
             output = self._function(*args, **kwargs)
+            self._recorder.refuse_seeding()
         write_replaced(self, members)
         refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
@@ -231,8 +242,10 @@ def _note_random(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if is_opaque_operator(node):
             note_random(node, draws_inside(node))
-        elif question_of(node) is not None or is_carried(node):
+        elif question_of(node) is not None or is_carried(node) or is_check(node):
             note_random(node, False)
+        if is_check(node) and not is_traced_in_backward(node):
+            note_kept_forward(node)
 
 
 def _number_sums(graph: fx.Graph) -> None:

@@ -9,6 +9,7 @@ room for then run a cheaper one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,9 +23,11 @@ from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Kind
 from tightfit.session.parts.ledger import Holding, Ledger, holding_of
 
-__all__ = ["PartPlans", "PartPlansMessage", "choose"]
+__all__ = ["PartPlans", "PartPlansMessage", "choose", "choose_at_once"]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+_AT_ONCE_S = 1.0
+_AT_ONCE_SHARES = (0.5, 1.0, 0.25, 0.75)
 _FINER = (-0.09375, -0.0625, -0.03125, 0.03125, 0.0625, 0.09375)  # around the largest that fits
 
 
@@ -45,6 +48,12 @@ class PartPlans:
     kinds: Mapping[Kind, Holding]
     calls: tuple[Holding, ...]
     menus: Mapping[Kind, Sequence[Holding]]
+
+    @property
+    def overhead(self) -> float:
+        """What the calls cost more than with nothing recomputed, a fraction."""
+        least_s = sum(holding.baseline_cost_s for holding in self.calls)
+        return sum(holding.cost_s for holding in self.calls) / least_s - 1 if least_s > 0 else 0.0
 
     def spread(self, ledger: Ledger[Kind], limit_bytes: int) -> PartPlans:
         """Return the choice for another step of the same kinds.
@@ -110,7 +119,8 @@ def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> PartPlan
     PartPlans or None
         None if no choice was found that fits.
     """
-    menus = _Menus(ledger, limit_bytes, options)
+    seconds = options.limits.seconds / (2 * len(_SHARES) + len(_FINER))
+    menus = _Menus(ledger, limit_bytes, options, seconds)
     fitting = [share for share in _SHARES if menus.extend(share)]
     for step in _FINER:
         menus.extend(max(0.0, max(fitting, default=0.0) + step))
@@ -121,20 +131,48 @@ def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> PartPlan
     return PartPlans(kinds, (), menus.plans).spread(ledger, limit_bytes)
 
 
-class _Menus:
-    """The plans found for each kind of part of a step.
+def choose_at_once(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> PartPlans | None:
+    """Return the cheapest choice out of what was found before and what is found in a second.
 
     Parameters
     ----------
     ledger, limit_bytes, options : Ledger, int, Options
         As `choose` takes them.
+
+    Returns
+    -------
+    PartPlans or None
+        None if no choice was found that fits.
+    """
+    started = time.perf_counter()
+    parts = len(_AT_ONCE_SHARES) * max(1, len(set(ledger.calls)))
+    menus = _Menus(ledger, limit_bytes, options, _AT_ONCE_S / parts)
+    for share in _AT_ONCE_SHARES:
+        if time.perf_counter() - started < _AT_ONCE_S:
+            menus.extend(share)
+    kinds = menus.cheapest()
+    return None if kinds is None else PartPlans(kinds, (), menus.plans).spread(ledger, limit_bytes)
+
+
+class _Menus:
+    """The plans found for each kind of part of a step, for this one or others.
+
+    Parameters
+    ----------
+    ledger, limit_bytes, options : Ledger, int, Options
+        As `choose` takes them.
+    seconds : float
+        For each plan that is sought.
     """
 
-    def __init__(self, ledger: Ledger[Kind], limit_bytes: int, options: Options) -> None:
+    def __init__(
+        self, ledger: Ledger[Kind], limit_bytes: int, options: Options, seconds: float
+    ) -> None:
         self.ledger = ledger
         self.limit_bytes = limit_bytes
         self.options = options
-        self.plans = {kind: [kind.least, kind.most] for kind in ledger.calls}
+        self.limits = msgspec.structs.replace(options.limits, seconds=seconds)
+        self.plans = {kind: kind.menu for kind in ledger.calls}
         self.uniform: list[dict[Kind, Holding]] = [{kind: kind.least for kind in self.plans}]
 
     def extend(self, share: float) -> bool:
@@ -143,7 +181,7 @@ class _Menus:
         chosen: dict[Kind, Holding] = {}
         for kind, plans in self.plans.items():
             room_bytes = self.ledger.room(kind, saved, self.limit_bytes)
-            holding = _planned(kind, saved[kind], room_bytes, self.options)
+            holding = self._planned(kind, saved[kind], room_bytes)
             if holding is not None:
                 plans.append(holding)
                 chosen[kind] = holding
@@ -160,7 +198,7 @@ class _Menus:
             for share in _SHARES:
                 saved_bytes = _saved_bytes(kind, share)
                 if saved_bytes > chosen[kind].saved_bytes:
-                    holding = _planned(kind, saved_bytes, room_bytes, self.options)
+                    holding = self._planned(kind, saved_bytes, room_bytes)
                     if holding is not None:
                         plans.append(holding)
 
@@ -180,6 +218,24 @@ class _Menus:
             best = better
         return best
 
+    def _planned(self, kind: Kind, saved_bytes: int, room_bytes: int) -> Holding | None:
+        """Return the cheapest plan found that keeps to what may be saved and held at the peak."""
+        graph = kind.captured.graph
+        outside_bytes = max(0, room_bytes - saved_bytes - kind.most.output_bytes)
+        if room_bytes <= 0:
+            return None
+        if kind.most.saved_bytes <= saved_bytes and kind.most.peak_bytes <= room_bytes:
+            return kind.most
+        task = Task(
+            graph=graph.with_outside(outside_bytes), budget_bytes=graph.constant_bytes + room_bytes
+        )
+        plan = plan_with(self.options.planner, task, self.limits, self.options.progress).plan
+        if plan is None:
+            return None
+        found = holding_of(graph, plan)
+        kind.note(found)
+        return found
+
     def _fits(self, chosen: Mapping[Kind, Holding]) -> bool:
         return self.ledger.peak_with(chosen) <= self.limit_bytes
 
@@ -191,23 +247,6 @@ def _saved_bytes(kind: Kind, share: float) -> int:
     """Return a share of the way from the least to the most that a part may save."""
     least, most = kind.least.saved_bytes, kind.most.saved_bytes
     return least + round(share * max(0, most - least))
-
-
-def _planned(kind: Kind, saved_bytes: int, room_bytes: int, options: Options) -> Holding | None:
-    """Return the cheapest plan found that keeps to what may be saved and held at the peak."""
-    graph = kind.captured.graph
-    outside_bytes = max(0, room_bytes - saved_bytes - kind.most.output_bytes)
-    if room_bytes <= 0:
-        return None
-    if kind.most.saved_bytes <= saved_bytes and kind.most.peak_bytes <= room_bytes:
-        return kind.most
-    seconds = options.limits.seconds / (2 * len(_SHARES) + len(_FINER))
-    task = Task(
-        graph=graph.with_outside(outside_bytes), budget_bytes=graph.constant_bytes + room_bytes
-    )
-    limits = msgspec.structs.replace(options.limits, seconds=seconds)
-    plan = plan_with(options.planner, task, limits, options.progress).plan
-    return holding_of(graph, plan) if plan is not None else None
 
 
 class PartPlansMessage(msgspec.Struct, frozen=True):

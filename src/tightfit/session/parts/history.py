@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tightfit.planners.background import Search
+from tightfit.progress import Progress
 from tightfit.session.parts.choice import PartPlans
 from tightfit.session.parts.kinds import Kind, Part, forget_oldest
 from tightfit.session.parts.ledger import Holding, Ledger
@@ -44,10 +47,23 @@ class Situation:
         self.planned: Ledger[Kind] = Ledger()
         self.planned_bytes = 0
         self._turn = 0
+        self._searches: list[Search[PartPlans | None]] = []
+        weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
 
     def begin(self) -> None:
         """Begin a step."""
         self._turn = 0
+
+    def search(self, choose: Callable[[Progress], PartPlans | None]) -> None:
+        """Begin to search better plans while training goes on with those at hand."""
+        _cancel(self._searches)
+        self._searches.append(Search(choose))
+
+    def ended_search(self) -> PartPlans | None:
+        """Return the plans that a search has found if it has just ended; only once."""
+        if not self._searches or not self._searches[0].is_done:
+            return None
+        return self._searches.pop().result()
 
     def ended(self, ledger: Ledger[Kind]) -> None:
         """Note what such a step has held, unless one is known in which more parts have run.
@@ -171,3 +187,9 @@ class CallOrder:
             else:
                 parts.insert(parts.index(alike[0]) if alike else len(parts), part)
         return {part: turn for turn, part in enumerate(parts)}
+
+
+def _cancel(searches: list[Search[PartPlans | None]]) -> None:
+    for search in searches:
+        search.cancel()
+    searches.clear()

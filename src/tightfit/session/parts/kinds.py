@@ -172,17 +172,21 @@ class KnownCalls:
         )
         captured, repeated = captured_by_uses(lambda call: self._capture(call, part.name), traced)
         graph = captured.graph
+        limits = options.limits
+        if options.ranks is None:
+            limits = msgspec.structs.replace(limits, seconds=min(limits.seconds, _AT_ONCE_S))
         least = agreed(
             options.ranks,
             f"least {fingerprint(graph)}",
             Plan,
-            lambda: least_plan(graph, part.alike, options.limits),
+            lambda: least_plan(graph, part.alike, limits),
         )
         verify(least, graph)
         before = sum(owner is part for alike in self._known.values() for owner, *_ in alike)
         name = f"{part.name} (another call, {before})" if before else part.name
         most = most_plan(graph)
-        kind = Kind(captured, name, holding_of(graph, least), holding_of(graph, most), repeated)
+        holdings = holding_of(graph, least), holding_of(graph, most)
+        kind = Kind(captured, name, *holdings, repeated, part.alike)
         alike = self._known.setdefault(key, [])
         alike.append((part, kind, captured.reads))
         del alike[:-_MOST_ALIKE]
@@ -219,9 +223,9 @@ def forget_oldest(known: dict[Any, Any]) -> None:
         del known[next(iter(known))]
 
 
-_LEAST_SHARE = 0.3  # of a search's time, for the plan of the first steps
-
-
+_AT_ONCE_S = 1.0  # for the plan of the first steps: a step waits for it
+_LEAST_SHARE = 0.3  # of a search's time
+_MOST_FOUND = 64
 _OUTSIDE_SHARES = (0.0, 0.5, 1.0)  # of what the part holds itself with nothing recomputed
 
 
@@ -236,9 +240,11 @@ class Kind:
     name : str
         The first such part; no two kinds have the same.
     least, most : Holding
-        By the plan that saves least, and by the one that keeps everything.
+        By the plan that saves least of those found, and by the one that keeps everything.
     repeated : tuple of int
         Flattened inputs that the captured step takes again, for each use; see `capture.uses`.
+    alike : int
+        How many parts of this kind the model may have.
     """
 
     captured: Captured
@@ -246,7 +252,37 @@ class Kind:
     least: Holding
     most: Holding
     repeated: tuple[int, ...] = ()
+    alike: int = 1
+    _found: list[Holding] = field(default_factory=list)
+    _least_was_searched: bool = False
     _runners: WeakKeyDictionary[Holding, Runner] = field(default_factory=WeakKeyDictionary)
+
+    @property
+    def menu(self) -> list[Holding]:
+        """All plans that were found for it, for whatever step."""
+        return [self.least, self.most, *self._found]
+
+    def note(self, found: Holding) -> None:
+        """Keep a plan in mind that was found for some step: another one may run it."""
+        if all(found.plan != other.plan for other in self.menu):
+            self._found.append(found)
+            del self._found[:-_MOST_FOUND]
+
+    def search_least(self, limits: Limits) -> bool:
+        """Search longer for a plan that holds little; return whether a better one was found."""
+        if self._least_was_searched:
+            return False
+        self._least_was_searched = True
+        graph = self.captured.graph
+        patient = msgspec.structs.replace(limits, seconds=limits.seconds / _LEAST_SHARE)
+        plan = least_plan(graph, self.alike, patient)
+        verify(plan, graph)
+        found, before = holding_of(graph, plan), self.least
+        if _held_bytes(found, self.alike) >= _held_bytes(before, self.alike):
+            return False
+        self.least = found
+        self.note(before)
+        return True
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the flattened inputs of the captured step for those of a call."""
@@ -281,8 +317,9 @@ def least_plan(graph: Graph, alike: int, limits: Limits) -> Plan:
     own = msgspec.structs.replace(limits, seconds=_LEAST_SHARE * limits.seconds / len(outsides))
     plans = [minimum_budget(graph.with_outside(outside), limits=own).plan for outside in outsides]
 
-    def held_bytes(plan: Plan) -> int:
-        holding = holding_of(graph, plan)
-        return holding.peak_bytes + (alike - 1) * holding.staying_bytes
+    return min(plans, key=lambda plan: _held_bytes(holding_of(graph, plan), alike))
 
-    return min(plans, key=held_bytes)
+
+def _held_bytes(holding: Holding, alike: int) -> int:
+    """Return what that many parts hold, one of them at its peak."""
+    return holding.peak_bytes + (alike - 1) * holding.staying_bytes

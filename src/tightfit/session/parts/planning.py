@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +11,11 @@ from tightfit.allocator.resident import granularity_of
 from tightfit.errors import WITHOUT_A_PLAN, InfeasibleBudget
 from tightfit.execution.guard import Guard
 from tightfit.graph.fingerprint import fingerprint
+from tightfit.progress import Progress
 from tightfit.session.memory.account import new_gradient_bytes
 from tightfit.session.memory.budget import usable_bytes
 from tightfit.session.options import Options
-from tightfit.session.parts.choice import PartPlans, PartPlansMessage, choose
+from tightfit.session.parts.choice import PartPlans, PartPlansMessage, choose, choose_at_once
 from tightfit.session.parts.history import CallOrder, Situation, Situations
 from tightfit.session.parts.kinds import Kind, Part
 from tightfit.session.parts.ledger import Holding, Ledger
@@ -23,6 +25,7 @@ from tightfit.units import format_bytes
 
 __all__ = ["StepPlans"]
 
+_WORTH_A_SEARCH = 0.001  # of overhead
 _ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and still be alike
 
 
@@ -145,8 +148,11 @@ class StepPlans:
         plans = situation.plans
         if worst.beside_bytes > most_bytes:
             raise self._infeasible(worst)
-        known = plans is not None and all(kind in plans.kinds for kind in worst.calls)
-        if plans is None or not known or worst.peak_with(plans.kinds) > most_bytes:
+        found = situation.ended_search()
+        if found is not None and _fit(found, worst, most_bytes):
+            better = found.spread(worst, left_bytes)
+            plans = better if plans is None or better.overhead < plans.overhead else plans
+        if plans is None or not _fit(plans, worst, most_bytes):
             plans = self._choose(situation, worst, left_bytes)
             self._guard.restart()
         elif situation.planned.calls != worst.calls or worst.peak_of(plans.calls) > most_bytes:
@@ -155,6 +161,39 @@ class StepPlans:
         situation.plan(plans, worst, held_bytes)
 
     def _choose(self, situation: Situation, ledger: Ledger[Kind], left_bytes: int) -> PartPlans:
+        """Return the plans of a step's calls."""
+        if self.options.ranks is not None:
+            return self._choose_together(situation, ledger, left_bytes)
+        found = choose_at_once(ledger, left_bytes, self.options)
+        if found is not None and found.overhead > _WORTH_A_SEARCH:
+            self._search(situation, ledger, left_bytes)
+        if found is None:
+            found = choose(ledger, left_bytes, self.options)
+        if found is None and self._search_least(ledger):
+            found = choose(ledger, left_bytes, self.options)
+        if found is None:
+            raise self._infeasible(ledger)
+        return found
+
+    def _search(self, situation: Situation, ledger: Ledger[Kind], left_bytes: int) -> None:
+        """Search better plans in the background; that holds neither the model nor its optimizer."""
+        measured = dataclasses.replace(ledger, parts=[])
+        options = dataclasses.replace(self.options, optimizer=None, shared=None)
+
+        def search(progress: Progress) -> PartPlans | None:
+            own = dataclasses.replace(options, progress=progress)
+            return choose(measured, left_bytes, own)
+
+        situation.search(search)
+
+    def _search_least(self, ledger: Ledger[Kind]) -> bool:
+        """Search longer for plans that hold little; return whether any kind has a new one."""
+        found = [kind.search_least(self.options.limits) for kind in dict.fromkeys(ledger.calls)]
+        return any(found)
+
+    def _choose_together(
+        self, situation: Situation, ledger: Ledger[Kind], left_bytes: int
+    ) -> PartPlans:
         """Return the plans of a step's calls: those another rank chose, if they fit."""
         graphs = [fingerprint(kind.captured.graph) for kind in ledger.calls]
         number = self._choices_made[situation.signature]
@@ -217,18 +256,14 @@ class StepPlans:
         situation = self._situation
         planned = situation.foreseen(part, kind)
         by_kind = situation.plans.kinds.get(kind) if situation.plans else None
-        chosen = planned or by_kind or kind.least
         if self.options.ranks is not None:
-            return chosen  # ranks decide together, between steps
+            return planned or by_kind or kind.least  # ranks decide together, between steps
         left = self.limit_bytes - self._coming_bytes - self._guard.held_bytes()
-        for holding in (chosen, kind.least):
-            fits = holding.needed_bytes <= left
-            if fits and (holding is planned or holding is kind.least):
-                return holding
-            if holding is planned and holding.forward_bytes <= left and self._is_as_foreseen():
-                return holding
-            if fits and holding.staying_bytes + self._following_bytes(part) <= left:
-                return holding
+        found = self._fitting(part, kind, planned, by_kind, left)
+        if found is None and kind.search_least(self.options.limits):
+            found = self._fitting(part, kind, planned, by_kind, left)
+        if found is not None:
+            return found
         needed = kind.least.needed_bytes
         held = self.limit_bytes - left
         raise InfeasibleBudget(
@@ -239,6 +274,21 @@ class StepPlans:
             budget_bytes=self.limit_bytes,
             minimum_bytes=held + needed,
         )
+
+    def _fitting(
+        self, part: Part, kind: Kind, planned: Holding | None, by_kind: Holding | None, left: int
+    ) -> Holding | None:
+        """Return the plan a part runs where so much is left; None if its least does not fit."""
+        chosen = planned or by_kind or kind.least
+        for holding in (chosen, kind.least):
+            fits = holding.needed_bytes <= left
+            if fits and (holding is planned or holding is kind.least):
+                return holding
+            if holding is planned and holding.forward_bytes <= left and self._is_as_foreseen():
+                return holding
+            if fits and holding.staying_bytes + self._following_bytes(part) <= left:
+                return holding
+        return None
 
     def _is_as_foreseen(self) -> bool:
         """Whether no more is held now than was foreseen for the call that begins."""
@@ -252,3 +302,9 @@ class StepPlans:
                 peak = max(peak, held + kind.least.needed_bytes)
                 held += kind.least.staying_bytes
         return peak
+
+
+def _fit(plans: PartPlans, ledger: Ledger[Kind], most_bytes: int) -> bool:
+    """Whether plans are there for all calls of a step, and keep to what it may hold."""
+    known = all(kind in plans.kinds for kind in ledger.calls)
+    return known and ledger.peak_with(plans.kinds) <= most_bytes

@@ -120,6 +120,9 @@ def _first_planned(
     at_hand = (*one.known_plans, *others())
     outcome = None
     if options.ranks is None and not waits and options.planner == DEFAULT:
+        planned = _for_more_growth(one, around, options, at_hand, once=once)
+        if planned is not None:
+            return planned
         outcome = _leaving_room(one, around, options, at_hand, once=once)
     if outcome is None:
         outcome = _first_outcome(one, around, task, options, name, at_hand, waits=waits, once=once)
@@ -138,6 +141,31 @@ def _least_planned(one: Specialisation, around: Surroundings, options: Options) 
         return None
     outcome = min(found, key=lambda outcome: outcome.peak_bytes)
     return one.take(around, _lowered(one, task.graph, outcome, options))
+
+
+def _for_more_growth(
+    one: Specialisation,
+    around: Surroundings,
+    options: Options,
+    at_hand: Sequence[Plan],
+    *,
+    once: bool,
+) -> Planned | None:
+    """Return a plan with room for as much growth again as was seen, where more is held than before.
+
+    What grows from step to step, as the history of LBFGS does, would need a new plan each time.
+    """
+    grown_bytes = one.grown_bytes(around)
+    if grown_bytes == 0 or options.plan is not None:
+        return None
+    later = around.with_others(around.others_bytes + grown_bytes)
+    task = later.task(one.captured)
+    outcome, is_final = _quick_outcome(task, options, at_hand)
+    if outcome is None:
+        return None
+    if not is_final and not once:
+        _search(one, later, task, options)
+    return one.take(later, _lowered(one, task.graph, outcome, options))
 
 
 def _leaving_room(
@@ -245,7 +273,7 @@ def _quick_outcome(
 def _better(
     one: Specialisation,
     made_for: Surroundings,
-    search: Search,
+    search: Search[Outcome],
     before: Planned,
     options: Options,
     name: str,

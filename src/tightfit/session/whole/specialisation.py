@@ -119,7 +119,7 @@ class Specialisation:
         self._seen_outside_bytes: int | None = None
         self._plans: dict[Surroundings, Planned] = {}
         self._known: dict[Gradients, Plan] = {}
-        self._searches: dict[Surroundings, Search] = {}
+        self._searches: dict[Surroundings, Search[Outcome]] = {}
         weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
         self._searched: set[Surroundings] = set()
         self._retired: tuple[Plan, ...] = ()
@@ -157,6 +157,11 @@ class Specialisation:
         """Return how much more is held now than where a plan was made for."""
         made_for = (other for other, known in self._plans.items() if known is planned)
         return around.held_bytes - next(made_for, around).held_bytes
+
+    def grown_bytes(self, around: Surroundings) -> int:
+        """Return how much more is held now than where the first plan was made for."""
+        held = [o.held_bytes for o in self._plans if o.gradients == around.gradients]
+        return max(0, around.held_bytes - min(held, default=around.held_bytes))
 
     def may_gain(self, around: Surroundings, planned: Planned) -> bool:
         """Whether a search may find a plan that uses room which a plan at hand leaves."""
@@ -203,7 +208,7 @@ class Specialisation:
         self._searched.add(around)
         self._searches[around] = Search(plan)
 
-    def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search] | None:
+    def ended_search(self, around: Surroundings) -> tuple[Surroundings, Search[Outcome]] | None:
         """Return a search whose plan fits if it has just ended, and for what; only once."""
         for made_for, search in self._searches.items():
             fits = made_for == around or _leaves_more(around, made_for)
@@ -212,7 +217,7 @@ class Specialisation:
         return None
 
     @property
-    def searches(self) -> Mapping[Surroundings, Search]:
+    def searches(self) -> Mapping[Surroundings, Search[Outcome]]:
         """The searches that go on or whose plan was not taken yet."""
         return MappingProxyType(self._searches)
 
@@ -263,7 +268,7 @@ class Specialisation:
         self.outside_bytes = outside_bytes
 
 
-def _cancel(searches: dict[Surroundings, Search]) -> None:
+def _cancel(searches: dict[Surroundings, Search[Outcome]]) -> None:
     for search in searches.values():
         search.cancel()
     searches.clear()

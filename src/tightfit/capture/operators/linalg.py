@@ -1,0 +1,51 @@
+"""Checks of factorizations (`torch.linalg.inv`, `solve`, `cholesky`) in a trace.
+
+Whether a matrix was singular is checked by an operator without a result, whose place among others
+the tracer would keep by a token that each such check takes and gives. In a plan it is an op like
+others: it reads the numbers that tell, and raises what plain PyTorch raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tightfit.torch_private import core as private
+
+__all__ = ["is_check", "traced_checks"]
+
+aten = torch.ops.aten
+
+_CHECK = aten._linalg_check_errors.default
+_LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
+# the tag keeps it in a trace although nobody reads its result
+_LIBRARY.define(
+    "checked(Tensor info, str name, bool is_matrix) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+
+
+def traced_checks() -> Any:
+    """Return a context in which checks of factorizations are traced as ops with a result."""
+    return private.python_kernels({_CHECK: _traced_check})
+
+
+def is_check(node: torch.fx.Node) -> bool:
+    """Whether a traced node checks a factorization."""
+    return node.target is torch.ops.tightfit.checked.default
+
+
+def _traced_check(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
+    torch.ops.tightfit.checked(info, api_name, is_matrix)
+
+
+@torch.library.impl(_LIBRARY, "checked", "CompositeExplicitAutograd")
+def _checked(info: torch.Tensor, name: str, is_matrix: bool) -> torch.Tensor:
+    _CHECK(info, name, is_matrix=is_matrix)
+    return info.new_empty(1, dtype=torch.uint8)
+
+
+@torch.library.register_fake("tightfit::checked")
+def _fake_checked(info: torch.Tensor, name: str, is_matrix: bool) -> torch.Tensor:
+    return info.new_empty(1, dtype=torch.uint8)

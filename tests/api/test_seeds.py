@@ -1,0 +1,71 @@
+"""Forwards that seed what they draw from: no plan could, so that they run as plain PyTorch does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.errors import CaptureError
+
+WAYS = {
+    "seeds, then draws": "torch.manual_seed",
+    "draws, then seeds": "torch.manual_seed",
+    "seeds within fork_rng": "torch.manual_seed",
+    "makes a generator": "generator that its forward makes",
+}
+
+
+class Seeding(nn.Module):
+    """Two layers, dropout between them, and numbers from a seed."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8))
+
+    def forward(self, x):
+        y = self.first(x)
+        if self.way == "seeds, then draws":
+            torch.manual_seed(3)
+        elif self.way == "seeds within fork_rng":
+            with torch.random.fork_rng():
+                torch.manual_seed(3)
+                y = y * torch.randn_like(y)
+        elif self.way == "makes a generator":
+            y = y * torch.randn(y.shape, generator=torch.Generator().manual_seed(3))
+        y = self.second(y).square().mean()
+        if self.way == "draws, then seeds":
+            torch.manual_seed(3)
+        return y
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forward_that_seeds_is_not_planned_as_a_whole(way: str) -> None:
+    torch.manual_seed(0)
+    net = Seeding(way)
+    plain = copy.deepcopy(net)
+    fitted = tightfit.fit(net, "10MiB")
+    for step in range(3):
+        x = torch.randn(4, 8)
+        found = []
+        for each in (plain, fitted):
+            torch.manual_seed(step)
+            loss = each(x)
+            loss.backward()
+            found.append((loss.detach(), torch.rand(3)))
+        assert all(map(torch.equal, *found))
+        gradients = [[p.grad for p in each.parameters()] for each in (plain, net)]
+        assert all(map(torch.equal, *gradients))  # type: ignore[arg-type]
+    assert tightfit.report(fitted).parts
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_said_by_name_where_nothing_can_run_in_parts(way: str) -> None:
+    fitted = tightfit.fit(Seeding(way), "10MiB")
+    with pytest.raises(CaptureError, match=WAYS[way]):
+        tightfit.prepare(fitted, torch.randn(4, 8))

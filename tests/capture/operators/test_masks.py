@@ -1,0 +1,111 @@
+"""Assignments by masks, which ask in backward how much a mask selects: one graph, same bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+
+
+def _assigned(net: Masked, y, x, mask):
+    result = torch.zeros_like(y)
+    result[mask] = y[mask] * 2
+    return result
+
+
+def _added(net: Masked, y, x, mask):
+    y = y.clone()
+    y[mask] += net.second(x)[mask]
+    return y
+
+
+def _put(net: Masked, y, x, mask):
+    return y.index_put((mask,), net.second(x)[mask], accumulate=True)
+
+
+def _columns(net: Masked, y, x, mask):
+    y = y.clone()
+    y[:, net.columns] = net.second(x)[:, :4]
+    return y
+
+
+def _with_a_number(net: Masked, y, x, mask):
+    y = y.clone()
+    y[mask, 3] = net.second(x)[mask, 2]
+    return y
+
+
+def _computed(net: Masked, y, x, mask):
+    result = torch.zeros_like(y)
+    high = y.sum(1) > 0
+    result[high] = y[high] * 2
+    return result
+
+
+def _scattered(net: Masked, y, x, mask):
+    return y.masked_scatter(mask[:, None].expand_as(y), net.second(x) * 3)
+
+
+class Masked(nn.Module):
+    """Changes what a mask selects of the output of a layer."""
+
+    columns: torch.Tensor
+
+    def __init__(self, change: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.change = change
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.columns = torch.arange(8) % 2 == 0  # no buffer, as adapters of large models have it
+
+    def forward(self, x, mask):
+        return self.second(self.change(self, self.first(x), x, mask)).square().mean()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_assigned, _added, _put, _columns, _with_a_number, _computed, _scattered],
+)
+def test_what_a_mask_selects_may_be_assigned(change: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    net = Masked(change)
+    plain = copy.deepcopy(net)
+    fitted = tightfit.fit(net, "10MiB")
+    masks = [torch.arange(6) % 3 > 0, torch.arange(6) % 3 > 0, torch.arange(6) > 3]
+    for mask in masks:
+        x = torch.randn(6, 8)
+        losses = [each(x, mask) for each in (plain, fitted)]
+        for loss in losses:
+            loss.backward()
+        assert torch.equal(*losses)
+        for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            if ours.grad is not None and theirs.grad is not None:
+                assert torch.equal(ours.grad, theirs.grad)
+    assert tightfit.report(fitted).parts == ()
+
+
+class Same(nn.Module):
+    """Asks whether two tensors are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x, other):
+        y = self.first(x)
+        return (y * 2 if torch.equal(x, other) else y.relu()).sum()
+
+
+def test_a_forward_may_ask_whether_tensors_are_equal() -> None:
+    torch.manual_seed(0)
+    net = Same()
+    plain = copy.deepcopy(net)
+    fitted = tightfit.fit(net, "10MiB")
+    x = torch.randn(4, 8)
+    for other in (x, x + 1, x.clone()):
+        assert torch.equal(fitted(x, other), plain(x, other))
