@@ -90,11 +90,33 @@ def hooked() -> nn.Module:
     return model
 
 
-def checkpointed(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+def checkpointed(self: Wrapped, h: torch.Tensor, *, reentrant: bool = False) -> torch.Tensor:
     def part(z):
         return self.b(F.dropout(z.tanh(), 0.3))
 
-    return checkpoint(part, h, use_reentrant=False)
+    return checkpoint(part, h, use_reentrant=reentrant)
+
+
+class OwnCheckpoint(torch.autograd.Function):
+    """Runs a function again in backward, as trainers of diffusion models did it."""
+
+    @staticmethod
+    def forward(ctx, function, inputs, *tensors):
+        ctx.function, ctx.inputs, ctx.tensors = function, inputs, tensors
+        with torch.no_grad():
+            return function(*tensors[:inputs])
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        inputs = [x.detach().requires_grad_() for x in ctx.tensors[: ctx.inputs]]
+        with torch.enable_grad():
+            output = ctx.function(*[x.view_as(x) for x in inputs])
+        wanted = [*inputs, *ctx.tensors[ctx.inputs :]]
+        return None, None, *torch.autograd.grad(output, wanted, gradients, allow_unused=True)
+
+
+def checkpointed_by_hand(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    return OwnCheckpoint.apply(lambda z: self.b(z.tanh()), 1, h, *self.b.parameters())
 
 
 def partly_without_gradient(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
@@ -278,6 +300,8 @@ SUPPORTED = [
         lambda: "scaled",
     ),
     case("`torch.utils.checkpoint` inside", checkpointed),
+    case("reentrant checkpoints", functools.partial(checkpointed, reentrant=True)),
+    case("checkpoint functions of one's own", checkpointed_by_hand),
     case(
         "multi-head attention",
         lambda s, h: s.c(h, h, h)[0],
@@ -525,18 +549,18 @@ REFUSED = [
         "fit the inner module, then wrap it",
     ),
     Refused(
+        "lazy modules that have no weights yet",
+        called(lambda: nn.Sequential(nn.LazyLinear(8))),
+        BadInput,
+        "'0'.*no weights yet.*Call the model once",
+        "call the model once before `fit`",
+    ),
+    Refused(
         "FSDP1 (`FullyShardedDataParallel`)",
         called(lambda: type("FullyShardedDataParallel", (nn.Linear,), {})(8, 8)),
         BadInput,
         "FSDP1.*fully_shard",
         "FSDP2 (`fully_shard`), then fit",
-    ),
-    Refused(
-        "reentrant checkpoints",
-        wrapped(lambda s, h: checkpoint(s.b, h, use_reentrant=True)),
-        CaptureError,
-        "use_reentrant=False",
-        "`use_reentrant=False`, or no checkpoint at all",
     ),
     Refused(
         "Python state changed by forward (counters, lists)",

@@ -241,11 +241,23 @@ def refuse_unfittable(module: nn.Module) -> None:
     ------
     BadInput
         If an ancestor or a child of the module is fitted, if the module is compiled or wrapped,
-        or if its forward was replaced by somebody else.
+        if its forward was replaced by somebody else, or if it has no weights yet.
     """
+    _refuse_lazy(module)
     _refuse_wrapped(module)
     _refuse_nested(module)
     _refuse_foreign(module)
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    for name, each in module.named_modules():
+        own = (*each.parameters(recurse=False), *each.buffers(recurse=False))
+        if any(map(nn.parameter.is_lazy, own)):
+            raise BadInput(
+                f"module {name!r} ({type(each).__name__}) has no weights yet: they are made when "
+                "it first runs. Call the model once (in torch.no_grad()), make the optimizer, then "
+                f"fit it. {WITHOUT_A_PLAN}"
+            )
 
 
 def _refuse_foreign(module: nn.Module) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from tightfit.capture.operators.checkpoints import traced_checkpoints
 from tightfit.capture.operators.ctc import traced_ctc
 from tightfit.capture.operators.dropout import traced_dropout
 from tightfit.capture.operators.linalg import traced_checks
@@ -20,7 +21,7 @@ __all__ = ["traced_operators"]
 
 @contextlib.contextmanager
 def traced_operators(values_of: Callable[[torch.Tensor], list[int]]) -> Iterator[None]:
-    """Trace packing, recurrent cells, dropout, checks, assignments, CTC losses and zeros as ops.
+    """Trace as ops of a plan what the tracer by itself refuses or computes otherwise.
 
     Parameters
     ----------
@@ -32,6 +33,7 @@ def traced_operators(values_of: Callable[[torch.Tensor], list[int]]) -> Iterator
         stack.enter_context(traced_cells())
         stack.enter_context(traced_dropout())
         stack.enter_context(traced_checks())
+        stack.enter_context(traced_checkpoints())
         stack.enter_context(traced_matching())
         stack.enter_context(traced_ctc(values_of))
         stack.enter_context(traced_zeros())

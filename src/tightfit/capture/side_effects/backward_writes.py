@@ -1,13 +1,14 @@
-"""Buffers that hooks write while gradients flow: a counter of steps, a norm of a gradient.
+"""Members of modules that code of the backward uses: hooks, and functions that checkpoint.
 
-The tracer puts stand-ins in the place of buffers only while the forward runs. What hooks do to a
-buffer in backward would reach the real one, at capture and never again; here they meet the
-stand-in too, so that the trace sees it, and the step is refused by name.
+The tracer puts stand-ins in the place of parameters and buffers only while the forward runs. Code
+that runs in backward (a hook, a checkpoint that runs a module again) would meet the real ones; here
+it meets the stand-ins, too, so that the trace sees it. A buffer that is written there is refused by
+name: it would be written at capture and never again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 
 
 class StandInsInBackward(TorchFunctionMode):
-    """Lets the modules hold the stand-ins of buffers also while gradients are traced.
+    """Lets the modules hold the stand-ins of their members also while gradients are traced.
 
     Parameters
     ----------
@@ -33,41 +34,46 @@ class StandInsInBackward(TorchFunctionMode):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._holders = {
-            name: child._buffers
-            for name, child in module.named_modules(remove_duplicate=False)
-            if child._buffers
-        }
+        modules = dict(module.named_modules(remove_duplicate=False))
+        self._buffers = {name: each._buffers for name, each in modules.items() if each._buffers}
+        self._parameters = [each._parameters for each in modules.values() if each._parameters]
         self._stand_ins: dict[str, dict[str, Any]] = {}
+        self._weights: list[dict[str, Any]] = []
 
     def note(self) -> None:
-        """Remember what the buffers are, as a traced forward begins."""
-        self._stand_ins = {name: dict(buffers) for name, buffers in self._holders.items()}
+        """Remember what the members are, as a traced forward begins."""
+        self._stand_ins = {name: dict(buffers) for name, buffers in self._buffers.items()}
+        self._weights = [dict(parameters) for parameters in self._parameters]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is not torch.autograd.grad or not private.is_tracing():
             return func(*args, **(kwargs or {}))
-        before = {name: dict(buffers) for name, buffers in self._holders.items()}
-        self._put(self._stand_ins)
+        before = {name: dict(buffers) for name, buffers in self._buffers.items()}
+        weights = [dict(parameters) for parameters in self._parameters]
+        self._put(self._stand_ins, self._weights)
         try:
             return func(*args, **(kwargs or {}))
         finally:
             changed = self._changed()
-            self._put(before)
+            self._put(before, weights)
             if changed:
                 _refuse(changed)
 
-    def _put(self, members: Mapping[str, Mapping[str, Any]]) -> None:
+    def _put(
+        self, members: Mapping[str, Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]
+    ) -> None:
         for name, buffers in members.items():
-            self._holders[name].update(buffers)
+            self._buffers[name].update(buffers)
+        for parameters, own in zip(self._parameters, weights, strict=False):
+            parameters.update(own)
 
     def _changed(self) -> str:
         """Return the name of a buffer in whose place a hook has put another tensor, if one has."""
         for name, buffers in self._stand_ins.items():
             for key, tensor in buffers.items():
-                if self._holders[name].get(key) is not tensor:
+                if self._buffers[name].get(key) is not tensor:
                     return f"{name}.{key}"
         return ""
 

@@ -74,13 +74,6 @@ def _reason(where: str, error: Exception, text: str, cause: str) -> str:
             f"{where} is compiled (torch.compile): what it runs cannot be planned. Way out: the "
             "plain module, or compile=True of tightfit.fit, which compiles the plan"
         )
-    if "use_reentrant" in text:
-        return (
-            f"{where} uses a reentrant checkpoint, which runs autograd inside autograd. Way out: "
-            "use_reentrant=False (of torch.utils.checkpoint; in transformers "
-            'gradient_checkpointing_kwargs={"use_reentrant": False}), or no checkpoint at all: '
-            "the plan decides what is computed again"
-        )
     if cause == "data":
         return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
     return (
