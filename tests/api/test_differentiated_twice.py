@@ -110,6 +110,30 @@ def test_what_is_derived_of_a_derivative_keeps_to_the_budget() -> None:
             torch.empty(4 * 2**20)
         steep.square().sum().backward()
         model.zero_grad()
+    tightfit.unfit(model)
+
+
+def test_what_a_derivative_holds_is_not_counted_twice() -> None:
+    """What plain PyTorch takes is about enough: a call without its plan teaches nothing."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    )  # fmt: skip
+    model = copy.deepcopy(plain)
+
+    def train(model: nn.Module) -> None:
+        for _ in range(3):
+            x, t = (torch.rand(2000, 1, requires_grad=True) for _ in range(2))
+            field = model(torch.cat([x, t], 1))
+            along_x, along_t = slope(field, x), slope(field, t)
+            rest = along_t - slope(along_x, x)
+            start = model(torch.cat([x, 0 * t], 1)) - torch.sin(x)
+            (rest.square().mean() + start.square().mean()).backward()
+            model.zero_grad()
+
+    _, measured = measure_peak(lambda: train(plain), device="cpu")
+    tightfit.fit(model, int(1.1 * measured.peak_bytes))
+    train(model)
 
 
 class TestRefused:

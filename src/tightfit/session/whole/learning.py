@@ -41,6 +41,7 @@ class Watch:
         self._name = name
         self._account = account
         self._told = False
+        self._learned_from: StepPeaks | None = None
         self._told_outside: set[int] = set()
 
     def begin(
@@ -52,6 +53,7 @@ class Watch:
         runs: Iterable[Run],
         *,
         alone: bool,
+        more_bytes: int = 0,
     ) -> None:
         """Begin to measure a step; learn from the one before.
 
@@ -67,6 +69,8 @@ class Watch:
             Always the calls that somebody still holds the outputs of.
         alone : bool
             Whether no other call of the callee awaited its backward during the step before.
+        more_bytes : int
+            What was held more at the begin of the step before than where its plan was made for.
         """
         account, graph = self._account, one.captured.graph
         budget_bytes = options.usable_bytes
@@ -81,7 +85,7 @@ class Watch:
 
         self.guard.before_forward(constant_bytes, budget_bytes, options.shared, runs)
         if self.guard.steps and last is not None:
-            self._learn(one, options, last, self.guard, alone)
+            self._learn(one, options, last, self.guard, alone, more_bytes)
 
     def after_forward(self) -> None:
         """Note that the planned forward has ended."""
@@ -119,19 +123,28 @@ class Watch:
         self.guard = None
 
     def _learn(
-        self, one: Specialisation, options: Options, last: Planned, guard: Guard, alone: bool
+        self,
+        one: Specialisation,
+        options: Options,
+        last: Planned,
+        guard: Guard,
+        alone: bool,
+        more_bytes: int,
     ) -> None:
         shared = options.shared
         alone = alone and (shared is None or len(shared.members()) <= 1)
         if not self._told:
             self._told = True
             self._tell(last, guard, options)
-        step = guard.steps[-1]
+        step, before = guard.steps[-1], self._learned_from
+        self._learned_from = step
+        if step is before:
+            return  # the step before was run without its plan, and this one is older
         if step.beside_bytes:
             return  # what others held meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
-            one.saw_backward(last, step.constant_bytes + step.backward_bytes)
+            one.saw_backward(last, step.constant_bytes + step.backward_bytes - more_bytes)
         # what lies between forward and backward of one in company is theirs, too
         if alone and not one.outside_is_known and one.plans:
             self._learn_outside(one, options, last, guard)

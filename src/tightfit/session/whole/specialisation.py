@@ -259,7 +259,7 @@ class Specialisation:
         self._seen_outside_bytes = outside_bytes
 
     def saw_backward(self, planned: Planned, peak_bytes: int) -> None:
-        """Note what a backward of one of the plans has held, constants included."""
+        """Note what a backward of one of the plans has held, constants of that plan included."""
         if any(planned is own for own in self._plans.values()):
             self.surplus_bytes = max(self.surplus_bytes, peak_bytes - planned.outcome.peak_bytes)
 

@@ -220,7 +220,15 @@ class WholeSteps:
         """Begin to measure a step of what was captured."""
         alone = not self.waiting and self._flight.is_alone
         inputs = self.captures.inputs(one, given)
-        self.watch.begin(one, self.options, self.last, inputs, self.runs, alone=alone)
+        self.watch.begin(
+            one,
+            self.options,
+            self.last,
+            inputs,
+            self.runs,
+            alone=alone,
+            more_bytes=self._more_bytes,
+        )
 
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
