@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 import tightfit
+from support.plainly import trained_beside_plain
 from tightfit.errors import CaptureError
 
 WAYS = {
@@ -47,21 +46,8 @@ class Seeding(nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_forward_that_seeds_is_not_planned_as_a_whole(way: str) -> None:
     torch.manual_seed(0)
-    net = Seeding(way)
-    plain = copy.deepcopy(net)
-    fitted = tightfit.fit(net, "10MiB")
-    for step in range(3):
-        x = torch.randn(4, 8)
-        found = []
-        for each in (plain, fitted):
-            torch.manual_seed(step)
-            loss = each(x)
-            loss.backward()
-            found.append((loss.detach(), torch.rand(3)))
-        assert all(map(torch.equal, *found))
-        gradients = [[p.grad for p in each.parameters()] for each in (plain, net)]
-        assert all(map(torch.equal, *gradients))  # type: ignore[arg-type]
-    assert tightfit.report(fitted).parts
+    batches = [(torch.randn(4, 8),) for _ in range(3)]
+    assert trained_beside_plain(Seeding(way), batches).parts
 
 
 @pytest.mark.parametrize("way", WAYS)

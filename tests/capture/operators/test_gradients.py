@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-import tightfit
+from support.plainly import trained_beside_plain
 
 WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "product": lambda x: x.prod(),
@@ -36,17 +35,5 @@ class Way(nn.Module):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gradient_has_the_bits_of_plain_pytorch(way: str) -> None:
     torch.manual_seed(0)
-    net = Way(way)
-    plain = copy.deepcopy(net)
-    fitted = tightfit.fit(net, "10MiB")
-    for _ in range(3):
-        x = torch.randn(6, 5)
-        losses = [each(x) for each in (plain, fitted)]
-        for each, loss in zip((plain, net), losses, strict=True):
-            each.zero_grad()
-            loss.backward()
-        assert torch.equal(*losses)
-        for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
-            assert ours.grad is not None and theirs.grad is not None
-            assert torch.equal(ours.grad, theirs.grad.clone())
-    assert tightfit.report(fitted).parts == ()
+    batches = [(torch.randn(6, 5),) for _ in range(3)]
+    assert trained_beside_plain(Way(way), batches).parts == ()

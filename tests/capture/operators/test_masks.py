@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-import tightfit
+from support.plainly import trained_beside_plain
 
 
 def _assigned(net: Masked, y, x, mask):
@@ -72,21 +71,9 @@ class Masked(nn.Module):
 )
 def test_what_a_mask_selects_may_be_assigned(change: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(0)
-    net = Masked(change)
-    plain = copy.deepcopy(net)
-    fitted = tightfit.fit(net, "10MiB")
     masks = [torch.arange(6) % 3 > 0, torch.arange(6) % 3 > 0, torch.arange(6) > 3]
-    for mask in masks:
-        x = torch.randn(6, 8)
-        losses = [each(x, mask) for each in (plain, fitted)]
-        for loss in losses:
-            loss.backward()
-        assert torch.equal(*losses)
-        for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
-            assert (ours.grad is None) == (theirs.grad is None)
-            if ours.grad is not None and theirs.grad is not None:
-                assert torch.equal(ours.grad, theirs.grad)
-    assert tightfit.report(fitted).parts == ()
+    batches = [(torch.randn(6, 8), mask) for mask in masks]
+    assert trained_beside_plain(Masked(change), batches).parts == ()
 
 
 class Same(nn.Module):
@@ -103,9 +90,5 @@ class Same(nn.Module):
 
 def test_a_forward_may_ask_whether_tensors_are_equal() -> None:
     torch.manual_seed(0)
-    net = Same()
-    plain = copy.deepcopy(net)
-    fitted = tightfit.fit(net, "10MiB")
     x = torch.randn(4, 8)
-    for other in (x, x + 1, x.clone()):
-        assert torch.equal(fitted(x, other), plain(x, other))
+    assert trained_beside_plain(Same(), [(x, x), (x, x + 1), (x, x.clone())]).parts == ()
