@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import tightfit
 import tightfit.cli.prove as prove_command
 from tightfit.api.prove import prove
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
@@ -75,7 +76,7 @@ class SelfSeeded(nn.Dropout):
 
 
 def test_a_model_that_no_seed_repeats() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), SelfSeeded(), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(8, 8), tightfit.opaque(SelfSeeded()), nn.Linear(8, 1))
     unrepeatable = Example(model, nn.functional.mse_loss, (torch.randn(64, 8),), torch.ones(64, 1))
     with pytest.raises(BadInput, match=r"other bits each time .* \(first: loss of step 1"):
         prove(unrepeatable, budget_ratio=2.0, steps=2, rounds=0, costs="unit")

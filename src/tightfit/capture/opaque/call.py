@@ -213,7 +213,9 @@ class OpaqueCall:
             )
 
     def _resident(self) -> set[int]:
-        return {private.storage_key(t) for t in _members(self.module) if t.numel()}
+        """Return what the module's members lie in; stand-ins hold their places during a trace."""
+        members = (*_members(self.module), *self.state.values())
+        return {private.storage_key(t) for t in members if t.numel()}
 
     def backward(
         self,
