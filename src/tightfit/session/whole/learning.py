@@ -44,6 +44,11 @@ class Watch:
         self._learned_from: StepPeaks | None = None
         self._told_outside: set[int] = set()
 
+    @property
+    def steps(self) -> Sequence[StepPeaks]:
+        """The steps that were measured, as far as they are kept."""
+        return self.guard.steps if self.guard is not None else ()
+
     def begin(
         self,
         one: Specialisation,

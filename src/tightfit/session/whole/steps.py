@@ -140,8 +140,7 @@ class WholeSteps:
             raise BadInput(
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
-        steps = self.guard.steps if self.guard is not None else []
-        return self.last.report(self._more_bytes, self.options.usable_bytes, steps)
+        return self.last.report(self._more_bytes, self.options.usable_bytes, self.watch.steps)
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
@@ -220,15 +219,8 @@ class WholeSteps:
         """Begin to measure a step of what was captured."""
         alone = not self.waiting and self._flight.is_alone
         inputs = self.captures.inputs(one, given)
-        self.watch.begin(
-            one,
-            self.options,
-            self.last,
-            inputs,
-            self.runs,
-            alone=alone,
-            more_bytes=self._more_bytes,
-        )
+        seen = {"alone": alone, "more_bytes": self._more_bytes}
+        self.watch.begin(one, self.options, self.last, inputs, self.runs, **seen)
 
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
