@@ -21,7 +21,7 @@ from tightfit.planners.base import Task
 from tightfit.planners.registry import plan_with
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Kind
-from tightfit.session.parts.ledger import Holding, Ledger, holding_of
+from tightfit.session.parts.ledger import Holding, Ledger, holding_of, overhead_of
 
 __all__ = ["PartPlans", "PartPlansMessage", "choose", "choose_at_once"]
 
@@ -52,8 +52,7 @@ class PartPlans:
     @property
     def overhead(self) -> float:
         """What the calls cost more than with nothing recomputed, a fraction."""
-        least_s = sum(holding.baseline_cost_s for holding in self.calls)
-        return sum(holding.cost_s for holding in self.calls) / least_s - 1 if least_s > 0 else 0.0
+        return overhead_of(self.calls)
 
     def spread(self, ledger: Ledger[Kind], limit_bytes: int) -> PartPlans:
         """Return the choice for another step of the same kinds.

@@ -17,7 +17,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Plan
 from tightfit.plan.simulate import simulate
 
-__all__ = ["Holding", "Ledger", "LedgerWriter", "Mark", "holding_of"]
+__all__ = ["Holding", "Ledger", "LedgerWriter", "Mark", "holding_of", "overhead_of"]
 
 PartKind = TypeVar("PartKind")
 Phase: TypeAlias = Literal["forward", "backward", "between"]
@@ -90,6 +90,12 @@ def holding_of(graph: Graph, plan: Plan) -> Holding:
         cost_s=simulation.cost_s,
         baseline_cost_s=simulation.baseline_cost_s,
     )
+
+
+def overhead_of(holdings: Sequence[Holding]) -> float:
+    """Return what calls cost more than with nothing recomputed, a fraction."""
+    least_s = sum(holding.baseline_cost_s for holding in holdings)
+    return sum(holding.cost_s for holding in holdings) / least_s - 1 if least_s > 0 else 0.0
 
 
 @dataclass(frozen=True)

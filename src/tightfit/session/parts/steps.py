@@ -22,7 +22,7 @@ from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
-from tightfit.session.parts.ledger import Holding, Ledger, LedgerWriter
+from tightfit.session.parts.ledger import Holding, Ledger, LedgerWriter, overhead_of
 from tightfit.session.parts.planning import StepPlans
 from tightfit.session.report import PlannedPart, Report
 
@@ -149,9 +149,7 @@ class PartSteps:
         """
         ledger, planned_bytes = self._last_step()
         step = self.guard.steps[-1]
-        cost_s = sum(holding.cost_s for holding in ledger.holdings)
-        least_s = sum(holding.baseline_cost_s for holding in ledger.holdings)
-        overhead = cost_s / least_s - 1 if least_s > 0 else 0.0
+        overhead = overhead_of(ledger.holdings)
         return Report(
             budget_bytes=self.plans.limit_bytes,
             constant_bytes=step.constant_bytes,
