@@ -36,12 +36,18 @@ def working_set_bytes(graph: Graph, gradients: Gradients = "fresh") -> tuple[int
     """Return the bytes that some op needs at least while it runs, constants included, and the op.
 
     What an op reads and makes is alive together, with its workspace and the finished gradients
-    and returned values made before it; the cheapest way in bytes counts. No plan in this order of
-    first computations needs less.
+    and returned values made before it; the cheapest way in bytes counts. So does what user code
+    holds where a segment is entered; then the op is None. No plan in this order of first
+    computations needs less.
     """
     worst, where = graph.constant_bytes, None
     kept = 0
+    entered = 0
     for op in graph.ops:
+        while entered <= op.segment:
+            crossing = graph.constant_bytes + kept + graph.segments[entered].outside_bytes
+            worst, where = (crossing, None) if crossing > worst else (worst, where)
+            entered += 1
         if not op.required:
             continue
         ways = [a for a in op.alternatives if a.use != "again"]

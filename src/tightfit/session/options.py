@@ -124,12 +124,19 @@ class Options:
         is_known = self.shared is not None or self.budget_bytes is not None
         return self.limit_bytes if is_known and self.on_exceed == "raise" else None
 
+    @property
+    def is_in_company(self) -> bool:
+        """Whether others share the budget."""
+        return self.shared is not None and len(self.shared.members()) > 1
+
     def beside(self, account: Account) -> list[Account]:
         """Return what others hold within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
 
-    def share_of(self, account: Account, graph: Graph, held_bytes: int) -> Share:
-        """Return the part of the budget for one call, what is held all the time included.
+    def share_of(
+        self, account: Account, graph: Graph, held_bytes: int, calls: int, waiting_bytes: int
+    ) -> Share | None:
+        """Return the part of a shared budget for one call, what is held all the time included.
 
         Parameters
         ----------
@@ -139,20 +146,30 @@ class Options:
             The step.
         held_bytes : int
             What is held all the time, by the callable and by others.
+        calls : int
+            How many calls of the callable there are before a backward.
+        waiting_bytes : int
+            What gradients of another one of them take until both are added up.
+
+        Returns
+        -------
+        Share or None
+            None where no other callable is called between its forward and its backward.
         """
-        budget_bytes = self.planned_bytes
-        share = self.shared.share_of(account) if self.shared is not None else None
-        if share is not None:
-            # needs that are known count inputs: one member's input may be what another one keeps
-            counted = graph.constants_bytes["inputs"] if self._shares_needs() else 0
-            own = account.new_gradient_bytes() + share.peak_bytes - counted
-            budget_bytes = min(budget_bytes, held_bytes + own)
+        shared = self.shared
+        share = shared.share_of(account, calls, waiting_bytes) if shared is not None else None
         if share is None:
-            return Share(budget_bytes)
+            return None
+        # needs that are known count inputs: one member's input may be what another one keeps
+        counted = graph.constants_bytes["inputs"] if self._shares_needs() else 0
+        new_bytes = account.new_gradient_bytes()
+        own = new_bytes + share.peak_bytes - counted
+        budget_bytes = min(self.planned_bytes - waiting_bytes, held_bytes + own)
         mine = share.peak_bytes - share.others_bytes
-        return Share(
-            budget_bytes, max(0, min(share.others_bytes, budget_bytes - held_bytes - mine))
-        )
+        # gradients of one call are made while another one still keeps what it needs
+        others_bytes = share.others_bytes + (new_bytes if calls > 1 else 0)
+        left_bytes = budget_bytes - held_bytes - mine
+        return Share(budget_bytes, max(0, min(others_bytes, left_bytes)))
 
     def _shares_needs(self) -> bool:
         return self.shared is not None and all(map(self.shared.knows, self.shared.members()))

@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tightfit.errors import BadInput
 from tightfit.plan.plan import Gradients
@@ -14,6 +14,10 @@ from tightfit.session.memory.account import Account, expected_bytes_of, lasting_
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["Budget", "Needs", "Share", "divided", "usable_bytes"]
+
+
+_Kind: TypeAlias = tuple[Gradients, bool]
+"""How gradients are handed over, and whether all of them exist before."""
 
 
 class Member(Protocol):
@@ -54,11 +58,12 @@ class Budget:
         self._members: weakref.WeakKeyDictionary[Account, weakref.ref[Member]] = (
             weakref.WeakKeyDictionary()
         )
-        self._needs: weakref.WeakKeyDictionary[Account, dict[Gradients, Needs]] = (
+        self._needs: weakref.WeakKeyDictionary[Account, dict[_Kind, Needs]] = (
             weakref.WeakKeyDictionary()
         )
         self._inside: weakref.WeakKeyDictionary[Account, weakref.WeakKeyDictionary[Account, int]]
         self._inside = weakref.WeakKeyDictionary()
+        self._has_closed = False
 
     def __repr__(self) -> str:
         return f"Budget({format_bytes(self.size_bytes)}, {len(self._members)} members)"
@@ -93,6 +98,18 @@ class Budget:
         found = ((account, reference()) for account, reference in list(self._members.items()))
         return {a: len(m.waiting) for a, m in found if m is not None and m.waiting}
 
+    @property
+    def has_closed(self) -> bool:
+        """Whether all calls of members have had their backward at least once.
+
+        Until then nobody knows how many there are before one.
+        """
+        return self._has_closed
+
+    def closes(self) -> None:
+        """Note that no call of a member awaits its backward any more."""
+        self._has_closed = True
+
     def begins(self, account: Account) -> None:
         """Note that a member is called, maybe while others await their backward."""
         open_calls = self.open_members()
@@ -112,12 +129,12 @@ class Budget:
 
     def declare(self, account: Account, gradients: Gradients, needs: Needs) -> None:
         """Note what a member's plans can do with, for new gradients or for those that exist."""
-        self._needs.setdefault(account, {})[gradients] = needs
+        self._needs.setdefault(account, {})[_kind_of(account, gradients)] = needs
 
     def knows(self, account: Account, gradients: Gradients | None = None) -> bool:
         """Whether it is known what a member's plans can do with; None: for any gradients."""
         known = self._needs.get(account, {})
-        return bool(known) if gradients is None else gradients in known
+        return bool(known) if gradients is None else _kind_of(account, gradients) in known
 
     def _needs_of(self, account: Account) -> Needs:
         """Return the most of what a member's plans need."""
@@ -129,19 +146,33 @@ class Budget:
             most_kept=max(needs.most_kept for needs in known),
         )
 
-    def share_of(self, account: Account) -> Share | None:
-        """Return what a member may hold besides what lasts; None: all that is there."""
+    def share_of(self, account: Account, calls: int, waiting_bytes: int) -> Share | None:
+        """Return what a call of a member may hold besides what lasts; None: all that is there.
+
+        Parameters
+        ----------
+        account : Account
+            What the member holds.
+        calls : int
+            How many calls of it there are before a backward.
+        waiting_bytes : int
+            What gradients of another one of them take until both are added up.
+        """
         inside = {m: n for m, n in self._inside.get(account, {}).items() if m in self._members}
         if not inside:
             return None
         members = self.members()
-        lasting = lasting_bytes_of(members) + expected_bytes_of(members)
+        lasting = lasting_bytes_of(members) + expected_bytes_of(members) + waiting_bytes
         room = max(0, self.size_bytes - lasting)
         if not all(map(self.knows, (account, *inside))):
-            return Share(room // (1 + sum(inside.values())))
+            return Share(room // (calls + sum(inside.values())))
         needs = [self._needs_of(member) for member, calls in inside.items() for _ in range(calls)]
         own = self._needs_of(account)
-        return divided(room, [own, *needs], own)
+        return divided(room, [*[own] * calls, *needs], own)
+
+
+def _kind_of(account: Account, gradients: Gradients) -> _Kind:
+    return gradients, account.new_gradient_bytes() == 0
 
 
 @dataclass(frozen=True)
@@ -181,12 +212,6 @@ class Share:
 
     peak_bytes: int
     others_bytes: int = 0
-
-    def within(self, other: Share) -> Share:
-        """Return the share that keeps to both of two."""
-        return Share(
-            min(self.peak_bytes, other.peak_bytes), max(self.others_bytes, other.others_bytes)
-        )
 
 
 def divided(room_bytes: int, needs: Sequence[Needs], own: Needs) -> Share:

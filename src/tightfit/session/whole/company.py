@@ -30,7 +30,9 @@ def is_new_in_company(one: Specialisation, options: Options) -> bool:
     Nobody knows yet what others that are called before its backward will hold.
     """
     shared = options.shared
-    return shared is not None and len(shared.members()) > 1 and not one.plans
+    if shared is None or not options.is_in_company:
+        return False
+    return not (one.plans and shared.has_closed)
 
 
 def begin_in_company(
@@ -41,7 +43,7 @@ def begin_in_company(
 ) -> None:
     """Note a call in a shared budget, and what its plans can do with."""
     shared = options.shared
-    if shared is None or len(shared.members()) < 2:
+    if shared is None or not options.is_in_company:
         return
     shared.begins(account)
     found = around()
@@ -60,5 +62,6 @@ def end_in_company(account: Account, options: Options, *, is_open: bool) -> None
     if shared is None:
         account.let_go()
     elif not shared.open_members():
+        shared.closes()
         for member in shared.members():
             member.let_go()

@@ -94,7 +94,8 @@ class Flight:
         self._open_calls = open_calls
         if open_calls:
             self._join(open_calls)
-            if self._kept_bytes is None and not self._seen and _may_look(options):
+            is_new = self._kept_bytes is None and not self._seen
+            if is_new and _may_look(options) and not options.is_in_company:
                 self._leave_rest(one, around(), options)
             return
         self._most_open, self._kept_bytes = 1, None
@@ -119,18 +120,21 @@ class Flight:
         """Whether the call leaves room only to see whether another one comes."""
         return self._looked is not None and self._most_open == 1
 
-    def narrowed(
-        self,
-        share: Share,
-        one: Specialisation,
-        around: Callable[[], Surroundings],
-        options: Options,
+    @property
+    def waiting_bytes(self) -> int:
+        """What gradients of another call take while autograd has yet to add them up."""
+        return self._gradients_of_another() if self.calls > 1 else 0
+
+    def share(
+        self, one: Specialisation, around: Callable[[], Surroundings], options: Options
     ) -> Share:
-        """Return what of a share is the part of one call, beside what calls to come may keep."""
-        return share if self.calls == 1 else share.within(self._share(one, around(), options))
+        """Return the part of one call, beside what calls to come may keep."""
+        if self.calls == 1:
+            return Share(options.planned_bytes)
+        return self._share(one, around(), options)
 
     def _share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
-        peak_bytes = options.planned_bytes - self._gradients_of_another()
+        peak_bytes = options.planned_bytes - self.waiting_bytes
         if self._kept_bytes is None:
             return Share(peak_bytes, self._needs_of(one, alone, options).working_bytes)
         to_come = max(0, self.calls - self._open_calls - 1)
@@ -146,7 +150,7 @@ class Flight:
         if self._open_calls >= self._expected(options):  # more than ever: nobody knows how many
             to_come = max(to_come, self._open_calls + 1)
         kept_bytes = self._needs_of(one, around, options).least_kept
-        return Beside(self._open_calls, to_come * kept_bytes + self._gradients_of_another())
+        return Beside(self._open_calls, to_come * kept_bytes + self.waiting_bytes)
 
     def _join(self, open_calls: int) -> None:
         self._most_open = max(self._most_open, open_calls + 1)

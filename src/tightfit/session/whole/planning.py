@@ -130,17 +130,25 @@ def _first_planned(
 
 
 def _least_planned(one: Specialisation, around: Surroundings, options: Options) -> Planned | None:
-    """Return the known plan that holds least, if it fits."""
+    """Return the known plan that keeps least for its backward, or that holds least, if it fits."""
     task = around.task(one.captured)
-    found: list[Outcome] = []
-    for plan in one.known_plans:
-        if plan.gradients == task.gradients:
-            with contextlib.suppress(InvalidPlan, PlanMismatch):
-                found.append(judged(task, plan))
+    thrifty = one.thrifty_plan(task.gradients)
+    found = _judged(task, (thrifty,) if thrifty is not None else ())
+    found = found or _judged(task, one.known_plans)
     if not found:
         return None
     outcome = min(found, key=lambda outcome: outcome.peak_bytes)
     return one.take(around, _lowered(one, task.graph, outcome, options))
+
+
+def _judged(task: Task, plans: Iterable[Plan]) -> list[Outcome]:
+    """Return those of some plans that are plans of a task and fit."""
+    found: list[Outcome] = []
+    for plan in plans:
+        if plan.gradients == task.gradients:
+            with contextlib.suppress(InvalidPlan, PlanMismatch):
+                found.append(judged(task, plan))
+    return found
 
 
 def _for_more_growth(
@@ -255,12 +263,8 @@ def _quick_outcome(
     known = cached_outcome(task, options)
     if known is not None:
         return known, True
-    found: list[Outcome] = []
-    for plan in others:
-        moved = msgspec.structs.replace(plan, graph=fingerprint(task.graph))
-        if plan.gradients == task.gradients:
-            with contextlib.suppress(InvalidPlan, PlanMismatch):
-                found.append(judged(task, moved))
+    own = fingerprint(task.graph)
+    found = _judged(task, (msgspec.structs.replace(plan, graph=own) for plan in others))
     best = min(found, key=lambda outcome: outcome.overhead, default=None)
     if best is not None and best.overhead < _WORTH_A_WORD:
         return best, False
@@ -326,7 +330,12 @@ def quick_needs(
     """Return the least budget of a step and what its plans can do with; a step waits for it."""
     limits = _AT_ONCE if roughly else _QUICKLY
     least = smallest_budget(one, around, dataclasses.replace(options, limits=limits))
-    return least, _needs_of(around.around(one.captured), least.plan, new_gradient_bytes)
+    graph = around.around(one.captured)
+    # as if so much came between forward and backward that what is kept decides
+    crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
+    thrifty = minimum_budget(crowded, around.gradients, limits, options.progress).plan
+    one.remember_thrifty(thrifty)
+    return least, _needs_of(graph, thrifty, new_gradient_bytes)
 
 
 def most_needs(
@@ -337,20 +346,20 @@ def most_needs(
     return _most(graph, around.gradients, new_gradient_bytes)
 
 
-def _needs_of(graph: Graph, least: Plan, new_gradient_bytes: int) -> Needs:
+def _needs_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> Needs:
     """Return what plans of a step can do with, for a budget that is to be shared.
 
     Parameters
     ----------
     graph : Graph
         The step with what lies around it.
-    least : Plan
-        The one with the smallest budget.
+    thrifty : Plan
+        The one that keeps least for its backward.
     new_gradient_bytes : int
         Of gradients that the step makes.
     """
-    least_peak, least_kept = _peak_and_kept(graph, least, new_gradient_bytes)
-    most_peak, most_kept = _most(graph, least.gradients, new_gradient_bytes)
+    least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)
+    most_peak, most_kept = _most(graph, thrifty.gradients, new_gradient_bytes)
     return Needs(least_peak, least_kept, most_peak, most_kept)
 
 

@@ -119,6 +119,7 @@ class Specialisation:
         self._seen_outside_bytes: int | None = None
         self._plans: dict[Surroundings, Planned] = {}
         self._known: dict[Gradients, Plan] = {}
+        self._thrifty: dict[Gradients, Plan] = {}
         self._searches: dict[Surroundings, Search[Outcome]] = {}
         weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
         self._searched: set[Surroundings] = set()
@@ -200,6 +201,14 @@ class Specialisation:
         known = self._known.get(plan.gradients)
         if known is None or plan.budget_bytes <= known.budget_bytes:
             self._known[plan.gradients] = plan
+
+    def thrifty_plan(self, gradients: Gradients) -> Plan | None:
+        """Return the plan that keeps least between forward and backward, if one was looked for."""
+        return self._thrifty.get(gradients)
+
+    def remember_thrifty(self, plan: Plan) -> None:
+        """Keep the plan that keeps least between forward and backward."""
+        self._thrifty[plan.gradients] = plan
 
     # -- searches in the background -----------------------------------------------------------
 

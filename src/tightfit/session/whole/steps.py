@@ -331,12 +331,11 @@ class WholeSteps:
         if share is None:
             held = standing.gradient_bytes + state_bytes + others_bytes
             held += graph.constant_bytes + root_gradient_bytes(one.captured)
-            share = self._flight.narrowed(
-                self.options.share_of(account, graph, held),
-                one,
-                partial(self._around, one, inputs, Share(0)),
-                self.options,
-            )
+            calls, waiting_bytes = self._flight.calls, self._flight.waiting_bytes
+            share = self.options.share_of(account, graph, held, calls, waiting_bytes)
+        if share is None:
+            alone = partial(self._around, one, inputs, Share(0))
+            share = self._flight.share(one, alone, self.options)
         return Surroundings(
             gradients=_gradients(one.captured, inputs, account.replicas),
             gradient_bytes=standing.gradient_bytes,
