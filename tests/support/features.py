@@ -549,6 +549,13 @@ REFUSED = [
         "fit the inner module, then wrap it",
     ),
     Refused(
+        "scripted models",
+        called(lambda: torch.jit.script(nn.Linear(8, 8))),
+        BadInput,
+        "the model is scripted.*PYTORCH_JIT=0",
+        "fit the plain module (`PYTORCH_JIT=0` leaves it plain)",
+    ),
+    Refused(
         "lazy modules that have no weights yet",
         called(lambda: nn.Sequential(nn.LazyLinear(8))),
         BadInput,

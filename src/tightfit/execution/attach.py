@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
 
+import torch
 from torch import nn
 
 from tightfit.errors import WITHOUT_A_PLAN, BadInput, TightfitError, as_user_sees_it
@@ -350,6 +351,11 @@ def _refuse_wrapped(module: nn.Module) -> None:
         raise BadInput(
             f"the model is wrapped ({kind}): fit the inner module first, then wrap it. "
             f"{WITHOUT_A_PLAN}"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise BadInput(
+            f"the model is scripted ({kind}): what it runs cannot be planned. Fit the plain module "
+            f"(PYTORCH_JIT=0 in the environment has torch.jit leave it plain). {WITHOUT_A_PLAN}"
         )
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):
         raise BadInput(
