@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RecurrentLayers", "can_be_cut"]
+from tightfit.torch_private import recurrent as private
+
+__all__ = ["OfGivenWeights", "RecurrentLayers", "can_be_cut", "has_computed_weights"]
 
 
 def can_be_cut(module: nn.Module) -> bool:
@@ -21,8 +23,34 @@ def can_be_cut(module: nn.Module) -> bool:
         isinstance(module, nn.RNNBase)
         and type(module) in (nn.LSTM, nn.GRU, nn.RNN)
         and module.num_layers > 1
+        and not has_computed_weights(module)
         and all(p.requires_grad and p.device.type == "cpu" for p in module.parameters())
     )
+
+
+def has_computed_weights(module: nn.Module) -> bool:
+    """Whether some weights of a recurrent module are no parameters: its user computes them."""
+    return type(module) in (nn.LSTM, nn.GRU, nn.RNN) and private.has_computed_weights(module)
+
+
+class OfGivenWeights(nn.Module):
+    """A recurrent module that is given all its weights with its input.
+
+    Parameters
+    ----------
+    module : nn.RNNBase
+        One of the same kind, size and mode.
+    """
+
+    def __init__(self, module: nn.RNNBase) -> None:
+        super().__init__()
+        self._like = (_like(module, module.input_size, module.num_layers, module.dropout),)
+
+    def forward(self, weights: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Run it with weights in the order in which kernels take them."""
+        (module,) = self._like
+        with private.with_weights(module, weights):
+            return module.forward(*args, **kwargs)
 
 
 class RecurrentLayers:
@@ -86,18 +114,24 @@ def _layer(module: nn.RNNBase, number: int, names: dict[str, str]) -> nn.RNNBase
     """Return a module of one layer that has the parameters of one layer of another."""
     directions = 2 if module.bidirectional else 1
     kept = module.proj_size or module.hidden_size
+    layer = _like(module, module.input_size if number == 0 else kept * directions, 1)
+    for own, name in names.items():
+        setattr(layer, own, getattr(module, name))
+    return layer
+
+
+def _like(module: nn.RNNBase, width: int, layers: int, dropout: float = 0.0) -> nn.RNNBase:
+    """Return a module of the same kind and mode whose weights have no memory."""
     options: dict[str, Any] = {
         "bias": module.bias,
         "batch_first": module.batch_first,
         "bidirectional": module.bidirectional,
+        "dropout": dropout,
         "device": "meta",
     }
     if isinstance(module, nn.LSTM):
         options["proj_size"] = module.proj_size
     if isinstance(module, nn.RNN):
         options["nonlinearity"] = module.nonlinearity
-    width = module.input_size if number == 0 else kept * directions
-    layer = type(module)(width, module.hidden_size, 1, **options)
-    for own, name in names.items():
-        setattr(layer, own, getattr(module, name))
-    return layer.train(module.training)
+    like = type(module)(width, module.hidden_size, layers, **options)
+    return like.train(module.training)

@@ -23,11 +23,17 @@ from tightfit.capture.opaque.mark import is_marked, opaque_modules
 from tightfit.capture.opaque.needs import naming_its_needs
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.opaque.record import TENSOR, Operand
-from tightfit.capture.opaque.recurrent import RecurrentLayers, can_be_cut
+from tightfit.capture.opaque.recurrent import (
+    OfGivenWeights,
+    RecurrentLayers,
+    can_be_cut,
+    has_computed_weights,
+)
 from tightfit.capture.reads.executed import unheard
 from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
+from tightfit.torch_private.recurrent import weights_of
 
 __all__ = [
     "OpaqueStandIns",
@@ -103,6 +109,13 @@ class OpaqueStandIns:
                 own = dict(layer.named_parameters())
                 self._members[_layer_name(name, number)] = own
                 self._trained[_layer_name(name, number)] = list(own)
+        self._of_given = {
+            name: OfGivenWeights(m)  # type: ignore[arg-type]
+            for name, m in self._modules.items()
+            if has_computed_weights(m) and not is_marked(m)
+        }
+        for name in self._of_given:  # they come as arguments
+            self._members[name], self._trained[name] = {}, []
         self._forwards = SwappedForwards()
         self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
         self._called: list[str] = []
@@ -115,8 +128,20 @@ class OpaqueStandIns:
             forward = self._stand_in(name, module, module.forward, parameters)
             if name in self._layers:
                 forward = self._layer_by_layer(name, forward)
+            if name in self._of_given:
+                forward = self._given_weights(name, module)
             self._forwards.swap(module, forward)
         return self
+
+    def _given_weights(self, name: str, module: Any) -> Callable[..., Any]:
+        """Return a forward of a recurrent module whose call is given the weights of now."""
+        of_given = self._of_given[name]
+        call = self._stand_in(name, of_given, of_given.forward, dict)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return call(weights_of(module), *args, **kwargs)
+
+        return forward
 
     def _layer_by_layer(self, name: str, whole: Callable[..., Any]) -> Callable[..., Any]:
         """Return a forward of a recurrent module in which each layer is a call of its own."""
