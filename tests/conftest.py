@@ -19,10 +19,15 @@ settings.load_profile("any machine")
 
 @pytest.fixture(scope="session", autouse=True)
 def own_caches() -> Iterator[None]:
-    """Keep costs and plans of the tests out of the user's cache; what is compiled is kept."""
+    """Keep costs and plans of the tests out of the user's cache; what is compiled is kept.
+
+    A search in the background may still write when the tests have ended.
+    """
     before = os.environ.get("TIGHTFIT_CACHE_DIR")
     COMPILED.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="tightfit-tests-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="tightfit-tests-", ignore_cleanup_errors=True
+    ) as folder:
         (Path(folder) / COMPILED.name).symlink_to(COMPILED)
         os.environ["TIGHTFIT_CACHE_DIR"] = folder
         yield
