@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tightfit
 from benchmarks.training_loops import Run, live
+from tightfit.capture.trace import numbers
 
 
 class Heads(nn.Module):
@@ -57,3 +60,24 @@ def test_what_is_used_late_is_refused_once_and_then_planned(capfd) -> None:
         model(x)[1].sum().backward()
     for head in (1, 0, 0, 0, 0, 1):
         model(x)[head].sum().backward()
+
+
+class WithItsLoss(nn.Module):
+    """Returns its loss and, beside it, what it has predicted, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.layer(x).tanh()
+        return logits.square().mean(), logits
+
+
+def test_what_lies_beside_a_loss_takes_no_second_trace() -> None:
+    model = tightfit.fit(WithItsLoss(), "1GiB", costs="unit", cache=False)
+    with patch.object(numbers, "trace", wraps=numbers.trace) as traces:
+        loss, logits = model(torch.randn(4, 8))
+        loss.backward()
+    assert traces.call_count == 1
+    assert logits.requires_grad  # as plain PyTorch returns it

@@ -376,6 +376,35 @@ class Recurrent(nn.Module):
         return (h * c).sum() + state.square().mean()
 
 
+class WeightDrop(nn.Module):
+    """A recurrent module whose weight is another one in every call, as in AWD-LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(6, 8, 2)
+        self.raw = nn.Parameter(self.rnn._parameters.pop("weight_hh_l0").detach())
+        self.rnn.flatten_parameters = lambda: None
+
+    def forward(self, x):
+        self.rnn.weight_hh_l0 = F.dropout(self.raw, 0.5, self.training)
+        h, (last, _) = self.rnn(x)
+        return h.square().mean() + last.mean()
+
+
+class ResizedMask(nn.Module):
+    """Makes its mask of an empty tensor, as code before `torch.empty_like` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.first(x)
+        rows = x.data.new().resize_((x.size(0), 1)).bernoulli_(0.5).expand_as(h)
+        each = x.data.new().resize_as_(h).bernoulli_(0.5)
+        return (self.second(h * rows) * each).square().mean()
+
+
 class Packed(nn.Module):
     """Takes a packed sequence and returns one."""
 
@@ -464,6 +493,8 @@ CASES = [
         Recurrent,
         lambda: (torch.randn(5, 3, 6), torch.randn(1, 3, 8, requires_grad=True)),
     ),
+    Case("a recurrent module of computed weights", WeightDrop, lambda: (torch.randn(5, 3, 6),)),
+    Case("masks made of empty tensors", ResizedMask, lambda: (torch.randn(4, 8),)),
     Case(
         "packed sequences",
         Packed,

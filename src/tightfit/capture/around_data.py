@@ -17,6 +17,7 @@ from tightfit.capture.reads.names import names_of
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.side_effects.outside import OutsideTensors
+from tightfit.capture.trace.dry_run import MOST_OUTSIDE, with_all_outside
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
 from tightfit.progress import announce
@@ -30,7 +31,6 @@ _ASKS_OF_MASKS = nn.TransformerEncoder | nn.TransformerDecoder
 _LARGE_SHARE = 0.5  # of the parameters: run as one op, such a module would leave little to plan
 _MOST_ATTEMPTS = 8
 _ONCE = ("state", "impure")  # what a forward may do only when it first runs
-_MOST_OUTSIDE = 64  # a forward that makes new ones each time would never come to an end
 
 
 def capture_around_data(
@@ -110,9 +110,12 @@ def _captured_around_data(
 ) -> tuple[Captured, TracedCall]:
     settled: PythonState | None = None
     attempts = 0
+    meets_outside = False
     try:
         while True:
             try:
+                if meets_outside:
+                    meets_outside, call = False, with_all_outside(call)
                 return capture(call), call
             except OpaqueChanged:  # there is room for what it kept next time
                 attempts += 1
@@ -125,7 +128,7 @@ def _captured_around_data(
                 elif error.cause == "outside":
                     if call.outside is None and settled is None and not _is_kept(call):
                         settled, _ = _settled(call)
-                    call = _with_outside(call, error)
+                    call, meets_outside = _with_outside(call, error), True
                 elif error.cause in _ONCE and settled is None and not _is_kept(call):
                     settled, drew = _settled(call)
                     if drew and draws_outside_torch(call):  # each time: no trace would do
@@ -229,8 +232,8 @@ def _with_outside(call: TracedCall, error: CaptureError) -> TracedCall:
     """
     if call.outside is None:
         known = _tensors_in_attributes(call.modules)
-        return dataclasses.replace(call, outside=OutsideTensors(known[:_MOST_OUTSIDE]))
-    if not call.outside.found or len(call.outside) >= _MOST_OUTSIDE:
+        return dataclasses.replace(call, outside=OutsideTensors(known[:MOST_OUTSIDE]))
+    if not call.outside.found or len(call.outside) >= MOST_OUTSIDE:
         raise error
     return dataclasses.replace(call, outside=call.outside.with_found())
 

@@ -19,7 +19,12 @@ from tightfit.capture.opaque.mark import opaque_modules
 from tightfit.capture.reads.executed import Listener
 from tightfit.capture.reads.guard import Reads
 from tightfit.capture.reads.python_state import PythonState
-from tightfit.capture.side_effects.attributes import Kept, KeptTensors, holders
+from tightfit.capture.side_effects.attributes import (
+    Kept,
+    KeptTensors,
+    LeftTensors,
+    holders,
+)
 from tightfit.capture.side_effects.leftovers import forget_traced, traced_alive
 from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
 from tightfit.capture.trace.numbers import trace_with_numbers
@@ -68,6 +73,9 @@ def capture(
     try:
         with state, listener:
             joint = trace_with_numbers(call, strides)
+    except LeftTensors:
+        state.raise_if_changed()  # says all that has changed, and why
+        raise
     finally:
         forget_traced(alive)
     state.raise_if_changed()

@@ -22,7 +22,6 @@ __all__ = [
     "Call",
     "Captured",
     "FarFromZero",
-    "outputs_beside_the_loss",
     "parameters_of",
     "placeholder_tensors",
     "tensors_of",
@@ -231,15 +230,3 @@ def tensors_of(joint: JointGraph, leaves: Sequence[Any], member: Callable[[str],
         for source in joint.sources
         if source.kind != "tangent"
     ]
-
-
-def outputs_beside_the_loss(captured: Captured) -> frozenset[int]:
-    """Return the differentiable outputs beside a loss the output carries, if it carries one."""
-    joint = captured.joint
-    loss = joint.structure.loss
-    if loss is None or not joint.outputs[loss].requires_grad:
-        return frozenset()
-    node = joint.raw_outputs[loss]
-    if node.meta["val"].numel() != 1:
-        return frozenset()
-    return frozenset(i for i, info in enumerate(joint.outputs) if i != loss and info.requires_grad)

@@ -95,6 +95,8 @@ class JointGraph:
         What holds tensors that belong to no module of the call, if it uses any.
     opaque : OpaqueModules
         The modules that run as one op.
+    detached : frozenset of int
+        Outputs that receive no gradient: those that the call names, and those beside its loss.
     """
 
     module: fx.GraphModule
@@ -111,6 +113,7 @@ class JointGraph:
     answers: tuple[Answer, ...] | None
     outside: Mapping[str, nn.Module]
     opaque: OpaqueModules
+    detached: frozenset[int]
 
     @property
     def takes_numbers(self) -> bool:

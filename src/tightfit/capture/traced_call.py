@@ -28,6 +28,8 @@ class TracedCall:
         Real or fake.
     detached_outputs : frozenset of int
         Flattened outputs known to receive no gradient.
+    loss_alone : bool
+        Whether outputs beside a loss that the output carries receive none either.
     opaque : frozenset of str
         Names of modules to run as one op, besides those marked by `tightfit.opaque`.
     answers : tuple of Answer, optional
@@ -48,6 +50,7 @@ class TracedCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     detached_outputs: frozenset[int] = frozenset()
+    loss_alone: bool = False
     opaque: frozenset[str] = frozenset()
     answers: tuple[Answer, ...] | None = None
     answered: frozenset[str] = frozenset()

@@ -10,7 +10,7 @@ from torch import nn
 
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
-from tightfit.capture.captured import Captured, outputs_beside_the_loss
+from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.errors import BadInput, CaptureError
@@ -88,10 +88,7 @@ def captured_step(
 def _captured(call: TracedCall, exactness: Exactness, alternatives: str) -> Captured:
     """Capture a step with alternatives; what lies beside a loss receives no gradient."""
     name = call.function.__name__
-    captured = _captured_once_set_up(call, name)
-    others = outputs_beside_the_loss(captured)
-    if others:
-        captured = capture(dataclasses.replace(call, detached_outputs=others), name=name)
+    captured = _captured_once_set_up(dataclasses.replace(call, loss_alone=True), name)
     return with_alternatives(captured, exactness, alternatives)
 
 

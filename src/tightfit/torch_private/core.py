@@ -101,6 +101,7 @@ __all__ = [
     "symbolic_numbers",
     "symbols_asked_for",
     "symbols_in",
+    "traced_twin",
     "watched_autocast",
     "without_autocast",
     "without_meta_log",
@@ -462,6 +463,13 @@ def is_tracing() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
+
+
+def traced_twin(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what stands for a real tensor in the trace that goes on."""
+    mode = torch._guards.detect_fake_mode()
+    assert mode is not None  # of the tracer
+    return functional_tensor.FunctionalTensor.to_functional(mode.from_tensor(tensor))
 
 
 def in_backward() -> bool:

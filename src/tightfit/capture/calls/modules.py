@@ -160,10 +160,21 @@ class SeenModules:
     ) -> None:
         self._asked = None
         self._places = None
-        self._seen = [
-            _SeenModule((prefix, name), module, module is root, kept, read)
+        named = [
+            ((prefix, name), module)
             for prefix, top in self._modules.items()
             for name, module in top.named_modules(remove_duplicate=False)
+        ]
+        by_name: dict[str, set[str]] = {}
+        for name, key in kept:
+            by_name.setdefault(name, set()).add(key)
+        left_out: dict[int, set[str]] = {}  # by module: one may have several names
+        for place, module in named:
+            own = by_name.get(".".join(place).rstrip("."), set())
+            left_out.setdefault(id(module), set()).update(own)
+        self._seen = [
+            _SeenModule(place, module, module is root, frozenset(left_out[id(module)]), read)
+            for place, module in named
         ]
         self._note()
 
@@ -192,8 +203,8 @@ class _SeenModule:
         The module.
     is_root : bool
         Whether its own hooks run around the step and so do not matter.
-    kept : set of (str, str)
-        Modules and attributes that do not matter.
+    left_out : set of str
+        Its attributes that do not matter.
     read : ReadAttributes or None
         The attributes that matter; None: all.
 
@@ -212,14 +223,13 @@ class _SeenModule:
         place: Place,
         module: nn.Module,
         is_root: bool,
-        kept: frozenset[Place],
+        left_out: frozenset[str],
         read: ReadAttributes | None,
     ) -> None:
         self.place = place
         self._module = weakref.ref(module)
         self._is_root = is_root
-        own = f"{place[0]}.{place[1]}".rstrip(".")
-        self._left_out = _SKIPPED | {key for name, key in kept if name == own}
+        self._left_out = _SKIPPED | left_out
         self._read = read
         self.look()
 

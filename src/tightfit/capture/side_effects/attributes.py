@@ -17,7 +17,17 @@ from torch import nn
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["Kept", "KeptTensors", "WithKept", "forget", "holders", "put"]
+__all__ = [
+    "Kept",
+    "KeptTensors",
+    "LeftTensors",
+    "WithKept",
+    "forget",
+    "holders",
+    "put",
+    "refuse_left",
+    "traced_places",
+]
 
 Kept: TypeAlias = tuple[str, str, Any]
 """Name of a module, of its attribute, and where in that: None for all of it."""
@@ -74,6 +84,41 @@ def holders(places: Iterable[Kept], modules: Mapping[str, nn.Module]) -> frozens
         held = _module(modules, name).__dict__
         found.add((id(held), attribute) if key is None else (id(held[attribute]), key))
     return frozenset(found)
+
+
+class LeftTensors(CaptureError):
+    """A traced forward has left what it computed in attributes of its modules."""
+
+
+def traced_places(modules: Mapping[str, nn.Module]) -> frozenset[str]:
+    """Return the names of the attributes of modules that hold traced tensors."""
+    return frozenset(
+        ".".join(part for part in (prefix, name, attribute) if part)
+        for prefix, top in modules.items()
+        for name, module in top.named_modules()
+        for attribute, value in module.__dict__.items()
+        if attribute not in _BOOKKEEPING and _holds_traced(value)
+    )
+
+
+def refuse_left(modules: Mapping[str, nn.Module], before: frozenset[str]) -> None:
+    """Raise if a traced forward has left tensors in attributes: no more need be traced then.
+
+    Parameters
+    ----------
+    modules : mapping of str to nn.Module
+        The modules it uses.
+    before : set of str
+        Their `traced_places` when it began.
+
+    Raises
+    ------
+    LeftTensors
+        Names one of them.
+    """
+    left = traced_places(modules) - before
+    if left:
+        raise LeftTensors(f"the forward pass leaves a tensor in {min(left)}", cause="state")
 
 
 class KeptTensors:

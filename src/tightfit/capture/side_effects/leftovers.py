@@ -23,7 +23,13 @@ from tightfit.torch_private import core as private
 __all__ = ["forget_traced", "traced_alive"]
 
 _CACHED = type(functools.cache(len))  # what `functools.lru_cache` makes of a function
-_OWN = ("torch._", "torch.fx", "torch.utils._", "tightfit")  # who may hold them, and forgets them
+_OWN = (
+    "torch._",
+    "torch.fx",
+    "torch.utils._",
+    "sympy.",
+    "tightfit",
+)  # who may hold them, and forgets them
 _DEEPEST = 4  # tuples in tuples, and objects in them
 
 
@@ -45,22 +51,26 @@ def forget_traced(before: int) -> None:
     traced = alive({private.FunctionalTensor})
     if not traced:
         return
-    for wrapper in alive({_CACHED}):
+    for wrapper in filter(_may_keep_results, alive({_CACHED})):
         if _holds_traced(wrapper):
             wrapper.cache_clear()
     level: list[Any] = traced
     for _ in range(_DEEPEST):
         seen = {id(x) for x in level}
         above: list[Any] = []
-        for holder in gc.get_referrers(*level):
+        holders = gc.get_referrers(*level)
+        owners = _owners_of([holder for holder in holders if type(holder) is dict])
+        for holder in holders:
             if type(holder) in (tuple, frozenset):
                 above.append(holder)
+            elif id(holder) in owners:
+                _reset(owners[id(holder)], seen)
             elif holder is not level and holder is not traced:
                 _let_go(holder, seen)
         if not above:
             return
         level = above
-        del above  # they would be found too
+        del above, holders, owners  # they would be found too
 
 
 def _let_go(holder: Any, forgotten: set[int]) -> None:
@@ -68,8 +78,6 @@ def _let_go(holder: Any, forgotten: set[int]) -> None:
     match holder:
         case types.ModuleType() | type():
             return  # their names are in a dict that is found too
-        case dict() if (owner := _owner_of(holder)) is not None:
-            _reset(owner, forgotten)
         case dict():
             for key in [k for k, v in list(holder.items()) if {id(k), id(v)} & forgotten]:
                 del holder[key]
@@ -93,17 +101,31 @@ def _reset(owner: Any, forgotten: set[int]) -> None:
             vars(owner)[key] = None  # frozen or not
 
 
-def _owner_of(names: dict[Any, Any]) -> Any:
-    """Return the object, class or file whose attributes a dict holds; None: it is only a dict."""
-    for owner in gc.get_referrers(names):
-        if isinstance(owner, type) or getattr(owner, "__dict__", None) is names:
-            return owner
-    return None
+def _owners_of(names: list[dict[Any, Any]]) -> dict[int, Any]:
+    """Return what some dicts hold the attributes of, by their ids: objects, classes and files.
+
+    All referrers are looked for at once: each look goes through every object there is.
+    """
+    wanted = {id(each) for each in names}
+    owners: dict[int, Any] = {}
+    for holder in gc.get_referrers(*names) if names else ():
+        if isinstance(holder, type):
+            own = [x for x in gc.get_referents(holder) if type(x) is dict and id(x) in wanted]
+            owners.update((id(each), holder) for each in own)
+        elif id(attributes := getattr(holder, "__dict__", None)) in wanted:
+            owners[id(attributes)] = holder
+    return owners
 
 
 def _is_users_object(holder: Any) -> bool:
     kind = type(holder)
     return hasattr(holder, "__dict__") and not (kind.__module__ or "").startswith(_OWN)
+
+
+def _may_keep_results(wrapper: Any) -> bool:
+    """Whether a cached function keeps anything, and is none of PyTorch's and ours."""
+    own = (getattr(wrapper, "__module__", None) or "").startswith(_OWN)
+    return not own and wrapper.cache_info().currsize > 0
 
 
 def _holds_traced(wrapper: Any) -> bool:

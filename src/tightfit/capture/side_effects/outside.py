@@ -13,12 +13,17 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["PREFIX", "OutsideTensors"]
+__all__ = ["PREFIX", "AllFound", "OutsideTensors"]
 
 PREFIX = "_outside"
 """The name under which a traced step knows the module that holds them."""
+
+
+class AllFound(CaptureError):
+    """A forward was traced to its end only to find the outside tensors that it uses."""
 
 
 class OutsideTensors(TorchFunctionMode):
@@ -28,10 +33,13 @@ class OutsideTensors(TorchFunctionMode):
     ----------
     known : sequence of tensor
         Those that buffers stand for.
+    collects : bool
+        Whether a trace goes on where it meets others, to its forward's end: it is no plan's.
     """
 
-    def __init__(self, known: Sequence[torch.Tensor]) -> None:
+    def __init__(self, known: Sequence[torch.Tensor], *, collects: bool = False) -> None:
         super().__init__()
+        self.collects = collects
         self._known = tuple(known)
         self._instead: dict[int, torch.Tensor] = {}
         self._made: dict[int, torch.Tensor] = {}
@@ -56,6 +64,10 @@ class OutsideTensors(TorchFunctionMode):
         if tensor is not self._known[number]:
             self._known = (*self._known[:number], tensor, *self._known[number + 1 :])
             self.holder.register_buffer(f"tensor{number}", tensor)
+
+    def collecting(self) -> OutsideTensors:
+        """Return one that knows the same, for a trace that finds all others."""
+        return OutsideTensors(self._known, collects=True)
 
     def with_found(self) -> OutsideTensors:
         """Return one that knows also those which nothing stood for."""
@@ -85,4 +97,6 @@ class OutsideTensors(TorchFunctionMode):
         instead = self._instead.get(id(tensor))
         if instead is None and id(tensor) not in self._made:
             self.found[id(tensor)] = tensor
+            if self.collects:
+                instead = self._instead[id(tensor)] = private.traced_twin(tensor)
         return tensor if instead is None else instead

@@ -34,7 +34,9 @@ from tightfit.capture.operators.masks import MasksAskedFor
 from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.products import TracedProducts
 from tightfit.capture.operators.registry import traced_operators
+from tightfit.capture.operators.resized import ResizedTensors
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
+from tightfit.capture.side_effects.attributes import KeptTensors, refuse_left, traced_places
 from tightfit.capture.side_effects.backward_writes import (
     StandInsInBackward,
     refuse_backward_writes,
@@ -45,7 +47,7 @@ from tightfit.capture.side_effects.members import (
     members_of,
     write_replaced,
 )
-from tightfit.capture.side_effects.outside import PREFIX
+from tightfit.capture.side_effects.outside import PREFIX, AllFound
 from tightfit.capture.side_effects.saving import without_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.errors import explained
@@ -70,7 +72,9 @@ class _Callee(nn.Module):
         self._recorder = recorder
         # not as an attribute: a module given as the function would be registered twice
         object.__setattr__(self, "_function", call.function)
-        self._detached = call.detached_outputs
+        object.__setattr__(self, "_call_modules", call.modules)
+        self.detached = call.detached_outputs
+        self._loss_alone = call.loss_alone
         self._inputs = (call.args, call.kwargs)
         self._opaque = opaque
         self._replacing = call.outside
@@ -100,7 +104,7 @@ class _Callee(nn.Module):
         self._recorder.start(leaves, children)
         if self._replacing is not None:
             self._replacing.start(children[PREFIX])
-        members = members_of(self)
+        members, places = members_of(self), traced_places(self._call_modules)
         self.in_backward.note()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
@@ -112,18 +116,32 @@ class _Callee(nn.Module):
             NumbersAskedFor(tracing=True),
             MasksAskedFor(),
             TracedProducts(),
+            ResizedTensors(),
         ):
             output = self._function(*args, **kwargs)
             self._recorder.refuse_seeding()
+        if not isinstance(self._function, KeptTensors):
+            refuse_left(self._call_modules, places)
+        if self._replacing is not None and self._replacing.collects:
+            raise AllFound("the outside tensors of the forward are found", cause="outside")
         write_replaced(self, members)
         refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
-        return tuple(t.detach() if i in self._detached else t for i, t in enumerate(tensors))
+        if self._loss_alone:
+            self.detached |= _beside_the_loss(tensors, self.structure.loss)
+        return tuple(t.detach() if i in self.detached else t for i, t in enumerate(tensors))
 
     def is_parameter(self, tensor: Any) -> bool:
         """Whether a tensor stood for a parameter when the forward was last traced."""
         return id(tensor) in self._traced_parameters
+
+
+def _beside_the_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> frozenset[int]:
+    """Return the differentiable outputs beside a loss, if there is one."""
+    if loss is None or not outputs[loss].requires_grad or outputs[loss].numel() != 1:
+        return frozenset()
+    return frozenset(i for i, t in enumerate(outputs) if i != loss and t.requires_grad)
 
 
 def trace(
@@ -186,11 +204,12 @@ def trace(
         "answers": call.answers,
         "outside": {PREFIX: call.outside.holder} if call.outside else {},
         "opaque": opaque.found(),
+        "detached": callee.detached,
     }
-    return _read(joint, kept, call.detached_outputs)
+    return _read(joint, kept)
 
 
-def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGraph:
+def _read(joint: Any, kept: dict[str, Any]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     refuse_backward_writes(module.graph)
     _refuse_communication(module, kept["origins"])
@@ -229,7 +248,7 @@ def _read(joint: Any, kept: dict[str, Any], detached: frozenset[int]) -> JointGr
         write_backs=tuple(write_backs),
         raw_outputs=tuple(raw),
         outputs=tuple(
-            replace(info, requires_grad=True) if i in detached else info
+            replace(info, requires_grad=True) if i in kept["detached"] else info
             for i, info in enumerate(_output_infos(metadata, raw))
         ),
         gradients=tuple(gradients),

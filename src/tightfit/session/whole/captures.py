@@ -15,7 +15,6 @@ from tightfit.capture.calls.signature import call_signature, differ_in_sizes_onl
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import (
     Captured,
-    outputs_beside_the_loss,
     placeholder_tensors,
     tensors_of,
 )
@@ -182,6 +181,7 @@ class Captures:
             detached_outputs=self._detached.get(key, frozenset()),
             opaque=self.opaque,
             answered=self.answered,
+            loss_alone=True,
             numbers=key in self._by_signature and key not in self._deciding and not compiled,
         )
 
@@ -242,24 +242,16 @@ class Captures:
         room_bytes: int | None,
     ) -> Captured:
         self._warn_of_hooks()
-
-        def looked_at(call: TracedCall) -> tuple[Captured, TracedCall]:
-            return capture_step_around_data(
-                call,
-                options,
-                self.callee.name,
-                neighbour,
-                keeping=True,
-                watched=options.ranks is None,
-                room_bytes=room_bytes,
-            )
-
-        captured, call = looked_at(call)
-        others = outputs_beside_the_loss(captured) - call.detached_outputs
-        if others:
-            self._detached[key] = call.detached_outputs | others
-            call = dataclasses.replace(call, detached_outputs=self._detached[key])
-            captured, call = looked_at(call)
+        captured, call = capture_step_around_data(
+            call,
+            options,
+            self.callee.name,
+            neighbour,
+            keeping=True,
+            watched=options.ranks is None,
+            room_bytes=room_bytes,
+        )
+        self._detached[key] = captured.joint.detached
         self.opaque, self.answered = call.opaque, call.answered
         self._changing |= captured.joint.opaque.changing
         if isinstance(call.function, KeptTensors):
