@@ -9,8 +9,8 @@ freed while the rest of backward goes on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -18,13 +18,14 @@ from torch import fx
 from tightfit.allocator.tally import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.errors import WITHOUT_A_PLAN, PlanMismatch, TightfitError
-from tightfit.execution.again import Again, Plainly
+from tightfit.errors import WITHOUT_A_PLAN, TightfitError
+from tightfit.execution.again import Again
 from tightfit.execution.lower import Program
+from tightfit.execution.otherwise import refuse_others, tangent, unplanned
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
 
-__all__ = ["Run", "Runner"]
+__all__ = ["Repeated", "Run", "Runner"]
 
 aten = torch.ops.aten
 
@@ -145,6 +146,18 @@ class Runner:
         )
 
 
+class Repeated(Protocol):
+    """Runs a call again in its backward, where its plan does not do."""
+
+    def plainly(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Run it under autograd: its flattened outputs, and its placeholders."""
+        ...
+
+    def otherwise(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
+        """Plan it for the gradients of outputs that came; return those of placeholders."""
+        ...
+
+
 class Run:
     """One forward that awaits its backward.
 
@@ -152,15 +165,16 @@ class Run:
     ----------
     on_start, on_finish : callable
         Told when backward begins and when its last gradient has been handed over.
-    plainly : callable, optional
-        Runs the call again, for a backward that is to be differentiated.
+    repeated : Repeated, optional
+        Runs the call again: for a backward that is to be differentiated, or that has gradients of
+        other outputs than planned for.
     """
 
     def __init__(
         self,
         on_start: Callable[[Run], None] = lambda run: None,
         on_finish: Callable[[Run], None] = lambda run: None,
-        plainly: Plainly | None = None,
+        repeated: Repeated | None = None,
     ) -> None:
         self.runner: Runner | None = None
         self.inputs: list[Any] = []
@@ -175,7 +189,7 @@ class Run:
         self.without_gradient: tuple[int, ...] = ()
         self.unplanned: tuple[int, ...] = ()
         self.sums: dict[int, int] = {}
-        self._plainly = plainly
+        self._repeated = repeated
         self._again: Again | None = None
 
     def begin(self, runner: Runner, inputs: list[Any]) -> None:
@@ -243,12 +257,15 @@ class Run:
         runner = self.runner
         assert runner is not None
         by_position = dict(zip(runner.plain, gradients, strict=True))
-        if self._again is not None or (self._plainly is not None and torch.is_grad_enabled()):
+        if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
         self._check_startable()
-        self._check_unplanned(by_position)
-        tangents = [_tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
+        late = self._note_gradients(by_position)
+        if late:
+            self._start_otherwise(by_position, late)
+            return
+        tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
         self.state = "backward"
         self.on_start(self)
@@ -256,17 +273,18 @@ class Run:
 
     def _start_again(self, by_position: dict[int, torch.Tensor | None]) -> None:
         """Differentiate the call as plain PyTorch does: its gradients are to have a history."""
-        runner, plainly = self.runner, self._plainly
+        runner, repeated = self.runner, self._repeated
         assert runner is not None
         if self._again is None:
             self._check_startable()
-            self._check_unplanned(by_position)
+            if late := self._note_gradients(by_position):
+                self._refuse(late)
             self.saved, self.versions = None, []
             self.on_start(self)
         try:
             if self._again is None:
-                assert plainly is not None
-                self._again = Again(runner.joint, plainly)
+                assert repeated is not None
+                self._again = Again(runner.joint, repeated.plainly)
             found = self._again.gradients(by_position, runner.canonical)
         except BaseException as error:
             self._end("failed")
@@ -287,7 +305,7 @@ class Run:
                 "the model again, or sum the losses and call backward once. "
                 f"{WITHOUT_A_PLAN}"
             )
-        if torch.is_grad_enabled() and self._plainly is None:
+        if torch.is_grad_enabled() and self._repeated is None:
             raise TightfitError(
                 "tightfit cannot differentiate through its backward (create_graph=True): leave "
                 "the part that needs double backward out of the fitted module, or tightfit.unfit"
@@ -318,26 +336,53 @@ class Run:
             f"{WITHOUT_A_PLAN}"
         )
 
-    def _check_unplanned(self, by_position: dict[int, torch.Tensor | None]) -> None:
+    def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
+        """Note which outputs have no gradient; return those that were to have none, and have."""
         assert self.runner is not None
         differentiable = self.runner.differentiable
         self.without_gradient = tuple(i for i in differentiable if by_position.get(i) is None)
-        late = [i for i, g in by_position.items() if g is not None and i not in differentiable]
-        if late:
-            self.state = "refused"
-            self.unplanned = tuple(late)
-            self.on_start(self)
-            raise PlanMismatch(
-                f"output {late[0]} received a gradient, though it received none in the first "
-                "step and the plan has no room for it. The plan is dropped; run the step again "
-                "and a plan with this gradient is made"
-            )
+        return tuple(i for i, g in by_position.items() if g is not None and i not in differentiable)
+
+    def _refuse(self, late: tuple[int, ...]) -> None:
+        self.state = "refused"
+        self.unplanned = late
+        self.on_start(self)
+        raise unplanned(late[0])
+
+    def _start_otherwise(
+        self, by_position: dict[int, torch.Tensor | None], late: tuple[int, ...]
+    ) -> None:
+        """Run the call with another plan, as outputs have gradients that were to have none."""
+        runner, repeated = self.runner, self._repeated
+        if runner is None or repeated is None:
+            self._refuse(late)
+            return
+        self.state, self.unplanned = "otherwise", late
+        self.saved, self.versions = None, []
+        self.on_start(self)
+        try:
+            came = {i: g for i, g in by_position.items() if g is not None}
+            found = repeated.otherwise(came)
+            refuse_others(found, runner.program.groups, late)
+        except BaseException as error:
+            self._end("failed")
+            if is_refusal(error):
+                what = "A loss took an output that was planned to have no gradient."
+                raise budget_exceeded(error, what) from error
+            raise
+        groups = runner.program.groups or ((),)
+        self.generator = ([found.get(p) for p in positions] for positions in groups)
 
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
         """Return the next group of finished gradients; None as in eager, where nothing comes in."""
         assert self.runner is not None
         if self._again is not None:
             return next(self.generator)
+        if self.state == "otherwise":
+            gradients = next(self.generator)
+            if index + 1 >= len(self.runner.program.groups):
+                self._end("done")
+            return gradients
         self._check_late_reads(index)
         try:
             with private.without_autocast():
@@ -381,7 +426,7 @@ class Run:
 
     def _end(self, state: str) -> None:
         self.state = state
-        self._plainly = None
+        self._repeated = None
         if self.generator is not None:
             self.generator.close()
         self.generator = None
@@ -451,15 +496,3 @@ def _through_autograd(joint: JointGraph, index: int) -> bool:
     if index >= len(joint.outputs):
         return True
     return joint.outputs[index].kind == "plain"
-
-
-def _tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of an output; zeros where there is none.
-
-    It may have any strides (an expanded scalar, say): the same kernels then run as in eager.
-    """
-    if gradient is not None:
-        return gradient
-    return torch.empty_strided(
-        meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device
-    ).zero_()

@@ -1,28 +1,34 @@
-"""A planned call that can be run again, plainly, where its backward is differentiated itself."""
+"""A planned call that can be run again in its backward, where its plan does not do."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from tightfit.capture.calls.structure import Arguments, structure_of, unflatten
 from tightfit.capture.side_effects.attributes import WithKept
+from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
+from tightfit.execution.otherwise import Planned, gradients_at_once, unplanned
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["CalledAgain"]
+__all__ = ["CalledAgain", "Replan"]
+
+Replan: TypeAlias = Callable[[Specialisation, Arguments], Planned]
+"""Plans a call as what is known by now of the gradients of its outputs asks for."""
 
 
 class CalledAgain:
-    """One planned call, to be run again under autograd if its backward is differentiated.
+    """One planned call, to be run again if its backward is differentiated, or is another one.
 
     It runs what the call was captured from, on what the call was given, as long as all of that is
-    what it was. Inputs that require a gradient are held for it: they count as inputs of the plan.
-    Other inputs are held by the user's code, or gone.
+    what it was. Inputs that require a gradient are held for it, and all of them until a backward
+    has shown which outputs have gradients: they count as inputs of the plan. Later on, other inputs
+    are held by the user's code, or gone.
 
     Parameters
     ----------
@@ -32,14 +38,24 @@ class CalledAgain:
         The captured step.
     given : Arguments
         What the call was given.
+    replan : callable
+        Plans it for other gradients of outputs.
     """
 
-    def __init__(self, captures: Captures, one: Specialisation, given: Arguments) -> None:
+    def __init__(
+        self, captures: Captures, one: Specialisation, given: Arguments, replan: Replan
+    ) -> None:
         self._captures = captures
         self._one = one
+        self._replan = replan
+        guesses = bool(one.captured.joint.detached) and not captures.knows_outputs(one)
+        draws = guesses and any(op.random_state_bytes for op in one.captured.graph.ops)
+        self._before = GeneratorStates(captures.callee.modules) if draws else None
         self._spec = given.spec
         self._leaves = tuple(
-            weakref.ref(x) if isinstance(x, torch.Tensor) and not x.requires_grad else x
+            weakref.ref(x)
+            if isinstance(x, torch.Tensor) and not (guesses or x.requires_grad)
+            else x
             for x in given.leaves
         )
         self._as_they_were: list[Any] = []
@@ -49,36 +65,60 @@ class CalledAgain:
         self._as_they_were = _state_of(inputs)
         return outputs
 
-    def __call__(self) -> tuple[Sequence[Any], Sequence[Any]]:
+    def plainly(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Run the forward again; return its tensors, flattened, and those of the placeholders."""
-        captured = self._one.captured
-        reason = _why_not(self._one)
+        reason = _why_not(self._one, drawing=False) or self._what_changed()
         if reason is not None:
             raise _cannot(self._captures.callee.name, reason)
-        leaves = [x() if isinstance(x, weakref.ref) else x for x in self._leaves]
-        gone = [x for x in self._leaves if isinstance(x, weakref.ref) and x() is None]
-        if gone:
-            raise _cannot(
-                self._captures.callee.name,
-                "an input that needs no gradient is gone by then: keep it until backward",
-            )
-        args, kwargs = unflatten(leaves, self._spec)
-        given = Arguments(args, kwargs, tuple(leaves), self._spec)
-        captures = self._captures
+        captures, given = self._captures, self._given()
         with torch.enable_grad():
-            if captures.find(captures.signature(given), given) is not self._one:
-                raise _cannot(captures.callee.name, "modules or modes were changed since the call")
             inputs = captures.inputs(self._one, given)
-            if _state_of(inputs) != self._as_they_were:
-                raise _cannot(
-                    captures.callee.name,
-                    "a parameter, buffer or input was changed since the call: change it after "
-                    "backward",
-                )
-            output = captures.callee.function(*args, **kwargs)
+            output = captures.callee.function(*given.args, **given.kwargs)
         tensors, _ = structure_of(output, captures.callee.name)
-        assert len(tensors) == len(captured.joint.outputs)
+        assert len(tensors) == len(self._one.captured.joint.outputs)
         return tensors, inputs
+
+    def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
+        """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
+
+        Returns the gradients of placeholders.
+        """
+        reason = _why_not(self._one, drawing=self._before is not None) or self._what_changed()
+        if reason is not None:
+            raise unplanned(max(came), reason)
+        given = self._given()
+        with torch.enable_grad():
+            planned = self._replan(self._one, given)
+            inputs = self._captures.inputs(self._one, given)
+        if self._before is None:
+            return gradients_at_once(planned, inputs, came)
+        now = GeneratorStates(self._captures.callee.modules)
+        self._before.restore()
+        try:
+            return gradients_at_once(planned, inputs, came)
+        finally:
+            now.restore()
+
+    def _given(self) -> Arguments:
+        """Return what the call was given; what is gone by now is None."""
+        leaves = [x() if isinstance(x, weakref.ref) else x for x in self._leaves]
+        args, kwargs = unflatten(leaves, self._spec)
+        return Arguments(args, kwargs, tuple(leaves), self._spec)
+
+    def _what_changed(self) -> str | None:
+        """Return what keeps the call from being run as it was."""
+        if any(isinstance(x, weakref.ref) and x() is None for x in self._leaves):
+            return "an input that needs no gradient is gone by then: keep it until backward"
+        captures, given = self._captures, self._given()
+        with torch.enable_grad():
+            if not captures.serves(self._one, given):
+                return "modules or modes were changed since the call"
+            if _state_of(captures.inputs(self._one, given)) != self._as_they_were:
+                return (
+                    "a parameter, buffer or input was changed since the call: change it after "
+                    "backward"
+                )
+        return None
 
 
 def _state_of(inputs: Sequence[Any]) -> list[Any]:
@@ -89,10 +129,16 @@ def _state_of(inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _why_not(one: Specialisation) -> str | None:
-    """Return why a step cannot be run twice with the same result and no further effect."""
+def _why_not(one: Specialisation, *, drawing: bool) -> str | None:
+    """Return why a step cannot be run twice with the same result and no further effect.
+
+    Parameters
+    ----------
+    drawing : bool
+        Whether it can draw the same numbers twice.
+    """
     captured, joint = one.captured, one.captured.joint
-    if any(op.random_state_bytes for op in captured.graph.ops):
+    if not drawing and any(op.random_state_bytes for op in captured.graph.ops):
         return "its forward draws random numbers"
     if joint.write_backs or joint.opaque.changes_state:
         return "its forward writes buffers or inputs"

@@ -62,6 +62,7 @@ class Captures:
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
+        self._takes_more = False  # than a loss, of what a call returns
         self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         self._kept: frozenset[Kept] = frozenset()
@@ -97,14 +98,22 @@ class Captures:
         """Return what was captured for a signature, where inputs decide the same again."""
         alike = self._by_signature.get(key, ())
         for found in sorted(alike, key=lambda one: -one.used):
-            joint = found.captured.joint
-            if not found.captured.reads.hold():
-                continue
-            found.captured.reads.fetch()
-            decides = joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside})
-            if decides and self._fulfils(found, given):
+            if self._holds(found, given):
                 return found
         return None
+
+    def serves(self, one: Specialisation, given: Arguments) -> bool:
+        """Whether a captured step is that of a call, as modules and inputs are now."""
+        return self.signature(given) == one.key and self._holds(one, given)
+
+    def _holds(self, one: Specialisation, given: Arguments) -> bool:
+        """Whether what a step has read, beside its signature, is what it was."""
+        joint = one.captured.joint
+        if not one.captured.reads.hold():
+            return False
+        one.captured.reads.fetch()
+        decides = joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside})
+        return decides and self._fulfils(one, given)
 
     def _fulfils(self, one: Specialisation, given: Arguments) -> bool:
         """Whether parameters are what the alternatives of a step ask of them."""
@@ -181,7 +190,7 @@ class Captures:
             detached_outputs=self._detached.get(key, frozenset()),
             opaque=self.opaque,
             answered=self.answered,
-            loss_alone=True,
+            loss_alone=not self._takes_more,
             numbers=key in self._by_signature and key not in self._deciding and not compiled,
         )
 
@@ -302,12 +311,17 @@ class Captures:
             one.forget_plans()
         self._by_signature.clear()
 
+    def knows_outputs(self, one: Specialisation) -> bool:
+        """Whether a backward has shown which outputs of a step receive gradients."""
+        return one in self._shown
+
     def learn_outputs(self, one: Specialisation, run: Run) -> None:
         """Note which outputs have received gradients; drop a plan that is made for others."""
         used, unused = run.used, run.unused
         if not unused and self._shown.get(one) == used:
             return  # as in the step before
         self._shown[one] = used
+        self._takes_more |= bool(run.unplanned)
         before = self._detached.get(one.key, frozenset())
         self._usage.note(one.key, run)
         unused = self._usage.settled(one.key)

@@ -280,11 +280,22 @@ class WholeSteps:
         inputs = self.captures.inputs(one, given)
         planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
         self._addresses.begin_step((one.key, planned.number), self)
-        again = CalledAgain(self.captures, one, given)
+        again = CalledAgain(self.captures, one, given, self._planned_otherwise)
         run = Run(self._backward_started(one), self._backward_ended, again)
         self.runs.add(run)
         self._calls += 1
         return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
+
+    def _planned_otherwise(self, unfit: Specialisation, given: Arguments) -> Runner:
+        """Capture and plan a call anew in its backward: its outputs have other gradients."""
+        self.watch.abandon()
+        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
+        one = self._capture(unfit.key, call, waits=True)
+        name = self.callee.name
+        announce(f"{name}: an output that had no gradient before has one: planned anew")
+        one.use(self._calls)
+        planned = self.last = self._planned(one, self.captures.inputs(one, given))
+        return planned.runner
 
     # -- planning -----------------------------------------------------------------------------
 

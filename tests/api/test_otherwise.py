@@ -1,0 +1,73 @@
+"""A loss that takes an output beside the model's own loss: planned anew in its first backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from benchmarks.training_loops import Run, live
+
+
+class Student(nn.Module):
+    """Returns its loss and its prediction, as the models of `transformers` do."""
+
+    def __init__(self, dropout: float, norm: bool = False) -> None:
+        super().__init__()
+        layers = [
+            layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.GELU(), nn.Dropout(dropout))
+        ]
+        self.body = nn.Sequential(*layers, *[nn.BatchNorm1d(32)] * norm)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits = self.body(x)
+        return {"loss": (logits - y).square().mean(), "logits": logits}
+
+
+def distilled(run: Run, dropout: float = 0.0) -> None:
+    """Learn from data and from a teacher, whose share is no part of the model's own loss."""
+    model, teacher = Student(dropout), nn.Linear(32, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    run.fit(model, optimizer=optimizer)
+    for _ in range(run.steps):
+        x = torch.randn(128, 32)
+        with torch.no_grad():
+            wanted = teacher(x)
+        output = model(x, torch.randn(128, 32))
+        loss = output["loss"] + 0.5 * (output["logits"] - wanted).abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.note(loss, torch.rand(1).item())
+        del output, loss
+    run.trained(model)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["no draws", "dropout"])
+def test_bits_and_budget_from_the_first_step_on(dropout: float, capfd) -> None:
+    def lived(budget_bytes: int | None):
+        return live(
+            lambda run: distilled(run, dropout),
+            Run(budget_bytes, steps=4, small=True, costs="unit"),
+        )
+
+    plain = lived(None)
+    fitted = lived(int(0.9 * plain.whole_bytes))
+    assert not fitted.error
+    assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
+    assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
+    assert capfd.readouterr().err.count("an output that had no gradient before") == 1
+
+
+def test_what_cannot_be_run_twice_is_refused_once() -> None:
+    model = tightfit.fit(Student(0.0, norm=True), "1GiB", costs="unit")
+    x, y = torch.randn(8, 32), torch.randn(8, 32)
+
+    def step() -> None:
+        output = model(x, y)
+        (output["loss"] + output["logits"].mean()).backward()
+
+    with pytest.raises(tightfit.PlanMismatch, match=r"writes buffers.*run the step again"):
+        step()
+    step()
