@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 import tightfit
+from tightfit.capture.capture import capture
 from tightfit.errors import CaptureError
 from tightfit.execution.attach import attached
+from tightfit.session import stages
 
 COUNT = 0
 
@@ -91,6 +93,18 @@ class InList(nn.Module):
         return h.tanh().sum()
 
 
+class Leaving(nn.Module):
+    """Leaves what it computed to be looked at."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.last = nn.Linear(8, 8), None
+
+    def forward(self, x):
+        self.last = self.linear(x)
+        return self.last.tanh().sum()
+
+
 OPTIONS = {"costs": "unit", "planner": "checkpoint_all", "cache": False}
 
 
@@ -101,6 +115,19 @@ def test_what_is_carried_is_an_input_and_an_output(kind, captures) -> None:
 
 def test_items_are_carried_too() -> None:
     compare(InList, 2)
+
+
+def test_where_something_was_left_before_a_further_shape_is_traced_once(monkeypatch) -> None:
+    traces = []
+    monkeypatch.setattr(
+        stages, "capture", lambda *given, **named: traces.append(0) or capture(*given, **named)
+    )
+    model = tightfit.fit(Leaving(), "1GiB", **OPTIONS)
+    model(torch.randn(4, 8)).backward()
+    del traces[:]
+    model(x := torch.randn(5, 8)).backward()
+    assert len(traces) == 1
+    assert torch.equal(model.last, model.linear(x))
 
 
 def compare(kind, captures) -> None:

@@ -16,6 +16,7 @@ from tightfit.allocator import measure_peak
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
+from tightfit.capture.opaque import ops
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs.measured import call
 from tightfit.graph.ir import Graph
@@ -136,6 +137,27 @@ def test_a_call_runs_once_and_never_when_the_disk_knows_it(monkeypatch) -> None:
     with running(monkeypatch) as ran:
         assert quick(captured) == first
     assert ran == []
+
+
+def test_an_opaque_module_is_timed_roughly_while_a_step_waits(monkeypatch) -> None:
+    timed = []
+    monkeypatch.setattr(
+        ops,
+        "measure_call",
+        lambda *given, **named: timed.append(0) or call.measure_call(*given, **named),
+    )
+    model = nn.Sequential(nn.Linear(4, 8), nn.LSTM(8, 8))
+
+    class Last(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return model(x)[0].sum()
+
+    captured = capture(TracedCall(Last(), {"model": model}, (torch.randn(5, 2, 4),), {}))
+    ours = quick(captured)
+    assert timed == []
+    theirs = measured_costs(captured, SILENT).captured.graph
+    assert timed
+    assert bytes_of(ours) == bytes_of(theirs)
 
 
 def test_what_was_measured_well_is_not_run_and_counts(monkeypatch) -> None:

@@ -146,7 +146,7 @@ def is_opaque(call: Call) -> bool:
 
 def _of_opaque(function: OpaqueForward | OpaqueBackward, kind: type[Record]) -> Record:
     """Return what an opaque module takes; it is known in this process only."""
-    measured = function.measure()
+    measured = function.measure(briefly=kind is not Measurement)
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
 
 

@@ -72,8 +72,14 @@ class OpaqueForward:
             )
         return [*result.outputs, *([result.record] if self.call.has_record else ())]
 
-    def measure(self) -> Measurement:
-        """Return what the forward costs, over some draws where they decide."""
+    def measure(self, *, briefly: bool = False) -> Measurement:
+        """Return what the forward costs, over some draws where they decide.
+
+        Parameters
+        ----------
+        briefly : bool
+            Whether a step waits for it: it is timed roughly.
+        """
         call = self.call
         tensors = [o.real() for o in call.operands]
         buffers = {n: t.clone() for n, t in call.module.named_buffers()}
@@ -83,14 +89,19 @@ class OpaqueForward:
             return _everything(call.forward(tensors, buffers))
 
         with PythonState({"": call.module}):
-            return _over_draws([_measured(call, run, (seed,)) for seed in call.draws])
+            timed = [_measured(call, run, (seed,), briefly=briefly) for seed in call.draws]
+        return _over_draws(timed)
 
 
-def _measured(call: OpaqueCall, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Measurement:
+def _measured(
+    call: OpaqueCall, run: Callable[..., Any], arguments: tuple[Any, ...], *, briefly: bool
+) -> Measurement:
     """Return what a run of a call costs, timed the shorter the more draws there are.
 
-    Where a limit has no room for what several runs make, it is timed roughly.
+    Where a limit has no room for what several runs make, it is timed roughly, too.
     """
+    if briefly:
+        return measure_once(run, arguments, {}, device=call.device)
     seconds = _SECONDS / len(call.draws)
     measured = if_room(lambda: measure_call(run, arguments, device=call.device, seconds=seconds))
     return measured or measure_once(run, arguments, {}, device=call.device)
@@ -166,22 +177,27 @@ class OpaqueBackward:
         chosen = [made[n] for n in self.added]
         return self._sums([materialise(g.shape, g.strides, g.dtype, g.device) for g in chosen])
 
-    def measure(self) -> Measurement:
+    def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.
 
         Where less is held so than its results and the record together, as a plan counts them, the
         record is kept to the end instead: the plan has made room for it, and foretells the peak.
+
+        Parameters
+        ----------
+        briefly : bool
+            Whether a step waits for it: it is timed roughly.
         """
         seeds = self.call.draws
         with fixed_generators(self.call.device), PythonState({"": self.call.module}):
-            timed = [self._timed(seed) for seed in seeds]
+            timed = [self._timed(seed, briefly=briefly) for seed in seeds]
             workspaces = [self._workspace(t, retain=False) for t in enumerate(timed)]
             if min(workspaces) < 0:
                 self.call.keep_record(self.present)
                 workspaces = [self._workspace(t, retain=True) for t in enumerate(timed)]
         return msgspec.structs.replace(_over_draws(timed), workspace_bytes=max(0, *workspaces))
 
-    def _timed(self, seed: int) -> Measurement:
+    def _timed(self, seed: int, *, briefly: bool) -> Measurement:
         call = self.call
         call.seed(seed)
         record, saved, tangents = call.ready(self.present)
@@ -190,7 +206,7 @@ class OpaqueBackward:
         def run() -> list[torch.Tensor | None]:
             return call.backward(record, saved, tangents, self.present, retain=True, sums=sums)
 
-        return _measured(call, run, ())
+        return _measured(call, run, (), briefly=briefly)
 
     def _workspace(self, timed: tuple[int, Measurement], *, retain: bool) -> int:
         """Return what a backward holds at its peak besides its results, above its begin."""

@@ -251,6 +251,8 @@ class Captures:
         room_bytes: int | None,
     ) -> Captured:
         self._warn_of_hooks()
+        if self._kept:  # it has left tensors in attributes before: no trace need fail of that
+            call = dataclasses.replace(call, function=KeptTensors(call.function, call.modules))
         captured, call = capture_step_around_data(
             call,
             options,
