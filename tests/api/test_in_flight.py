@@ -79,3 +79,12 @@ def test_the_budget_for_many_calls_is_found_in_few_steps():
         assert life.advised_bytes is not None and life.advised_bytes > budget, life.error
         budget, refused = life.advised_bytes, refused + 1
     assert refused <= 9  # 29 where an advice has room for the calls seen only
+
+
+def test_ever_more_calls_are_not_told_one_by_one(capfd) -> None:
+    loop = loop_of(20, ORDERS["their sum"], set_to_none=True, in_flight=None)
+    life = live(loop, Run(64 << 20, steps=1, small=True, costs="unit"))
+    assert not life.error
+    said = capfd.readouterr().err
+    assert [f"called {n} times" in said for n in (2, 4, 8, 16)] == [True] * 4
+    assert said.count("times before a backward") == 4

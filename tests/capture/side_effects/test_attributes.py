@@ -55,3 +55,22 @@ def test_losses_kept_as_single_numbers() -> None:
         assert torch.equal(model[4].loss, plain[4].loss)
         gradients = zip(model.parameters(), plain.parameters(), strict=True)
         assert all(torch.equal(a.grad, b.grad) for a, b in gradients)
+
+
+def test_what_a_program_keeps_in_a_model_of_a_notebook_asks_for_no_new_plan() -> None:
+    cell = """
+class Player(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.rewards = nn.Linear(8, 8), []
+
+    def forward(self, x):
+        return self.linear(x).sum()
+"""
+    names = {"nn": nn, "__name__": "of_no_file"}
+    exec(compile(cell, "<cell 1>", "exec"), names)
+    model = tightfit.fit(names["Player"](), "1GiB", costs="unit", cache=False)
+    for reward in (1.0, 2.0):
+        model(torch.randn(4, 8)).backward()
+        model.rewards.append(reward)
+    assert len(attached(model).specialisations) == 1

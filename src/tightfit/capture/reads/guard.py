@@ -149,8 +149,14 @@ class Reads:
 def _is_own(kind: type) -> bool:
     """Whether a class of modules is the user's, and derives from no library's but `nn.Module`."""
     bases = (base for base in kind.__mro__ if base not in nn.Module.__mro__)
-    files = (getattr(sys.modules.get(base.__module__), "__file__", None) for base in bases)
-    return not any(map(is_library, files))
+    return not any(is_library(_file_of(base)) for base in bases)
+
+
+def _file_of(kind: type) -> str | None:
+    """Return the file of a class's module; in a notebook, say, what its methods' code names."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    codes = (getattr(member, "__code__", None) for member in vars(kind).values())
+    return file or next((code.co_filename for code in codes if code is not None), None)
 
 
 def _refuse_impure(executed: Executed) -> None:

@@ -155,7 +155,7 @@ class Flight:
     def _join(self, open_calls: int) -> None:
         self._most_open = max(self._most_open, open_calls + 1)
         self.calls = max(self.calls, self._most_open)
-        if self.calls > self._told:
+        if self.calls >= 2 * self._told:  # a game may take hundreds: not of each of them
             self._told = self.calls
             announce(
                 f"{self._name} is called {self.calls} times before a backward: each call has a "
