@@ -21,6 +21,7 @@ __all__ = [
     "MissingExtra",
     "NothingToTrain",
     "OpaqueChanged",
+    "OpaqueVaries",
     "PlanMismatch",
     "SecondForward",
     "TightfitError",
@@ -57,6 +58,22 @@ class PlanMismatch(BadInput):
 
 class OpaqueChanged(PlanMismatch):
     """An opaque module kept more for backward than was measured; a new plan makes room."""
+
+
+class OpaqueVaries(PlanMismatch):
+    """An opaque module returned other tensors or numbers than when it was captured.
+
+    Parameters
+    ----------
+    message : str
+        What it returned, and a way out.
+    module : str
+        Its name.
+    """
+
+    def __init__(self, message: str, *, module: str) -> None:
+        super().__init__(message)
+        self.module = module
 
 
 class Diverged(PlanMismatch):

@@ -20,6 +20,7 @@ from tightfit.errors import (
     CaptureError,
     InfeasibleBudget,
     NothingToTrain,
+    OpaqueVaries,
     TightfitError,
 )
 from tightfit.execution.guard import Guard, StepPeaks
@@ -223,6 +224,11 @@ class Fitted:
                 self._take_options(self._addresses.look(given.leaves, self.options))
             return self.route(given)
         except CaptureError as reason:
+            return self._run_in_parts(reason, given)
+        except OpaqueVaries as change:
+            reason = CaptureError(str(change), module=change.module, cause="data")
+            if not self._has_parts_for(reason):
+                raise
             return self._run_in_parts(reason, given)
 
     def _refuse_second_forward(self) -> None:

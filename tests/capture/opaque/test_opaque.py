@@ -286,6 +286,43 @@ def test_what_cannot_be_one_op_is_refused(inner, error, message) -> None:
         model(torch.randn(9, 8))
 
 
+class Choosing(nn.Module):
+    """Says how many rows it has chosen."""
+
+    def forward(self, x):
+        chosen = x[:, 0] > 0
+        return torch.where(chosen[:, None], x * 2, x), int(chosen.sum())
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.inner = Choosing()
+
+    def forward(self, x):
+        y, rows = self.inner(nn.functional.dropout(self.body(x), 0.1))
+        return y.square().sum(), rows
+
+
+def test_where_a_block_tells_other_numbers_in_each_step_parts_are_planned(capsys) -> None:
+    plain, model = Routed(), tightfit.fit(Routed(), "1GiB", costs="unit", cache=False)
+    torch.manual_seed(1)
+    batches = [torch.randn(9, 8) for _ in range(5)]
+    for seed, x in enumerate(batches):
+        results = []
+        for each in (plain, model):
+            each.zero_grad()
+            torch.manual_seed(seed)
+            loss, rows = each(x)
+            loss.backward()
+            drawn = torch.rand(1)
+            results.append([loss, torch.tensor(rows), drawn, *(p.grad for p in each.parameters())])
+        assert all(map(torch.equal, *results))
+    assert "planned part by part" in capsys.readouterr().err
+
+
 def test_sums_in_low_precision_across_blocks_are_refused() -> None:
     block = tightfit.opaque(nn.Linear(8, 8))
     model = tightfit.fit(nn.Sequential(block, block), "1GiB", costs="unit")

@@ -23,7 +23,7 @@ from tightfit.costs.measured.call import (
     measure_call,
     measure_once,
 )
-from tightfit.errors import PlanMismatch
+from tightfit.errors import OpaqueVaries, PlanMismatch
 
 __all__ = ["OpaqueBackward", "OpaqueForward"]
 
@@ -57,18 +57,20 @@ class OpaqueForward:
                 for a, b in zip(found, profile.outputs, strict=False)
                 if a != b
             ]
-            raise PlanMismatch(
+            raise OpaqueVaries(
                 f"the opaque module {self.call.name!r} returned other tensors than when it was "
                 f"measured ({wrong[0] if wrong else 'their number or differentiability'}): its "
                 "output depends on the data, which a plan cannot hold. Way out: pad to a fixed "
-                "shape, or move it out of the fitted part"
+                "shape, or move it out of the fitted part",
+                module=self.call.name,
             )
         now, then = result.structure.constants, profile.structure.constants
         if now != then:
-            raise PlanMismatch(
+            raise OpaqueVaries(
                 f"the opaque module {self.call.name!r} returned {now} besides its tensors, but "
                 f"{then} when it was captured: a planned step would go on with the old values. "
-                "Return tensors, or move it out of the fitted part"
+                "Return tensors, or move it out of the fitted part",
+                module=self.call.name,
             )
         return [*result.outputs, *([result.record] if self.call.has_record else ())]
 

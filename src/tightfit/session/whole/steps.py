@@ -12,7 +12,14 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput, CaptureError, Diverged, InfeasibleBudget, OpaqueChanged
+from tightfit.errors import (
+    BadInput,
+    CaptureError,
+    Diverged,
+    InfeasibleBudget,
+    OpaqueChanged,
+    OpaqueVaries,
+)
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run, Runner
 from tightfit.plan.plan import Gradients
@@ -229,6 +236,11 @@ class WholeSteps:
 
         A forward that ends early has changed nothing: buffers are written at its end, and
         generators are put back.
+
+        Raises
+        ------
+        OpaqueVaries
+            If no plan holds, for what an opaque module returns is another matter in every step.
         """
         for _ in range(_MOST_ATTEMPTS):
             joint = one.captured.joint
@@ -237,11 +249,14 @@ class WholeSteps:
             before = GeneratorStates(self.callee.modules)
             try:
                 return one, self._run(one, given)
-            except (OpaqueChanged, Diverged) as change:
+            except (OpaqueChanged, OpaqueVaries, Diverged) as change:
                 if joint.opaque.changes_state:  # a module writes its buffers when it runs
                     raise
+                before.restore()
+                if isinstance(change, OpaqueVaries):
+                    self.watch.abandon()
+                    raise
                 more = str(change) if isinstance(change, OpaqueChanged) else None
-            before.restore()
             if more is not None:
                 self.captures.forget(one)
                 announce(more)
