@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.training_loops import Life, Run, live
+from tightfit.session.whole import flight
 
 Backwards = Callable[[list[Tensor]], None]
 
@@ -88,3 +89,12 @@ def test_ever_more_calls_are_not_told_one_by_one(capfd) -> None:
     said = capfd.readouterr().err
     assert [f"called {n} times" in said for n in (2, 4, 8, 16)] == [True] * 4
     assert said.count("times before a backward") == 4
+
+
+def test_a_call_that_fits_alone_is_not_refused_for_others_that_might_have_come(monkeypatch) -> None:
+    loop = loop_of(1, ORDERS["their sum"], set_to_none=True, in_flight=None)
+    plain = lived(loop, None)
+    monkeypatch.setattr(flight, "_most_that_fit", lambda room_bytes, needs: 4)  # taken too lightly
+    fitted = lived(loop, int(0.62 * plain.whole_bytes))
+    assert not fitted.error
+    assert fitted.losses == plain.losses

@@ -120,6 +120,10 @@ class Flight:
         """Whether the call leaves room only to see whether another one comes."""
         return self._looked is not None and self._most_open == 1
 
+    def look_no_more(self) -> None:
+        """Leave no room for a call that might have come: there is none to leave."""
+        self.calls, self._kept_bytes, self._looked = 1, None, None
+
     @property
     def waiting_bytes(self) -> int:
         """What gradients of another call take while autograd has yet to add them up."""

@@ -321,10 +321,20 @@ class WholeSteps:
         begin_in_company(one, alone, self.account, self.options)
         looks = not (waits or one.plans or is_new_in_company(one, self.options))
         self._flight.begin(one, alone, self.options, len(self.waiting), looks=looks)
-        around = self._around(one, inputs)
         known = tuple(one.plans.values())
         if self.options.compile:
             self.account.let_go()  # what a compiled plan holds shows when it runs, and is learned
+        around, planned = self._fitting(one, inputs, waits=waits)
+        self._more_bytes = one.held_more(planned, around)
+        if self.options.compile and all(planned is not each for each in known):
+            self.watch.restart()  # what compiling and trying took belongs to no step
+        return planned
+
+    def _fitting(
+        self, one: Specialisation, inputs: list[Any], *, waits: bool
+    ) -> tuple[Surroundings, Planned]:
+        """Return what lies around the step and its plan; leave room to look only if there is."""
+        around = self._around(one, inputs)
         try:
             planned = planned_for(
                 one,
@@ -338,13 +348,13 @@ class WholeSteps:
                 once=self._flight.looks,
             )
         except InfeasibleBudget as error:
+            if self._flight.looks:
+                self._flight.look_no_more()
+                return self._fitting(one, inputs, waits=waits)
             self.watch.abandon()
             beside = self._flight.beside(one, around, self.options)
             raise advised(error, one, around, self.account, self.options, beside) from None
-        self._more_bytes = one.held_more(planned, around)
-        if self.options.compile and all(planned is not each for each in known):
-            self.watch.restart()  # what compiling and trying took belongs to no step
-        return planned
+        return around, planned
 
     def _around(
         self, one: Specialisation, inputs: list[Any], share: Share | None = None
