@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tightfit.allocator import CpuMeter
+from tightfit.allocator import CpuMeter, measure_peak
+from tightfit.capture.capture import capture
+from tightfit.capture.traced_call import TracedCall
 from tightfit.session.memory.forecast import step_needs
+from tightfit.session.memory.surroundings import assumed_outside_bytes
 
 WAYS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam": torch.optim.Adam,
@@ -62,3 +66,21 @@ def test_hooks_do_not_hear_of_it(kind: str) -> None:
 def test_an_optimizer_that_cannot_step_on_fakes_is_not_foretold() -> None:
     optimizer = torch.optim.LBFGS(nn.Linear(4, 4).parameters())
     assert step_needs(optimizer, 64) is None
+
+
+LOSSES: dict[str, tuple[nn.Module, Callable[..., Any], torch.Tensor]] = {
+    "scores": (nn.Identity(), F.cross_entropy, torch.randint(64, (32,))),
+    "logarithms": (nn.LogSoftmax(1), F.nll_loss, torch.randint(64, (32,))),
+    "probabilities": (nn.Sigmoid(), F.binary_cross_entropy, torch.rand(32, 64)),
+    "pictures": (nn.Tanh(), F.mse_loss, torch.rand(32, 64)),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_what_a_loss_outside_holds_is_assumed_by_what_it_is_given(kind: str) -> None:
+    last, loss, target = LOSSES[kind]
+    model, x = nn.Sequential(nn.Linear(8, 64), last), torch.randn(32, 8)
+    assumed = assumed_outside_bytes(capture(TracedCall(model, {"model": model}, (x,), {})))
+    given = model(x).detach().requires_grad_()
+    _, peak = measure_peak(lambda: loss(given, target).backward(), device="cpu")
+    assert 0 <= assumed - (peak.peak_bytes - SCALARS_BYTES) <= 2 * SCALARS_BYTES

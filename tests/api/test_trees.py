@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from tightfit.errors import CaptureError
+from tightfit.errors import BadInput, CaptureError
 
 
 @dataclass(eq=False)
@@ -72,3 +72,19 @@ def test_one_that_writes_into_nodes_is_refused_and_returning_instead_works() -> 
     with pytest.raises(CaptureError, match=r"(?s)changes an input.*Way out: return what is new"):
         fitted(Writing())(copy.deepcopy(TREES[0]))
     gradients(fitted(Recursive()), TREES[0])  # returns what is new
+
+
+class Linked:
+    """A node that knows the one above it."""
+
+    def __init__(self, word: int, above: Linked | None = None) -> None:
+        self.word, self.above, self.below = word, above, []
+        if above is not None:
+            above.below.append(self)
+
+
+def test_nodes_that_know_the_one_above_are_refused_and_online_takes_them() -> None:
+    top = Linked(0)
+    Linked(1, top), Linked(2, top)
+    with pytest.raises(BadInput, match=r"input 0 is a Linked.*`with tightfit.online"):
+        fitted(Recursive())(top)

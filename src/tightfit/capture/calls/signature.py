@@ -16,7 +16,7 @@ from tightfit.capture.calls.attributes import ReadAttributes
 from tightfit.capture.calls.modules import SeenModules, tensor_signature
 from tightfit.capture.calls.structure import PLAIN
 from tightfit.capture.calls.structure import flatten as flatten_tree
-from tightfit.errors import BadInput, CaptureError
+from tightfit.errors import WITHOUT_A_PLAN, BadInput, CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private import tools as tools
 from tightfit.torch_private.saving import saving_hook
@@ -72,7 +72,8 @@ def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
             raise BadInput(
                 f"input {index} is a {type(leaf).__name__}: a planned call takes tensors, "
                 "functions and plain values (numbers, text, None, dtypes, enums) in lists, tuples, "
-                "dicts, named tuples, dataclasses and objects that hold nothing else"
+                "dicts, named tuples, dataclasses and objects that hold nothing else. "
+                f"{WITHOUT_A_PLAN}"
             )
     return tuple(parts)
 

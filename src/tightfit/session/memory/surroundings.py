@@ -23,6 +23,11 @@ __all__ = [
     "root_gradient_bytes",
 ]
 
+aten = torch.ops.aten
+
+_TIMES_HELD = {aten._log_softmax.default: 1, aten.sigmoid.default: 2, aten.tanh.default: 2}
+"""How often the loss outside a plan holds what one of these has made, its gradient included."""
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -92,9 +97,19 @@ class Surroundings:
 
 
 def assumed_outside_bytes(captured: Captured) -> int:
-    """Assume what a loss outside the plan holds until it is measured: three times the outputs."""
-    tangents = [v for v in captured.graph.values if v.role == "tangent"]
-    return 3 * sum(v.size_bytes for v in tangents)
+    """Assume what a loss outside the plan holds until it is measured: three times the outputs.
+
+    So does `cross_entropy`. Logarithms of probabilities go into `nll_loss`, which holds their
+    gradient only, and what a sigmoid or tanh has made is compared element by element.
+    """
+    tangents = (s for s in captured.joint.sources if s.kind == "tangent")
+    made = {s.name: captured.joint.raw_outputs[s.index] for s in tangents}
+    held = 0
+    for value in captured.graph.values:
+        if value.role == "tangent":
+            target = getattr(made[value.name], "target", None)
+            held += _TIMES_HELD.get(target, 3) * value.size_bytes
+    return held
 
 
 def handed_out_bytes(captured: Captured) -> int:
