@@ -6,7 +6,7 @@ from typing import Any
 
 from tightfit.errors import BudgetExceeded
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.forecast import StepNeeds, step_needs
+from tightfit.session.memory.forecast import NUMBERS, StepNeeds, step_needs
 from tightfit.units import format_bytes
 
 __all__ = ["refuse_step"]
@@ -24,8 +24,8 @@ def refuse_step(name: str, account: Account, optimizer: Any, keeper: Account) ->
     account : Account
         What it holds.
     optimizer : torch.optim.Optimizer
-        That is about to step. One whose step cannot be foretold, or takes nothing, is not
-        refused.
+        That is about to step. One whose step cannot be foretold is not refused, and where more
+        is held than the limit none that takes but a few numbers.
     keeper : Account
         The one that keeps to the budget: of several models within one, that called last.
 
@@ -40,7 +40,8 @@ def refuse_step(name: str, account: Account, optimizer: Any, keeper: Account) ->
         return
     held_bytes, taken_bytes = keeper.held_bytes(), _taken_bytes(needs, account, optimizer)
     needed_bytes = held_bytes + taken_bytes
-    if not taken_bytes or needed_bytes <= limit_bytes:
+    takes_numbers_only = taken_bytes <= NUMBERS * account.granularity_bytes
+    if needed_bytes <= limit_bytes or (takes_numbers_only and held_bytes > limit_bytes):
         return
     room_bytes = limit_bytes - held_bytes
     helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, room_bytes)]
