@@ -77,9 +77,17 @@ def test_a_failed_step_leaves_the_model_as_it_was(options, inputs, error, messag
     assert_same(state_of(plain), state_of(model))
 
 
+class Called(nn.Module):
+    """Runs without a forward."""
+
+    def __call__(self, x):
+        return x
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda m: tightfit.fit(Called(), "1MiB"), "name that __call__ forward"),
         (lambda m: tightfit.fit(m, "many"), "cannot read the budget 'many'"),
         (lambda m: tightfit.fit(m, "8"), "has no unit"),
         (lambda m: tightfit.fit(m, "-1GiB"), "must be positive"),

@@ -140,6 +140,8 @@ def fit(
             "tightfit.step(function, modules=...)"
         )
     names = (methods,) if isinstance(methods, str) else tuple(dict.fromkeys(methods))
+    if not names:
+        _refuse_without_forward(type(model))
     options = make_options(
         _in_common(budget) if names else budget,
         optimizer=optimizer,
@@ -171,6 +173,15 @@ def fit(
         )
     _fit_in_parts(model, parts, options)
     return model
+
+
+def _refuse_without_forward(kind: type[nn.Module]) -> None:
+    """Raise if calling a module of a class runs no forward, in whose place a plan would run."""
+    if kind.__call__ is not nn.Module.__call__ and kind.forward is nn.Module.forward:
+        raise BadInput(
+            f"{kind.__name__} has a __call__ of its own and no forward: a plan runs in place of a "
+            "forward. Way out: name that __call__ forward, which nn.Module calls"
+        )
 
 
 def _in_common(budget: int | str | Budget) -> Budget:
