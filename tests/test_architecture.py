@@ -70,7 +70,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "opaque decisions",
         "joint_graph traced_call",
         "captured probe trace normalise",
-        "lift foreign around_data partitioner input_uses",
+        "lift foreign dry_run partitioner input_uses",
+        "around_data",
         "capture",
     ),
     "eviction": (

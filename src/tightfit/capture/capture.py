@@ -29,6 +29,7 @@ from tightfit.capture.side_effects.leftovers import forget_traced, traced_alive
 from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
 from tightfit.capture.trace.numbers import trace_with_numbers
 from tightfit.capture.trace.strides import TrueStrides
+from tightfit.capture.trace.trace import StateChanged
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, NothingToTrain
 from tightfit.graph.ir import Device
@@ -68,17 +69,11 @@ def capture(
     _require_training(call)
     _require_plain_state(call)
     refuse_weights_from_outside(call.function, call.modules)
-    state = PythonState(call.modules)
-    listener, alive = Listener(), traced_alive()
+    listener = Listener()
     try:
-        with state, listener:
-            joint = trace_with_numbers(call, strides)
-    except LeftTensors:
-        state.raise_if_changed()  # says all that has changed, and why
-        raise
-    finally:
-        forget_traced(alive)
-    state.raise_if_changed()
+        joint = _traced(call, strides, listener, looks=True)
+    except StateChanged:  # and is as it was, once the tracer is gone
+        joint = _traced(call, strides, listener, looks=False)
     reads, left = _reads(call, listener)
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
@@ -87,6 +82,29 @@ def capture(
     tied = _tied(call, joint)
     captured = lift(normalise(joint), device_of(call), name, tied)
     return dataclasses.replace(captured, reads=reads, left=left)
+
+
+def _traced(
+    call: TracedCall, strides: TrueStrides | None, listener: Listener, *, looks: bool
+) -> JointGraph:
+    """Trace a step; refuse it if its forward changes Python state, and put that back.
+
+    Parameters
+    ----------
+    looks : bool
+        Whether that is looked for where the forward ends, and not only where the trace does.
+    """
+    state, alive = PythonState(call.modules), traced_alive()
+    try:
+        with state, listener:
+            joint = trace_with_numbers(call, strides, looks=looks)
+    except (LeftTensors, StateChanged):
+        state.raise_if_changed()  # says all that has changed, and why
+        raise
+    finally:
+        forget_traced(alive)
+    state.raise_if_changed()
+    return joint
 
 
 def _reads(call: TracedCall, listener: Listener) -> tuple[Reads, frozenset[Kept]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -33,6 +32,7 @@ from tightfit.capture.opaque.record import (
     Record,
     Result,
 )
+from tightfit.capture.opaque.seen import seen_of
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
 from tightfit.costs.measured.call import fixed_generators, materialise
@@ -45,12 +45,6 @@ __all__ = ["OpaqueCall", "OpaqueModules"]
 _DRAWS = 8
 """How many times a module that draws numbers is run to see whether they decide what it runs."""
 _DRAWS_S = 1.0  # the time after which it is run no more
-
-_MARGIN = 8
-"""The share of room that is made besides, where a module keeps more in one step than before."""
-
-_LARGEST: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
-"""The most bytes a module was seen to keep for backward, by its operands."""
 
 
 class _Body(nn.Module):
@@ -112,6 +106,7 @@ class OpaqueCall:
         self.has_record = grad and any(o.requires_grad for o in operands)
         self.operands_key = tuple((o.geometry, o.requires_grad) for o in operands)
         self.profile: Profile | None = None
+        self.seen = seen_of(module, self.operands_key)
         self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide what it runs
         self.state: dict[str, torch.Tensor] = {}
         self.backwards: dict[tuple[int, ...], Backward] = {}  # by the outputs with a gradient
@@ -146,7 +141,10 @@ class OpaqueCall:
             output = self._call(sources, state or {})
             leaves, structure = structure_of(output, f"the opaque module {self.name!r}")
             place = {id(t): i for i, t in enumerate(sources) if t is tensors[i]}
-            passed = tuple(place.get(id(leaf)) for leaf in leaves)
+            passed = tuple(
+                None if k in self.seen.new else place.get(id(leaf)) for k, leaf in enumerate(leaves)
+            )
+            self._refuse_passed(leaves, place)
             leaves = [x for x, i in zip(leaves, passed, strict=True) if i is None]
             others = [*tensors, *(state or {}).values(), *_members(self.module)]
             outputs = _own(leaves, others)
@@ -158,6 +156,16 @@ class OpaqueCall:
         flags = tuple(t.requires_grad for t in outputs)
         record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
         return Result(tuple(t.detach() for t in outputs), record, flags, structure, passed)
+
+    def _refuse_passed(self, leaves: Sequence[Any], place: Mapping[int, int]) -> None:
+        """Refuse to hand out a copy of an input where plain PyTorch would change both as one."""
+        for k in self.seen.overwritten:
+            if k < len(leaves) and id(leaves[k]) in place:
+                raise PlanMismatch(
+                    f"the opaque module {self.name!r} returned one of its inputs itself, which it "
+                    "does not always do, and one of the two is changed in place afterwards: that "
+                    "would change both here. Way out: let the module return x.clone()"
+                )
 
     def _source(self, operand: Operand, tensor: torch.Tensor, anchor: torch.Tensor) -> Any:
         if not (operand.requires_grad and self.has_record):
@@ -203,8 +211,7 @@ class OpaqueCall:
 
     def _refuse_growth(self, held_bytes: int, profile: Profile) -> None:
         if held_bytes > profile.record_bytes:
-            known = _LARGEST.setdefault(self.module, {})
-            known[self.operands_key] = held_bytes + held_bytes // _MARGIN
+            self.seen.keeps(held_bytes)
             raise OpaqueChanged(
                 f"the opaque module {self.name!r} kept {format_bytes(held_bytes)} for its backward,"
                 f" but {format_bytes(profile.record_bytes)} when it was measured: what it keeps "
@@ -266,6 +273,7 @@ class OpaqueCall:
             The module's real parameters and buffers.
         """
         self.state = state
+        self._take_given()
         tensors = [o.real() for o in self.operands]
         buffers = {n for n, _ in self.module.named_buffers(remove_duplicate=False)}
         copies = {n: t.clone() if n in buffers else t for n, t in state.items()}
@@ -274,8 +282,11 @@ class OpaqueCall:
         with fixed_generators(self.device), python:
             generator = torch.get_rng_state()
             result = _explained(self, tensors, copies)
+            if not torch.equal(generator, torch.get_rng_state()):
+                result = self._with_what_draws_make_new(result, tensors, copies)
             outputs = tuple(Geometry.of(t) for t in result.outputs)
             drew = not torch.equal(generator, torch.get_rng_state())
+            self.seen.makes(result.new)
             result = replace(result, record=None, outputs=())
             del tensors  # further runs take the place of this one
             kept = self._kept(result, copies, drew) if self.has_record else {}
@@ -283,7 +294,7 @@ class OpaqueCall:
         size = max(
             *(held for _, held in kept.values()),
             0,
-            _LARGEST.get(self.module, {}).get(self.operands_key, 0),
+            self.seen.kept_bytes,
         )
         changed = [n for n in copies if n in buffers and copies[n]._version != versions[n]]
         changed += [*python.changed, *_changed_by_cudnn(self)]
@@ -298,6 +309,30 @@ class OpaqueCall:
             random=drew or not isinstance(self.module, nn.RNNBase),
             changed=tuple(changed),
         )
+
+    def _take_given(self) -> None:
+        """Be measured with what a step has given the module, where that mattered."""
+        given = iter(self.seen.take_given())
+        self.operands = tuple(
+            replace(o, example=next(given, o.example)) if o.parameter is None else o
+            for o in self.operands
+        )
+
+    def _with_what_draws_make_new(
+        self, result: Result, tensors: list[torch.Tensor], copies: dict[str, torch.Tensor]
+    ) -> Result:
+        """Return a run in which no output is an input that another draw makes anew."""
+        if all(place is None for place in result.passed):
+            return result
+        begin = time.perf_counter()
+        for seed in range(_DRAWS):
+            self.seed(seed)
+            other = self.forward(tensors, copies)
+            if len(other.passed) == len(result.passed):
+                self.seen.makes(other.new)
+            if time.perf_counter() - begin > _DRAWS_S:
+                break
+        return self.forward(tensors, copies) if self.seen.new else result
 
     def seed(self, seed: int) -> None:
         """Let the next run draw as all runs of this seed; for use where generators are put back."""

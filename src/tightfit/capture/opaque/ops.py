@@ -14,7 +14,7 @@ from tightfit.allocator import measure_peak
 from tightfit.allocator.tally import if_room
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
-from tightfit.capture.opaque.record import Result
+from tightfit.capture.opaque.record import Profile, Result
 from tightfit.capture.reads.python_state import PythonState
 from tightfit.costs.measured.call import (
     Measurement,
@@ -23,7 +23,7 @@ from tightfit.costs.measured.call import (
     measure_call,
     measure_once,
 )
-from tightfit.errors import OpaqueVaries, PlanMismatch
+from tightfit.errors import OpaqueChanged, OpaqueVaries, PlanMismatch
 
 __all__ = ["OpaqueBackward", "OpaqueForward"]
 
@@ -51,6 +51,7 @@ class OpaqueForward:
             )
         found = tuple(Geometry.of(t) for t in result.outputs)
         alike = result.passed == profile.passed
+        self._refuse_other_ways(result, profile, tensors)
         if found != profile.outputs or result.differentiable != profile.differentiable or not alike:
             wrong = [
                 f"{tuple(a.shape)} where {tuple(b.shape)} was measured"
@@ -73,6 +74,34 @@ class OpaqueForward:
                 module=self.call.name,
             )
         return [*result.outputs, *([result.record] if self.call.has_record else ())]
+
+    def _refuse_other_ways(
+        self, result: Result, profile: Profile, tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """Have another plan made where outputs are new, or have a gradient, that had not.
+
+        Raises
+        ------
+        OpaqueChanged
+            When the module is measured again, that is known.
+        """
+        if len(result.passed) != len(profile.passed):
+            return
+        call = self.call
+        if any(profile.passed[i] is not None for i in result.new):
+            call.seen.makes(result.new)
+            what = "a tensor of its own where it returned an input"
+        elif result.differentiable != profile.differentiable:
+            pairs = zip(call.operands, tensors, strict=True)
+            call.seen.is_given([t for o, t in pairs if o.parameter is None])
+            what = "tensors of which others have a gradient than"
+        else:
+            return
+        raise OpaqueChanged(
+            f"the opaque module {call.name!r} returned {what} when it was measured: that "
+            "depends on the data. The plan is dropped; run the step again and a plan for this is "
+            "made"
+        )
 
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what the forward costs, over some draws where they decide.

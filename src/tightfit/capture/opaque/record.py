@@ -250,6 +250,11 @@ class Result:
     structure: Structure
     passed: tuple[int | None, ...]
 
+    @property
+    def new(self) -> frozenset[int]:
+        """Which of the returned tensors are no operands."""
+        return frozenset(i for i, place in enumerate(self.passed) if place is None)
+
     def is_like(self, other: Result) -> bool:
         """Whether another run returned as many tensors, in the same way."""
         return (self.passed, self.differentiable) == (other.passed, other.differentiable)

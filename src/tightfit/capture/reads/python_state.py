@@ -114,8 +114,7 @@ class PythonState:
         for key, (value, snapshot) in before.items():
             if key in _BOOKKEEPING:
                 continue
-            current = module.__dict__.get(key, _MISSING)
-            if current is not value or (snapshot is not None and not _equal(current, snapshot)):
+            if not _is_as_before(module.__dict__.get(key, _MISSING), value, snapshot):
                 self._changed.append(f"{_of(name)}.{key}")
                 if snapshot is not None and isinstance(value, _CONTAINERS):
                     _refill(value, snapshot)
@@ -125,6 +124,22 @@ class PythonState:
     def changed(self) -> list[str]:
         """What had changed when the trace ended."""
         return list(self._changed)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether attributes, objects around the modules or generators are others by now."""
+        attributes = any(
+            any(k not in before and k not in _BOOKKEEPING for k in self._modules[name].__dict__)
+            or any(
+                not _is_as_before(self._modules[name].__dict__.get(k, _MISSING), *held)
+                for k, held in before.items()
+                if k not in _BOOKKEEPING
+            )
+            for name, before in self._attributes.items()
+        )
+        own = (torch.equal(g.get_state(), before) for g, before in self._generators.values())
+        drew = random.getstate() != self._random or not _same_numpy(self._numpy) or not all(own)
+        return attributes or drew or self._written.has_changed
 
     def _set_by_hook(self, change: str) -> bool:
         """Whether what changed is a tensor that a hook gives its module anew on every forward.
@@ -186,6 +201,11 @@ def _of(name: str) -> str:
 
 def _copied(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, _CONTAINERS) else None
+
+
+def _is_as_before(current: Any, value: Any, snapshot: Any) -> bool:
+    """Whether an attribute is the same object, and holds the same if it is a container."""
+    return current is value and (snapshot is None or _equal(current, snapshot))
 
 
 def _equal(current: Any, snapshot: Any) -> bool:

@@ -79,6 +79,21 @@ class Written:
                 array[...] = before
         return changed
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything is another one by now."""
+        entries = any(
+            not same(_get(holder, name), old)
+            for _, holder, before in self._entries
+            for name, old in before.items()
+        )
+        contents = any(
+            not _holds(holder, before) and not _only_knows_tracers(holder, before)
+            for _, holder, before in self._contents
+        )
+        arrays = any(a.tobytes() != before.tobytes() for _, a, before in self._arrays)
+        return entries or contents or arrays
+
     # -- looking ------------------------------------------------------------------------------
 
     def _visit(self, value: Any, path: str) -> None:

@@ -24,7 +24,9 @@ aten = torch.ops.aten
 _MOST_ATTEMPTS = 6
 
 
-def trace_with_numbers(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
+def trace_with_numbers(
+    call: TracedCall, strides: TrueStrides | None = None, *, looks: bool = False
+) -> JointGraph:
     """Trace the step of a call; numbers that it only computes with become inputs if so wished.
 
     A number computed in the step is asked for anew in every step. What `call.numbers` says counts
@@ -32,7 +34,7 @@ def trace_with_numbers(call: TracedCall, strides: TrueStrides | None = None) -> 
 
     Parameters
     ----------
-    call, strides
+    call, strides, looks
         As of `trace`.
 
     Raises
@@ -40,7 +42,7 @@ def trace_with_numbers(call: TracedCall, strides: TrueStrides | None = None) -> 
     CaptureError
         As `trace` does; and where a computed number with a fraction decides what runs.
     """
-    joint = trace(call, strides)
+    joint = trace(call, strides, looks=looks)
     measure = next(_measures(joint), None)
     if measure is not None or (call.numbers and _reads_numbers(joint)):
         joint = _with_inputs(call, joint, strides)

@@ -36,6 +36,7 @@ from tightfit.capture.operators.products import TracedProducts
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.operators.resized import ResizedTensors
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
+from tightfit.capture.reads.python_state import PythonState
 from tightfit.capture.side_effects.attributes import KeptTensors, refuse_left, traced_places
 from tightfit.capture.side_effects.backward_writes import (
     StandInsInBackward,
@@ -57,18 +58,23 @@ from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 
-__all__ = ["refuse_rearranged", "trace"]
+__all__ = ["StateChanged", "refuse_rearranged", "trace"]
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+
+
+class StateChanged(CaptureError):
+    """A traced forward has changed Python state by its end: no more need be traced then."""
 
 
 class _Callee(nn.Module):
     """Gives a callable and its modules the face of one module, as the tracer wants it."""
 
     def __init__(
-        self, call: TracedCall, opaque: OpaqueStandIns, recorder: DecisionRecorder
+        self, call: TracedCall, opaque: OpaqueStandIns, recorder: DecisionRecorder, *, looks: bool
     ) -> None:
         super().__init__()
+        self._looks = looks
         self._recorder = recorder
         # not as an attribute: a module given as the function would be registered twice
         object.__setattr__(self, "_function", call.function)
@@ -105,6 +111,8 @@ class _Callee(nn.Module):
         if self._replacing is not None:
             self._replacing.start(children[PREFIX])
         members, places = members_of(self), traced_places(self._call_modules)
+        state = PythonState(self._call_modules).__enter__() if self._looks else None
+        self._looks = False  # the tracer runs the forward twice
         self.in_backward.note()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
@@ -120,10 +128,13 @@ class _Callee(nn.Module):
         ):
             output = self._function(*args, **kwargs)
             self._recorder.refuse_seeding()
+        self._opaque.note_written()
         if not isinstance(self._function, KeptTensors):
             refuse_left(self._call_modules, places)
         if self._replacing is not None and self._replacing.collects:
             raise AllFound("the outside tensors of the forward are found", cause="outside")
+        if state is not None and state.has_changed:
+            raise StateChanged("the forward pass changes Python state", cause="state")
         write_replaced(self, members)
         refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
@@ -145,7 +156,11 @@ def _beside_the_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> froze
 
 
 def trace(
-    call: TracedCall, strides: TrueStrides | None = None, numbers: Numbers | None = None
+    call: TracedCall,
+    strides: TrueStrides | None = None,
+    numbers: Numbers | None = None,
+    *,
+    looks: bool = False,
 ) -> JointGraph:
     """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
@@ -157,9 +172,13 @@ def trace(
         Those of results where fake kernels say otherwise.
     numbers : Numbers, optional
         Takes numbers that are read as inputs of the step.
+    looks : bool
+        Whether to end where the forward ends if it has changed Python state.
 
     Raises
     ------
+    StateChanged
+        If it has.
     CaptureError
         If the call branches on data, has outputs of unknown shape, uses tensors that are no
         parameter, buffer or input, or does anything else the tracer cannot follow; names the
@@ -175,7 +194,7 @@ def trace(
         )
         look_up = recorder.known_value
         opaque = OpaqueStandIns(call.modules, call.opaque, call.examples, look_up)
-        callee = _Callee(call, opaque, recorder)
+        callee = _Callee(call, opaque, recorder, looks=looks)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.lists_number_by_number())

@@ -1,0 +1,65 @@
+"""What opaque modules were seen to do in steps: what is known when they are measured again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Seen", "seen_of"]
+
+_MARGIN = 8
+"""The share of room that is made besides, where a module keeps more in one step than before."""
+
+
+class Seen:
+    """What one module was seen to do with operands of one geometry.
+
+    Attributes
+    ----------
+    kept_bytes : int
+        The most it kept for backward, with a margin.
+    new : frozenset of int
+        The outputs that were tensors of their own in some runs. Where they are an input in
+        others, which nobody can foretell, the plan is given a copy of it.
+    overwritten : frozenset of int
+        The outputs that must not be a copy of an input, as one of both is changed in place later.
+    """
+
+    def __init__(self) -> None:
+        self.kept_bytes = 0
+        self.new: frozenset[int] = frozenset()
+        self.overwritten: frozenset[int] = frozenset()
+        self._given: tuple[torch.Tensor, ...] = ()
+
+    def keeps(self, size_bytes: int) -> None:
+        """Note what it kept in a step."""
+        self.kept_bytes = size_bytes + size_bytes // _MARGIN
+
+    def makes(self, outputs: frozenset[int]) -> None:
+        """Note outputs that were tensors of their own."""
+        self.new |= outputs
+
+    def is_overwritten(self, output: int) -> None:
+        """Note that an output, or an input that it may be, is changed in place later."""
+        self.overwritten |= {output}
+
+    def is_given(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have it measured the next time with what it is given in this step."""
+        self._given = tuple(t.detach() for t in tensors)
+
+    def take_given(self) -> tuple[torch.Tensor, ...]:
+        """Return what it is to be measured with, if that matters, and let go of it."""
+        given, self._given = self._given, ()
+        return given
+
+
+_SEEN: weakref.WeakKeyDictionary[nn.Module, dict[Any, Seen]] = weakref.WeakKeyDictionary()
+
+
+def seen_of(module: nn.Module, operands: Any) -> Seen:
+    """Return what is known of a module, by its operands."""
+    return _SEEN.setdefault(module, {}).setdefault(operands, Seen())
