@@ -104,9 +104,8 @@ class OpaqueCall:
         self.spec = spec
         self.casts = casts
         self.has_record = grad and any(o.requires_grad for o in operands)
-        self.operands_key = tuple((o.geometry, o.requires_grad) for o in operands)
         self.profile: Profile | None = None
-        self.seen = seen_of(module, self.operands_key)
+        self.seen = seen_of(module, tuple((o.geometry, o.requires_grad) for o in operands))
         self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide what it runs
         self.state: dict[str, torch.Tensor] = {}
         self.backwards: dict[tuple[int, ...], Backward] = {}  # by the outputs with a gradient
@@ -144,7 +143,7 @@ class OpaqueCall:
             passed = tuple(
                 None if k in self.seen.new else place.get(id(leaf)) for k, leaf in enumerate(leaves)
             )
-            self._refuse_passed(leaves, place)
+            self.seen.refuse_copies(self.name, [k for k, x in enumerate(leaves) if id(x) in place])
             leaves = [x for x, i in zip(leaves, passed, strict=True) if i is None]
             others = [*tensors, *(state or {}).values(), *_members(self.module)]
             outputs = _own(leaves, others)
@@ -156,16 +155,6 @@ class OpaqueCall:
         flags = tuple(t.requires_grad for t in outputs)
         record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
         return Result(tuple(t.detach() for t in outputs), record, flags, structure, passed)
-
-    def _refuse_passed(self, leaves: Sequence[Any], place: Mapping[int, int]) -> None:
-        """Refuse to hand out a copy of an input where plain PyTorch would change both as one."""
-        for k in self.seen.overwritten:
-            if k < len(leaves) and id(leaves[k]) in place:
-                raise PlanMismatch(
-                    f"the opaque module {self.name!r} returned one of its inputs itself, which it "
-                    "does not always do, and one of the two is changed in place afterwards: that "
-                    "would change both here. Way out: let the module return x.clone()"
-                )
 
     def _source(self, operand: Operand, tensor: torch.Tensor, anchor: torch.Tensor) -> Any:
         if not (operand.requires_grad and self.has_record):
@@ -273,7 +262,7 @@ class OpaqueCall:
             The module's real parameters and buffers.
         """
         self.state = state
-        self._take_given()
+        self.operands = _given(self.operands, self.seen.take_given())
         tensors = [o.real() for o in self.operands]
         buffers = {n for n, _ in self.module.named_buffers(remove_duplicate=False)}
         copies = {n: t.clone() if n in buffers else t for n, t in state.items()}
@@ -283,7 +272,7 @@ class OpaqueCall:
             generator = torch.get_rng_state()
             result = _explained(self, tensors, copies)
             if not torch.equal(generator, torch.get_rng_state()):
-                result = self._with_what_draws_make_new(result, tensors, copies)
+                result = _with_what_draws_make_new(self, result, tensors, copies)
             outputs = tuple(Geometry.of(t) for t in result.outputs)
             drew = not torch.equal(generator, torch.get_rng_state())
             self.seen.makes(result.new)
@@ -309,30 +298,6 @@ class OpaqueCall:
             random=drew or not isinstance(self.module, nn.RNNBase),
             changed=tuple(changed),
         )
-
-    def _take_given(self) -> None:
-        """Be measured with what a step has given the module, where that mattered."""
-        given = iter(self.seen.take_given())
-        self.operands = tuple(
-            replace(o, example=next(given, o.example)) if o.parameter is None else o
-            for o in self.operands
-        )
-
-    def _with_what_draws_make_new(
-        self, result: Result, tensors: list[torch.Tensor], copies: dict[str, torch.Tensor]
-    ) -> Result:
-        """Return a run in which no output is an input that another draw makes anew."""
-        if all(place is None for place in result.passed):
-            return result
-        begin = time.perf_counter()
-        for seed in range(_DRAWS):
-            self.seed(seed)
-            other = self.forward(tensors, copies)
-            if len(other.passed) == len(result.passed):
-                self.seen.makes(other.new)
-            if time.perf_counter() - begin > _DRAWS_S:
-                break
-        return self.forward(tensors, copies) if self.seen.new else result
 
     def seed(self, seed: int) -> None:
         """Let the next run draw as all runs of this seed; for use where generators are put back."""
@@ -490,6 +455,31 @@ def _explained(
             "this step; values are those of the call only where an input of the call goes "
             "straight into it"
         ) from error
+
+
+def _given(operands: Sequence[Operand], tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:
+    """Return operands to be measured with what a step has given the module, if that is known."""
+    given = iter(tensors)
+    return tuple(
+        replace(o, example=next(given, o.example)) if o.parameter is None else o for o in operands
+    )
+
+
+def _with_what_draws_make_new(
+    call: OpaqueCall, result: Result, tensors: list[torch.Tensor], state: dict[str, torch.Tensor]
+) -> Result:
+    """Return a run in which no output is an input that another draw makes anew."""
+    if all(place is None for place in result.passed):
+        return result
+    begin = time.perf_counter()
+    for seed in range(_DRAWS):
+        call.seed(seed)
+        other = call.forward(tensors, state)
+        if len(other.passed) == len(result.passed):
+            call.seen.makes(other.new)
+        if time.perf_counter() - begin > _DRAWS_S:
+            break
+    return call.forward(tensors, state) if call.seen.new else result
 
 
 def _changed_by_cudnn(call: OpaqueCall) -> list[str]:

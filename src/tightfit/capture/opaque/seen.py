@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.errors import PlanMismatch
+
 __all__ = ["Seen", "seen_of"]
 
 _MARGIN = 8
@@ -46,6 +48,28 @@ class Seen:
     def is_overwritten(self, output: int) -> None:
         """Note that an output, or an input that it may be, is changed in place later."""
         self.overwritten |= {output}
+
+    def refuse_copies(self, name: str, outputs: Sequence[int]) -> None:
+        """Refuse to hand out a copy of an input where plain PyTorch would change both as one.
+
+        Parameters
+        ----------
+        name : str
+            Of the module.
+        outputs : sequence of int
+            Those that are an input in this run.
+
+        Raises
+        ------
+        PlanMismatch
+            If one of them or that input is changed in place later.
+        """
+        if self.overwritten.intersection(outputs):
+            raise PlanMismatch(
+                f"the opaque module {name!r} returned one of its inputs itself, which it does not "
+                "always do, and one of the two is changed in place afterwards: that would change "
+                "both here. Way out: let the module return x.clone()"
+            )
 
     def is_given(self, tensors: Sequence[torch.Tensor]) -> None:
         """Have it measured the next time with what it is given in this step."""
