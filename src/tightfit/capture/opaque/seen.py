@@ -35,6 +35,7 @@ class Seen:
         self.kept_bytes = 0
         self.new: frozenset[int] = frozenset()
         self.overwritten: frozenset[int] = frozenset()
+        self._handed_out: list[tuple[int, tuple[torch.Tensor, ...], list[int]]] = []
         self._given: tuple[torch.Tensor, ...] = ()
 
     def keeps(self, size_bytes: int) -> None:
@@ -45,9 +46,18 @@ class Seen:
         """Note outputs that were tensors of their own."""
         self.new |= outputs
 
-    def is_overwritten(self, output: int) -> None:
-        """Note that an output, or an input that it may be, is changed in place later."""
-        self.overwritten |= {output}
+    def hands_out(self, output: int, *both: torch.Tensor) -> None:
+        """Remember a traced output, with the input that it may be in another run."""
+        self._handed_out.append((output, both, _versions(both)))
+
+    def look_at_handed_out(self) -> None:
+        """Note which of the outputs, or the inputs that they may be, were changed since."""
+        changed = (k for k, both, before in self._handed_out if _versions(both) != before)
+        self.overwritten |= frozenset(changed)
+
+    def forget_handed_out(self) -> None:
+        """Let go of the tensors of a trace."""
+        self._handed_out = []
 
     def refuse_copies(self, name: str, outputs: Sequence[int]) -> None:
         """Refuse to hand out a copy of an input where plain PyTorch would change both as one.
@@ -79,6 +89,10 @@ class Seen:
         """Return what it is to be measured with, if that matters, and let go of it."""
         given, self._given = self._given, ()
         return given
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
 
 
 _SEEN: weakref.WeakKeyDictionary[nn.Module, dict[Any, Seen]] = weakref.WeakKeyDictionary()

@@ -117,7 +117,6 @@ class OpaqueStandIns:
         for name in self._of_given:  # they come as arguments
             self._members[name], self._trained[name] = {}, []
         self._forwards = SwappedForwards()
-        self._handed_out: list[tuple[OpaqueCall, int, tuple[torch.Tensor, ...], int]] = []
         self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
         self._called: list[str] = []
         self._caches_casts = torch.is_autocast_cache_enabled()  # off while a step is traced
@@ -160,6 +159,7 @@ class OpaqueStandIns:
 
     def __exit__(self, *_: Any) -> None:
         self._forwards.put_back()
+        self._forget_handed_out()
         self._examples.clear()
 
     def found(self) -> OpaqueModules:
@@ -178,7 +178,7 @@ class OpaqueStandIns:
         """Remember which real tensor each traced input of the call stands for."""
         self._called = []
         self._calls = {}
-        self._handed_out = []
+        self._forget_handed_out()
         pairs = zip(flatten(traced)[0], flatten(real)[0], strict=True)
         self._examples = {
             id(t): (t, r)
@@ -202,30 +202,19 @@ class OpaqueStandIns:
             call = self._call(name, module, function, leaves, spec, tensors)
             outputs = _Boundary.apply(call, *tensors)
             assert call.profile is not None
-            self._hand_out(call, tensors, outputs)
+            _hand_out(call, tensors, outputs)
             return call.profile.filled(tensors, outputs)
 
         return forward
 
-    def _hand_out(
-        self, call: OpaqueCall, tensors: list[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> None:
-        """Remember which outputs may be an input in another run, and how often both are changed."""
-        assert call.profile is not None
-        places = [k for k, place in enumerate(call.profile.passed) if place is None]
-        for k, output in zip(places, outputs, strict=True):
-            for tensor, operand in zip(tensors, call.operands, strict=True):
-                alike = operand.geometry == Geometry.of(output)
-                if alike and operand.parameter is None and not operand.requires_grad:
-                    both = (tensor, output)
-                    self._handed_out.append((call, k, both, tensor._version + output._version))
-
-    def note_written(self) -> None:
+    def note_overwritten(self) -> None:
         """Note of which outputs that may be an input one of both was changed by now."""
-        for call, k, (tensor, output), version in self._handed_out:
-            if tensor._version + output._version != version:
-                call.seen.is_overwritten(k)
-        self._handed_out = []
+        for call in self._made.values():
+            call.seen.look_at_handed_out()
+
+    def _forget_handed_out(self) -> None:
+        for call in self._made.values():
+            call.seen.forget_handed_out()
 
     def _note_examples(self, name: str, leaves: list[Any]) -> None:
         """Remember what the arguments of a module's next call were in a real run."""
@@ -299,6 +288,19 @@ class OpaqueStandIns:
             )
         with private.without_modes(), unheard(), naming_its_needs(call):
             call.examine(state)
+
+
+def _hand_out(
+    call: OpaqueCall, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Remember which outputs of a traced call may be an input in another run."""
+    assert call.profile is not None
+    places = [k for k, place in enumerate(call.profile.passed) if place is None]
+    for k, output in zip(places, outputs, strict=True):
+        for tensor, operand in zip(tensors, call.operands, strict=True):
+            alike = operand.geometry == Geometry.of(output)
+            if alike and operand.parameter is None and not operand.requires_grad:
+                call.seen.hands_out(k, tensor, output)
 
 
 def _parameters_of(module: nn.Module) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class _Callee(nn.Module):
         ):
             output = self._function(*args, **kwargs)
             self._recorder.refuse_seeding()
-        self._opaque.note_written()
+        self._opaque.note_overwritten()
         if not isinstance(self._function, KeptTensors):
             refuse_left(self._call_modules, places)
         if self._replacing is not None and self._replacing.collects:
