@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import chain
 
 import torch
 from hypothesis import given
@@ -12,6 +13,7 @@ from torch import nn
 import tightfit
 from benchmarks.training_loops import Life, Run, live
 from tightfit.allocator import meter_for
+from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
 from tightfit.session.memory.budget import Needs, divided
 
@@ -191,3 +193,45 @@ def test_members_that_are_called_twice_before_a_backward() -> None:
     assert not fitted.error
     assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
     assert fitted.largest_bytes <= (fitted.budget_bytes or 0) <= 1.1 * plain.whole_bytes
+
+
+def cycles_of_four(budget: int) -> None:
+    """Train two generators that run after each other, and both critics by one loss."""
+    torch.manual_seed(0)
+    sizes = [(8, 8), (8, 8), (8, 1), (8, 1)]
+    models = [
+        nn.Sequential(nn.Linear(a, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, b))
+        for a, b in sizes
+    ]
+    forth, back, one, other = models
+    shared = tightfit.Budget(budget)
+    steps = [
+        torch.optim.Adam(chain(a.parameters(), b.parameters())) for a, b in (models[:2], models[2:])
+    ]
+    for model, optimizer in zip(models, (steps[0], steps[0], steps[1], steps[1]), strict=True):
+        tightfit.fit(model, shared, optimizer=optimizer, cache=False, costs="unit")
+    for _ in range(3):
+        x, y = torch.randn(64, 8), torch.randn(64, 8)
+        same = (forth(y) - y).square().mean() + (back(x) - x).square().mean()
+        fakes = forth(x), back(y)
+        fooled = other(fakes[0]).mean() + one(fakes[1]).mean()
+        cycle = (back(fakes[0]) - x).square().mean() + (forth(fakes[1]) - y).square().mean()
+        (same + fooled + cycle).backward()
+        steps[0].step()
+        steps[0].zero_grad()
+        made, back_made = fakes[0].detach(), fakes[1].detach()
+        told = one(x).mean() - one(back_made).mean() + other(y).mean() - other(made).mean()
+        steps[1].zero_grad()
+        told.backward()
+        steps[1].step()
+
+
+def test_the_budget_for_calls_of_several_members_is_found_in_few_steps() -> None:
+    budget, followed = 300 << 10, 0
+    while True:
+        try:
+            return cycles_of_four(budget)
+        except InfeasibleBudget as error:
+            assert error.minimum_bytes is not None and error.minimum_bytes > budget
+            budget, followed = error.minimum_bytes, followed + 1
+        assert followed <= 2

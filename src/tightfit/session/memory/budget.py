@@ -170,6 +170,27 @@ class Budget:
         own = self._needs_of(account)
         return divided(room, [*[own] * calls, *needs], own)
 
+    def least_bytes(self, account: Account) -> int:
+        """Return a size that has room for the open calls, one more of a member, and as many again.
+
+        0 if none is open. Members that were not called yet may need more.
+        """
+        calls = self.open_members()
+        if not calls:
+            return 0
+        calls[account] = calls.get(account, 0) + 1
+        for inner, most in self._inside.get(account, {}).items():
+            calls[inner] = max(most, calls.get(inner, 0))
+        needs = {member: self._needs_of(member) for member in calls if self.knows(member)}
+        members = self.members()
+        lasting = lasting_bytes_of(members)
+        keeper = account.keeper
+        beside = max(0, keeper.held_bytes() - lasting) if keeper is not None else 0
+        waiting = max((m.new_gradient_bytes() + m.gradient_bytes() for m in needs), default=0)
+        working = max((each.working_bytes for each in needs.values()), default=0)
+        to_come = sum((calls[m] + (m is account)) * n.least_kept for m, n in needs.items())
+        return lasting + expected_bytes_of(members) + beside + waiting + working + to_come
+
 
 def _kind_of(account: Account, gradients: Gradients) -> _Kind:
     return gradients, account.new_gradient_bytes() == 0

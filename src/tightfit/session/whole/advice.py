@@ -79,6 +79,7 @@ def advised(
     error = _with_more_room(error, one, around)
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
     new_bytes = account.new_gradient_bytes()
+    in_company = options.shared.least_bytes(account) if options.is_in_company else 0  # type: ignore
     handed_bytes = handed_out_bytes(one.captured) + kept_by_loss_bytes(one.captured)
     handed_bytes += _NUMBERS_BYTES
     later = Surroundings(
@@ -98,6 +99,7 @@ def advised(
     every = {
         "this call": error.minimum_bytes or 0,
         "calls that add to gradients": adding + beside.least_bytes,
+        "calls within the same budget": in_company and in_company + handed_bytes + more_bytes,
         "the optimizer's step": stepping,
     }
     most = max(every, key=every.__getitem__)
