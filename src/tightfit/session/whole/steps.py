@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import Captured
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
@@ -22,19 +21,18 @@ from tightfit.errors import (
 )
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run, Runner
-from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, Share
-from tightfit.session.memory.surroundings import Surroundings, root_gradient_bytes
+from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
-from tightfit.session.processes import Replicas
 from tightfit.session.report import Report
 from tightfit.session.whole.advice import advised
 from tightfit.session.whole.again import CalledAgain
+from tightfit.session.whole.around import around_step
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.company import (
     begin_in_company,
@@ -195,13 +193,7 @@ class WholeSteps:
         return self._captured(self.captures.signature(given), given, waits=waits)
 
     def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
-        """Return what was captured for a signature; capture it the first time.
-
-        Parameters
-        ----------
-        waits : bool
-            Whether a step waits for it.
-        """
+        """Return what was captured for a signature; at first capture it, which a step waits for."""
         one = self.captures.find(key, given)
         if one is None:
             if len(self.captures):
@@ -273,9 +265,9 @@ class WholeSteps:
         if one is not None:
             one.use(self._calls)
             return one
-        one = None
         if self.captures.note_other_answers(unfit.key):
-            one = with_deciding_ops(self.captures, unfit, lambda: self._captured_anew(unfit, given))
+            anew = partial(self._captured_anew, unfit, given)
+            one = with_deciding_ops(self.captures, unfit, lambda: anew()[0])
         if one is None:
             if not self.captures.decides_often(unfit.key):
                 name = self.callee.name
@@ -284,11 +276,13 @@ class WholeSteps:
         self._begin(one, given)
         return one
 
-    def _captured_anew(self, unfit: Specialisation, given: Arguments) -> Specialisation:
+    def _captured_anew(
+        self, unfit: Specialisation, given: Arguments
+    ) -> tuple[Specialisation, Planned]:
         """Capture a call again, and plan it."""
-        one = self._capture(unfit.key, self.captures.traced_call(unfit.key, given), waits=True)
-        self._planned(one, self.captures.inputs(one, given))
-        return one
+        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
+        one = self._capture(unfit.key, call, waits=True)
+        return one, self._planned(one, self.captures.inputs(one, given))
 
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
@@ -302,14 +296,10 @@ class WholeSteps:
         return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
 
     def _planned_otherwise(self, unfit: Specialisation, given: Arguments) -> Runner:
-        """Capture and plan a call anew in its backward: its outputs have other gradients."""
+        """Plan a call anew in its backward: its outputs have other gradients than expected."""
         self.watch.abandon()
-        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
-        one = self._capture(unfit.key, call, waits=True)
-        name = self.callee.name
-        announce(f"{name}: an output that had no gradient before has one: planned anew")
-        one.use(self._calls)
-        planned = self.last = self._planned(one, self.captures.inputs(one, given))
+        planned = self.last = self._captured_anew(unfit, given)[1]
+        announce(f"{self.callee.name}: an output that had no gradient before has one: planned anew")
         return planned.runner
 
     # -- planning -----------------------------------------------------------------------------
@@ -360,27 +350,7 @@ class WholeSteps:
         self, one: Specialisation, inputs: list[Any], share: Share | None = None
     ) -> Surroundings:
         """Return what lies around the step now; its share of the budget unless that is given."""
-        account, graph = self.account, one.captured.graph
-        standing = account.standing(inputs, self.options.beside(account))
-        state_bytes = standing.state_bytes + standing.coming_bytes
-        others_bytes = standing.others_bytes + standing.others_coming_bytes + one.surplus_bytes
-        if share is None:
-            held = standing.gradient_bytes + state_bytes + others_bytes
-            held += graph.constant_bytes + root_gradient_bytes(one.captured)
-            calls, waiting_bytes = self._flight.calls, self._flight.waiting_bytes
-            share = self.options.share_of(account, graph, held, calls, waiting_bytes)
-        if share is None:
-            alone = partial(self._around, one, inputs, Share(0))
-            share = self._flight.share(one, alone, self.options)
-        return Surroundings(
-            gradients=_gradients(one.captured, inputs, account.replicas),
-            gradient_bytes=standing.gradient_bytes,
-            state_bytes=state_bytes,
-            outside_bytes=max(one.outside_bytes, share.others_bytes),
-            others_bytes=others_bytes,
-            budget_bytes=share.peak_bytes,
-            whole_bytes=self.options.usable_bytes,
-        )
+        return around_step(one, inputs, self.account, self.options, self._flight, share)
 
     def _alone(self, one: Specialisation, given: Arguments) -> Surroundings:
         """Return what lies around the step, whatever the budget and others that share it."""
@@ -432,14 +402,6 @@ def _asks_otherwise(options: Options, before: Options) -> bool:
         getattr(options, name) != getattr(before, name)
         for name in ("budget_bytes", "reserve_bytes", "planner", "limits", "plan", "compile")
     )
-
-
-def _gradients(captured: Captured, inputs: list[Any], replicas: Replicas | None) -> Gradients:
-    """Return whether gradients outlive their hand-over, or go into what exists before."""
-    owners = [inputs[position] for _, position in captured.joint.gradients]
-    missing = [o for o in owners if not o.is_leaf or o.grad is None]
-    taken = replicas is not None and replicas.takes(missing)
-    return "fresh" if missing and not taken else "accumulated"
 
 
 def _begun(one: Specialisation, planned: Planned, addresses: Anywhere) -> Runner:
