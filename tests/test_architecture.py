@@ -70,7 +70,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "opaque decisions",
         "joint_graph traced_call",
         "captured probe trace normalise",
-        "lift foreign dry_run partitioner input_uses",
+        "lift foreign partitioner input_uses",
         "around_data",
         "capture",
     ),

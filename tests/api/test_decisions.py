@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
 import tightfit
+from tightfit.capture.trace import numbers
+from tightfit.errors import CaptureError
 from tightfit.execution.attach import attached
+from tightfit.session.whole.steps import WholeSteps
 
 
 class Base(nn.Module):
@@ -179,6 +183,49 @@ def assert_same_step(plain: nn.Module, model: nn.Module, x: torch.Tensor, seed: 
         del loss
     for a, b in zip(*results, strict=True):
         assert (a is None and b is None) or torch.equal(a, b)
+
+
+class Routed(nn.Module):
+    """Drawn noise decides which expert takes which row: other sizes in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 4)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)) for _ in range(4)
+        )
+
+    def forward(self, x):
+        noisy = self.gate(x) + torch.randn(x.size(0), 4)
+        weight, chosen = noisy.softmax(1).max(1)
+        rows = chosen.argsort()
+        sizes = (chosen.unsqueeze(1) == torch.arange(4)).sum(0).tolist()
+        parts = zip(self.experts, x[rows].split(sizes), strict=True)
+        out = torch.cat([expert(part) for expert, part in parts])
+        return (out.squeeze(1) * weight[rows]).square().mean()
+
+
+def test_an_outermost_forward_that_decides_in_every_step_becomes_one_op(capsys):
+    torch.manual_seed(0)
+    plain = Routed()
+    model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
+    with patch.object(numbers, "trace", wraps=numbers.trace) as traces:
+        for seed in range(10):
+            if seed == 5:
+                traces.reset_mock()
+            assert_same_step(plain, model, torch.randn(64, 16), seed)
+    assert traces.call_count <= 1  # once more where more is kept than ever
+    assert capsys.readouterr().err.count("all of Routed runs is decided otherwise") == 1
+
+
+def test_where_all_of_it_as_one_op_does_not_fit_each_answer_has_a_plan(capsys):
+    torch.manual_seed(0)
+    plain = Routed()
+    model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
+    with patch.object(WholeSteps, "_captured_anew", side_effect=CaptureError("does not fit")):
+        for seed in range(5):
+            assert_same_step(plain, model, torch.randn(64, 16), seed)
+    assert capsys.readouterr().err.count("each takes a plan of its own") == 1
 
 
 class OnDraws(Base):

@@ -102,8 +102,21 @@ class Numbers(TorchFunctionMode):
         return self._values[self._order[name]]
 
     def deciders(self, names: Iterable[str]) -> frozenset[int]:
-        """Return which numbers some symbols stand for."""
-        return frozenset(self._order[name] for name in names if name in self._order)
+        """Return which numbers some symbols stand for, and those asked for in one list with them.
+
+        Of a list of sizes each one decides, and each would end a trace of its own.
+        """
+        named = {self._order[name] for name in names if name in self._order}
+        return frozenset(n for number in named for n in self._run_of_integers(number))
+
+    def _run_of_integers(self, number: int) -> Iterator[int]:
+        """Yield a number and, if it is whole, the whole ones asked for right before and after."""
+        yield number
+        for direction in (-1, 1):
+            beside = number
+            while isinstance(self._values.get(beside), int):
+                yield beside
+                beside += direction
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -19,7 +19,7 @@ from torch import fx, nn
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import flatten
 from tightfit.capture.opaque.call import OpaqueCall, OpaqueModules
-from tightfit.capture.opaque.mark import is_marked, opaque_modules
+from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
 from tightfit.capture.opaque.needs import naming_its_needs
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.opaque.record import TENSOR, Operand
@@ -73,6 +73,8 @@ class OpaqueStandIns:
         By module: the flattened arguments of its calls in a real run, None where unknown.
     look_up : callable
         Returns what a traced tensor is, if it follows from inputs and buffers alone; else None.
+    function : callable
+        What is traced. Where the outermost module is named (as "") this is its forward.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class OpaqueStandIns:
         named: frozenset[str],
         examples: Mapping[str, Sequence[Sequence[Any]]],
         look_up: Callable[[torch.Tensor], torch.Tensor | None],
+        function: Callable[..., Any],
     ) -> None:
         self._modules = opaque_modules(modules, named)
         self._prefix = f"{next(iter(modules))}." if len(modules) == 1 else ""
@@ -116,6 +119,7 @@ class OpaqueStandIns:
         }
         for name in self._of_given:  # they come as arguments
             self._members[name], self._trained[name] = {}, []
+        self.function = function
         self._forwards = SwappedForwards()
         self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
         self._called: list[str] = []
@@ -125,6 +129,9 @@ class OpaqueStandIns:
     def __enter__(self) -> OpaqueStandIns:
         for name, module in self._modules.items():
             parameters = functools.partial(_parameters_of, module)
+            if not name and not is_opaque(module):  # the whole step, a plan of which it runs now
+                self.function = self._stand_in(name, module, self.function, parameters)
+                continue
             forward = self._stand_in(name, module, module.forward, parameters)
             if name in self._layers:
                 forward = self._layer_by_layer(name, forward)

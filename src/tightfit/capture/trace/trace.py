@@ -126,7 +126,7 @@ class _Callee(nn.Module):
             TracedProducts(),
             ResizedTensors(),
         ):
-            output = self._function(*args, **kwargs)
+            output = self._opaque.function(*args, **kwargs)
             self._recorder.refuse_seeding()
         self._opaque.note_overwritten()
         if not isinstance(self._function, KeptTensors):
@@ -193,7 +193,8 @@ def trace(
             leaves, call.owners, trail, call.answers, call.answered, numbers
         )
         look_up = recorder.known_value
-        opaque = OpaqueStandIns(call.modules, call.opaque, call.examples, look_up)
+        known = call.examples, look_up, call.function
+        opaque = OpaqueStandIns(call.modules, call.opaque, *known)
         callee = _Callee(call, opaque, recorder, looks=looks)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())

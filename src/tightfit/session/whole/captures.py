@@ -163,10 +163,17 @@ class Captures:
         return self._decided.get(key, 0) >= _MANY_ANSWERS
 
     def run_as_ops(self, unfit: Specialisation) -> frozenset[str]:
-        """Let the inner modules in which computed values decide run as one op; return these."""
+        """Let the modules in which computed values decide run as one op; return their names.
+
+        The outermost one, whose name is "", does so if it is all there is.
+        """
         modules = self.callee.modules
-        asking = {question.inside for question in unfit.captured.joint.questions} - {""}
-        named = frozenset(n for name in asking for n in of_the_same_class(modules, name))
+        asking = {question.inside for question in unfit.captured.joint.questions}
+        whole = self.callee.root is not None and len(modules) == 1 and not self._kept
+        if "" in asking and whole:
+            asking = {""}
+        asking -= set() if whole else {""}
+        named = frozenset(n for name in asking for n in of_the_same_class(modules, name) | {name})
         self.opaque, self.answered = self.opaque | named, self.answered - named
         return named
 

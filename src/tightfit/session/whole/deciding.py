@@ -30,21 +30,30 @@ def with_deciding_ops(
     """
     name = captures.callee.name
     named = captures.run_as_ops(unfit)
-    if not named:
+    one = _captured_with(captures, named, captured) if named else None
+    if ("" in named and one is None) or not named:
         announce(
             f"what {name} runs is decided by values that it computes, and otherwise in every "
             "step: each takes a plan of its own. Way out: move the part that decides into a "
             "module of its own, which then runs as one op (tightfit.opaque)"
         )
-        return None
+    if one is not None:
+        shown = first_of(
+            [f"module {each!r}" if each else f"all of {name}" for each in sorted(named)]
+        )
+        announce(
+            f"what {shown} runs is decided otherwise in every step: from now on it runs eagerly, "
+            "as one measured op of the plan (tightfit.opaque says so of modules beforehand)"
+        )
+    return one
+
+
+def _captured_with(
+    captures: Captures, named: frozenset[str], captured: Callable[[], Specialisation]
+) -> Specialisation | None:
+    """Return a step in which some modules are ops, if there is one and it fits."""
     try:
-        one = captured()
+        return captured()
     except (CaptureError, InfeasibleBudget):
         captures.run_as_traced(named)
         return None
-    shown = first_of([repr(name) for name in sorted(named)])
-    announce(
-        f"what module {shown} runs is decided otherwise in every step: from now on it "
-        "runs eagerly, as one measured op of the plan (tightfit.opaque says so beforehand)"
-    )
-    return one
