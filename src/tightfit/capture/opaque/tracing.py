@@ -112,12 +112,7 @@ class OpaqueStandIns:
                 own = dict(layer.named_parameters())
                 self._members[_layer_name(name, number)] = own
                 self._trained[_layer_name(name, number)] = list(own)
-        self._of_given = {
-            name: OfGivenWeights(m)  # type: ignore[arg-type]
-            for name, m in self._modules.items()
-            if has_computed_weights(m) and not is_marked(m)
-        }
-        for name in self._of_given:  # they come as arguments
+        for name in filter(self._is_given_weights, self._modules):  # they come as arguments
             self._members[name], self._trained[name] = {}, []
         self.function = function
         self._forwards = SwappedForwards()
@@ -135,14 +130,18 @@ class OpaqueStandIns:
             forward = self._stand_in(name, module, module.forward, parameters)
             if name in self._layers:
                 forward = self._layer_by_layer(name, forward)
-            if name in self._of_given:
+            if self._is_given_weights(name):
                 forward = self._given_weights(name, module)
             self._forwards.swap(module, forward)
         return self
 
+    def _is_given_weights(self, name: str) -> bool:
+        module = self._modules[name]
+        return has_computed_weights(module) and not is_marked(module)
+
     def _given_weights(self, name: str, module: Any) -> Callable[..., Any]:
         """Return a forward of a recurrent module whose call is given the weights of now."""
-        of_given = self._of_given[name]
+        of_given = OfGivenWeights(module)
         call = self._stand_in(name, of_given, of_given.forward, dict)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
