@@ -613,6 +613,7 @@ UNCOMPILED = {
     "a branch on data inside a module": "eagerly",
     "buffers replaced where data decide": "eagerly",
     "recurrent modules": "eagerly",
+    "a recurrent module of computed weights": "eagerly",
     "packed sequences": "eagerly",
     "packing and unpacking in the outermost forward": "eagerly|decides",
     "a branch on computed values in the outermost forward": "value that decides",

@@ -127,7 +127,11 @@ class PythonState:
 
     @property
     def has_changed(self) -> bool:
-        """Whether attributes, objects around the modules or generators are others by now."""
+        """Whether attributes or objects around the modules are others by now.
+
+        Asked while a trace goes on, in which no operator may run for its own sake, and other code
+        draws by Python: generators are looked at when it has ended.
+        """
         attributes = any(
             any(k not in before and k not in _BOOKKEEPING for k in self._modules[name].__dict__)
             or any(
@@ -137,9 +141,7 @@ class PythonState:
             )
             for name, before in self._attributes.items()
         )
-        own = (torch.equal(g.get_state(), before) for g, before in self._generators.values())
-        drew = random.getstate() != self._random or not _same_numpy(self._numpy) or not all(own)
-        return attributes or drew or self._written.has_changed
+        return attributes or self._written.has_changed
 
     def _set_by_hook(self, change: str) -> bool:
         """Whether what changed is a tensor that a hook gives its module anew on every forward.
