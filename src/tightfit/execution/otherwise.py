@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 
-from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import PlanMismatch
 from tightfit.execution.lower import Program
 from tightfit.torch_private import core as private
@@ -24,7 +23,6 @@ class Planned(Protocol):
     """What runs a plan; `execution.runtime.Runner` is one."""
 
     program: Program
-    joint: JointGraph
     tangents: list[tuple[int, torch.Tensor]]
     canonical: dict[int, int]
 

@@ -192,9 +192,9 @@ def trace(
         recorder = DecisionRecorder(
             leaves, call.owners, trail, call.answers, call.answered, numbers
         )
-        look_up = recorder.known_value
-        known = call.examples, look_up, call.function
-        opaque = OpaqueStandIns(call.modules, call.opaque, *known)
+        opaque = OpaqueStandIns(
+            call.modules, call.opaque, call.examples, recorder.known_value, call.function
+        )
         callee = _Callee(call, opaque, recorder, looks=looks)
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())

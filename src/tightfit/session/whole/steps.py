@@ -193,7 +193,7 @@ class WholeSteps:
         return self._captured(self.captures.signature(given), given, waits=waits)
 
     def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
-        """Return what was captured for a signature; at first capture it, which a step waits for."""
+        """Return what was captured for a signature, captured now if new; `waits`: a step does."""
         one = self.captures.find(key, given)
         if one is None:
             if len(self.captures):
