@@ -27,11 +27,11 @@ from tightfit.allocator.tally import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache
-from tightfit.costs.measured.call import environment_of
+from tightfit.costs.measured.call import SHORT_S, environment_of
 from tightfit.graph.ir import Alternative, Exactness, ValueId
 from tightfit.pricing.fewer_rows import FewerRows, rows_of, shortened
-from tightfit.pricing.records import DOES_NOT_RUN, device_of, key_of, name_of
-from tightfit.pricing.trial import Trial
+from tightfit.pricing.records import DOES_NOT_RUN, Brief, device_of, keep, key_of, name_of
+from tightfit.pricing.trial import Results, Trial
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
 
@@ -54,6 +54,7 @@ _ELEMENTWISE = (  # as PyTorch's own tag says of others
 )
 _TYPICAL_BYTES = 4 << 20  # what a comparison of an elementwise operator takes
 _UNLIKE = -1.0
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -237,6 +238,25 @@ def _is_kept(claim: _Claim, verdicts: Mapping[str, Verdict]) -> bool:
     return verdict.difference <= allowed
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """What a default made of drawn tensors.
+
+    Parameters
+    ----------
+    default : Call
+        That ran.
+    trial : Trial
+        Has the tensors.
+    expected : dict of int to Tensor
+        What it made.
+    """
+
+    default: Call
+    trial: Trial
+    expected: Results
+
+
 class _Comparisons:
     """Runs alternatives of a step beside their defaults.
 
@@ -251,11 +271,13 @@ class _Comparisons:
         self._room_bytes = room_bytes
         self._default = {n: c[0] for n, c in zip(captured.nodes, captured.calls, strict=True)}
         self._device = device_of(captured)
+        self._cache = Cache(environment_of(self._device))
+        self._beside: _Beside | None = None
         self.on_rows: set[str] = set()
 
     def verdicts(self, claims: Iterable[_Claim], progress: Progress) -> dict[str, Verdict]:
         """Return verdicts by keys and by kinds; without one: there was no room for it."""
-        cache = Cache(environment_of(self._device))
+        cache = self._cache
         found: dict[str, Verdict] = {}
         missing = list(self._representatives(claims))
         progress.start("comparing alternatives", len(missing))
@@ -270,6 +292,7 @@ class _Comparisons:
                 if verdict is not None:
                     found[claim.key] = found[claim.kind] = verdict
         finally:
+            self._beside = None
             cache.save()
             progress.stop()
         return found
@@ -304,9 +327,10 @@ class _Comparisons:
         """Compare two results side by side, or if that is too much one after the other."""
         argument_bytes = self._argument_bytes(claim)
         if self._has(3 * argument_bytes):
-            verdict = if_room(lambda: _verdict(self._trial(claim), claim.default, claim.call))
+            verdict = if_room(partial(self._compared_side_by_side, claim))
             if verdict is not None:
                 return verdict
+        self._beside = None
         if not self._has(argument_bytes + claim.made_bytes):
             return None
         expected, made = (  # each may write over what it is given
@@ -316,6 +340,26 @@ class _Comparisons:
         if made.items() <= expected.items():
             return Verdict(0.0)
         return Verdict(_UNLIKE) if claim.exactness == "bitwise" else None
+
+    def _compared_side_by_side(self, claim: _Claim) -> Verdict:
+        """Compare two results; those of a default serve all alternatives of an op."""
+        beside, self._beside = self._beside, None
+        trial = self._trial(claim)
+        if beside is None or beside.default is not claim.default or not trial.is_drawn:
+            beside = _Beside(claim.default, trial, self._results(trial, claim.default))
+        if beside.trial.is_drawn:
+            self._beside = beside
+        results = partial(self._results, beside.trial)
+        return _verdict(beside.expected, partial(results, claim.call))
+
+    def _results(self, trial: Trial, call: Call) -> Results:
+        """Run a call; what it takes is kept, and need not be found out another time."""
+        if self._device.type != "cpu" or not trial.is_drawn:
+            return trial.results(call)
+        results, taken = trial.metered(call, self._device)
+        if taken.cost_s >= SHORT_S:
+            keep(self._cache, call, Brief(**msgspec.structs.asdict(taken)))
+        return results
 
     def _trial(self, claim: _Claim, *, copies: bool = True) -> Trial:
         call = claim.call
@@ -347,17 +391,16 @@ class _Comparisons:
         default, call = few.call(claim.default), few.call(claim.call)
         try:
             trial = Trial(self._captured, few.defaults, call.rests_on, condition=call.condition)
-            return _verdict(trial, default, call)
+            return _verdict(trial.results(default), partial(trial.results, call))
         except DOES_NOT_RUN as error:
             if is_refusal(error):
                 raise
             return None
 
 
-def _verdict(trial: Trial, default: Call, call: Call) -> Verdict:
-    expected = trial.results(default)
+def _verdict(expected: Results, run: Callable[[], Results]) -> Verdict:
     try:
-        made = trial.results(call)
+        made = run()
     except Exception as error:
         if is_refusal(error):
             raise
@@ -392,4 +435,6 @@ def _difference(made: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    """Return the bits of each number as an integer, by which they are soon compared."""
+    flat = tensor.contiguous().view(-1)
+    return flat.view(_INTEGERS.get(tensor.itemsize, torch.uint8))

@@ -30,6 +30,7 @@ __all__ = [
     "Brief",
     "device_of",
     "is_opaque",
+    "keep",
     "key_of",
     "name_of",
     "recorded",
@@ -108,7 +109,7 @@ def recorded(
             if record is None:
                 continue  # it is priced by others
             known[key] = record
-            cache.put(f"{kind.__name__}\n{key}", record)
+            keep(cache, call, record)
     finally:
         cache.save()
         progress.stop()
@@ -128,6 +129,11 @@ def _measured(
         if is_refusal(error):
             raise
         return None
+
+
+def keep(cache: Cache, call: Call, record: Footprint) -> None:
+    """Keep on disk what a call takes, for who asks with `recorded`."""
+    cache.put(f"{type(record).__name__}\n{key_of(call)}", record)
 
 
 def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from tightfit.capture.captured import Call, Captured, FarFromZero
 from tightfit.capture.nodes import is_getitem, is_view
-from tightfit.costs.measured.call import draw_normal
+from tightfit.costs.measured.call import Measurement, draw_normal, metered_run
 from tightfit.graph.ir import ValueId
 from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.torch_private import core as private
 
-__all__ = ["Trial"]
+__all__ = ["Results", "Trial"]
+
+Results: TypeAlias = dict[ValueId, torch.Tensor]
 
 _ZERO_EVERY = 7  # so many drawn numbers are zero: there ways of computing differ first
 
@@ -60,11 +62,31 @@ class Trial:
         self._copies = copies
         self._values: dict[fx.Node, Any] = {}
 
-    def results(self, call: Call) -> dict[ValueId, torch.Tensor]:
+    def results(self, call: Call) -> Results:
         """Run a call on its arguments; random numbers are the same each time."""
+        return self._results(call, self._run)
+
+    def metered(self, call: Call, device: torch.device) -> tuple[Results, Measurement]:
+        """Run a call as `results` does; return what the run took, too."""
+        taken: list[Measurement] = []
+
+        def run(call: Call) -> Any:
+            args, kwargs = fx.map_arg((call.args, call.kwargs), self._argument)
+            made, one = metered_run(call.function, args, kwargs, device=device)
+            taken.append(one)
+            return made
+
+        return self._results(call, run), taken[0]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether all that calls read is drawn, and nothing is to hold of it."""
+        return not self._running and self._condition is None
+
+    def _results(self, call: Call, run: Callable[[Call], Any]) -> Results:
         with torch.no_grad(), torch.random.fork_rng(), private.without_autocast():
             torch.manual_seed(0)
-            made = self._run(call)
+            made = run(call)
         outputs = made if call.is_tuple else (made,)
         pairs = zip(call.outputs, outputs, strict=False)
         return {v: t for v, t in pairs if v is not None and isinstance(t, torch.Tensor)}
@@ -94,15 +116,18 @@ class Trial:
 
     def _drawn(self, node: fx.Node) -> Any:
         """Return numbers of both signs, some of them zero; what else there is as for costs."""
-        call = Call(operator.pos, (node,), {}, (), False)
-        (value,), _ = synthetic_arguments(self._module, call)
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and node.op != "get_attr":
-            flat = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
-            draw_normal(flat, seed=zlib.crc32(node.name.encode()))
-            flat[_ZERO_EVERY - 1 :: _ZERO_EVERY] = 0
-            if self._condition is not None:
-                self._condition.enforce(node, flat)
-        return value
+        fake = node.meta.get("val")
+        is_float = isinstance(fake, torch.Tensor) and fake.is_floating_point()
+        if not is_float or node.op == "get_attr":
+            call = Call(operator.pos, (node,), {}, (), False)
+            (value,), _ = synthetic_arguments(self._module, call)
+            return value
+        whole = fake.untyped_storage().nbytes() // fake.itemsize
+        flat = torch.empty(whole, dtype=fake.dtype, device=fake.device)
+        draw_normal(flat, seed=zlib.crc32(node.name.encode()), zero_every=_ZERO_EVERY)
+        if self._condition is not None:
+            self._condition.enforce(node, flat)
+        return flat.as_strided(fake.shape, fake.stride(), 0)
 
 
 def _copy(value: Any) -> Any:
