@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
-from tightfit.capture.calls.structure import Arguments, structure_of, unflatten
+from tightfit.capture.calls.structure import Arguments, structure_of
 from tightfit.capture.side_effects.attributes import WithKept
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
@@ -26,9 +25,7 @@ class CalledAgain:
     """One planned call, to be run again if its backward is differentiated, or is another one.
 
     It runs what the call was captured from, on what the call was given, as long as all of that is
-    what it was. Inputs that require a gradient are held for it, and all of them until a backward
-    has shown which outputs have gradients: they count as inputs of the plan. Later on, other inputs
-    are held by the user's code, or gone.
+    what it was. The inputs are held for it until the backward has ended: a plan counts them.
 
     Parameters
     ----------
@@ -48,16 +45,10 @@ class CalledAgain:
         self._captures = captures
         self._one = one
         self._replan = replan
+        self._given = given
         guesses = bool(one.captured.joint.detached) and not captures.knows_outputs(one)
         draws = guesses and any(op.random_state_bytes for op in one.captured.graph.ops)
         self._before = GeneratorStates(captures.callee.modules) if draws else None
-        self._spec = given.spec
-        self._leaves = tuple(
-            weakref.ref(x)
-            if isinstance(x, torch.Tensor) and not (guesses or x.requires_grad)
-            else x
-            for x in given.leaves
-        )
         self._as_they_were: list[Any] = []
 
     def noted(self, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
@@ -70,7 +61,7 @@ class CalledAgain:
         reason = _why_not(self._one, drawing=False) or self._what_changed()
         if reason is not None:
             raise _cannot(self._captures.callee.name, reason)
-        captures, given = self._captures, self._given()
+        captures, given = self._captures, self._given
         with torch.enable_grad():
             inputs = captures.inputs(self._one, given)
             output = captures.callee.function(*given.args, **given.kwargs)
@@ -86,7 +77,7 @@ class CalledAgain:
         reason = _why_not(self._one, drawing=self._before is not None) or self._what_changed()
         if reason is not None:
             raise unplanned(max(came), reason)
-        given = self._given()
+        given = self._given
         with torch.enable_grad():
             planned = self._replan(self._one, given)
             inputs = self._captures.inputs(self._one, given)
@@ -99,17 +90,9 @@ class CalledAgain:
         finally:
             now.restore()
 
-    def _given(self) -> Arguments:
-        """Return what the call was given; what is gone by now is None."""
-        leaves = [x() if isinstance(x, weakref.ref) else x for x in self._leaves]
-        args, kwargs = unflatten(leaves, self._spec)
-        return Arguments(args, kwargs, tuple(leaves), self._spec)
-
     def _what_changed(self) -> str | None:
         """Return what keeps the call from being run as it was."""
-        if any(isinstance(x, weakref.ref) and x() is None for x in self._leaves):
-            return "an input that needs no gradient is gone by then: keep it until backward"
-        captures, given = self._captures, self._given()
+        captures, given = self._captures, self._given
         with torch.enable_grad():
             if not captures.serves(self._one, given):
                 return "modules or modes were changed since the call"
