@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 COMPILED = Path(__file__).parent.parent / "build" / "online_core"
+IMPORTED_BY_TRACING = ("torch._dynamo", "torch._inductor.utils", "torch._functorch.aot_autograd")
 
 settings.register_profile("any machine", deadline=None)  # no test is about how long it takes
 settings.load_profile("any machine")
@@ -38,6 +40,8 @@ def own_caches() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Let no collection of garbage look through all that was imported."""
+    """Let no collection of garbage look through all that was imported, or is by the first trace."""
+    for name in IMPORTED_BY_TRACING:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()

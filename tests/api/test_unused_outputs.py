@@ -86,3 +86,44 @@ def test_what_lies_beside_a_loss_takes_no_second_trace() -> None:
         output["loss"].backward()
     assert traces.call_count == 1
     assert output["logits"].requires_grad  # as plain PyTorch returns it
+
+
+class Recurrent(nn.Module):
+    """Returns its prediction and the state to go on from, which the loop detaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        hidden = []
+        for word in x.unbind(1):
+            state = self.cell(word, state)
+            hidden.append(state[0])
+        return self.head(torch.stack(hidden, 1)), state
+
+
+def test_states_that_are_detached_take_no_second_trace(capfd) -> None:
+    """What would be left out without their gradients is next to nothing."""
+
+    def loop(run: Run) -> None:
+        model = Recurrent()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.fit(model, optimizer=optimizer)
+        state = (torch.zeros(4, 16), torch.zeros(4, 16))
+        for _ in range(run.steps):
+            output, state = model(torch.randn(4, 60, 8), tuple(s.detach() for s in state))
+            loss = output.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.note(loss)
+        run.trained(model)
+
+    plain = live(loop, Run(None, steps=6, small=True))
+    with patch.object(numbers, "trace", wraps=numbers.trace) as traces:
+        fitted = live(loop, Run(int(0.6 * plain.largest_bytes), steps=6, small=True))
+    assert not fitted.error
+    assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
+    assert fitted.largest_bytes <= int(0.6 * plain.largest_bytes)
+    assert traces.call_count == 1 and "receive no gradient" not in capfd.readouterr().err

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from typing import Any
 
-from tightfit.execution.runtime import Run
+from torch import fx
 
-__all__ = ["Usage"]
+from tightfit.capture.captured import Captured
+from tightfit.execution.runtime import Run
+from tightfit.graph.ir import ValueId
+from tightfit.graph.liveness import eager_peak_bytes
+
+__all__ = ["Usage", "spares_much"]
 
 _SURE = 3  # steps
+_MUCH = 0.01  # of the time of a step, or of what it holds
 
 
 class Usage:
@@ -37,3 +44,47 @@ class Usage:
         unused = self._unused.pop(key, frozenset())
         self._steps[key] += bool(unused)
         return unused if self._steps[key] >= _SURE else frozenset()
+
+
+def spares_much(captured: Captured, unused: Set[int]) -> bool:
+    """Whether a step takes noticeably less without the gradients of some of its outputs.
+
+    Most of what comes back goes other ways, too, in a recurrent model that returns its state, say:
+    to leave out what is zero is then not worth that the next step waits for another trace.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step, with these gradients among its inputs; priced.
+    unused : set of int
+        The outputs that receive none.
+    """
+    graph = captured.graph
+    sources = list(zip(captured.joint.placeholders, captured.joint.sources, strict=True))
+    tangents = {node: source.index for node, source in sources if source.kind == "tangent"}
+    nothing = {node for node, index in tangents.items() if index in unused}
+    others = _made_from(captured, tangents.keys() - nothing)
+    spared = _made_from(captured, nothing) - others
+    total_s, spared_s = 0.0, 0.0
+    only: set[ValueId] = {captured.value_of[n] for n in nothing if n in captured.value_of}
+    kept: set[ValueId] = set()
+    for op, node in zip(graph.ops, captured.nodes, strict=True):
+        way = op.alternatives[0]
+        cost_s = min(variant.cost_s for variant in way.variants)
+        total_s += cost_s
+        if node in spared:
+            spared_s += cost_s
+            only |= {*way.reads}
+        elif node in others:
+            kept |= {*way.reads}
+    held_bytes = sum(graph.values[value].size_bytes for value in only - kept)
+    return spared_s > _MUCH * total_s or held_bytes > _MUCH * eager_peak_bytes(graph)
+
+
+def _made_from(captured: Captured, nodes: Set[fx.Node]) -> set[fx.Node]:
+    """Return what is computed from some nodes of a trace."""
+    reached = set(nodes)
+    for node in captured.joint.module.graph.nodes:
+        if not reached.isdisjoint(node.all_input_nodes):
+            reached.add(node)
+    return reached

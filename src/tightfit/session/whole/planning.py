@@ -38,6 +38,7 @@ __all__ = ["most_needs", "planned_for", "quick_needs", "smallest_budget"]
 _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.5)
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
+_GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan
 
 
 def planned_for(
@@ -168,7 +169,7 @@ def _for_more_growth(
         return None
     later = around.with_others(around.others_bytes + grown_bytes)
     task = later.task(one.captured)
-    outcome, is_final = _quick_outcome(task, options, at_hand)
+    outcome, is_final = _quick_outcome(one, task, options, at_hand)
     if outcome is None:
         return None
     if not is_final and not once:
@@ -189,10 +190,11 @@ def _leaving_room(
     A loop may hold that while this forward runs.
     """
     handed_out = handed_out_bytes(one.captured)
-    if one.plans or options.plan is not None or handed_out <= around.others_bytes:
+    has_run = one.plans or one.outside_is_known
+    if has_run or options.plan is not None or handed_out <= around.others_bytes:
         return None
     less = dataclasses.replace(around, budget_bytes=around.budget_bytes - handed_out)
-    outcome, is_final = _quick_outcome(less.task(one.captured), options, at_hand)
+    outcome, is_final = _quick_outcome(one, less.task(one.captured), options, at_hand)
     if outcome is not None and not is_final and not once:
         _search(one, around, around.task(one.captured), options)
     return outcome
@@ -217,7 +219,7 @@ def _first_outcome(
         options.ranks,
         f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
         tuple[Outcome | None, bool],
-        lambda: _quick_outcome(task, options, at_hand),
+        lambda: _quick_outcome(one, task, options, at_hand),
     )
     if outcome is None:
         if one.is_further:
@@ -245,13 +247,13 @@ def _searching(one: Specialisation, task: Task, options: Options) -> Callable[[P
 
 
 def _quick_outcome(
-    task: Task, options: Options, others: Iterable[Plan]
+    one: Specialisation, task: Task, options: Options, others: Iterable[Plan]
 ) -> tuple[Outcome | None, bool]:
     """Return the best plan that is at hand in about a second.
 
-    Candidates are the plan that an earlier process kept, the one that computes nothing again, what
-    the default planner finds in a moment, and plans of this and other shapes, each verified on
-    this graph.
+    Candidates are the plan that an earlier process kept and plans of this and other shapes, each
+    verified on this graph; where none of them is good enough, what the default planner finds in a
+    moment, too. Plans that were searched for the same step before its costs were learned are.
 
     Returns
     -------
@@ -266,7 +268,7 @@ def _quick_outcome(
     own = fingerprint(task.graph)
     found = _judged(task, (msgspec.structs.replace(plan, graph=own) for plan in others))
     best = min(found, key=lambda outcome: outcome.overhead, default=None)
-    if best is not None and best.overhead < _WORTH_A_WORD:
+    if best is not None and (one.had_plans or best.overhead < _GOOD_ENOUGH):
         return best, False
     quick = plan_at_once(task, options)
     if quick.plan is None or (best is not None and best.overhead <= quick.overhead):

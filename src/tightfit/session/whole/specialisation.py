@@ -196,6 +196,11 @@ class Specialisation:
         """The plans of the smallest budgets so far, and those before costs were learned."""
         return (*self._known.values(), *self._retired)
 
+    @property
+    def had_plans(self) -> bool:
+        """Whether it ran by plans that were made before its costs were learned."""
+        return bool(self._retired)
+
     def remember_plan(self, plan: Plan) -> None:
         """Keep a plan unless one within a smaller budget is known."""
         known = self._known.get(plan.gradients)
