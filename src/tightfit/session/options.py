@@ -24,13 +24,15 @@ from tightfit.session.processes import Ranks
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = [
+    "USUAL_LIMITS",
     "Options",
     "make_options",
     "with_ranks",
     "worst_first",
 ]
 
-_LIMITS = Limits(seconds=10.0)
+USUAL_LIMITS = Limits(seconds=10.0)
+"""Of a search, where the user says nothing else."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Options:
     budget_bytes: int | None
     reserve_bytes: int = 0
     planner: str = DEFAULT
-    limits: Limits = _LIMITS
+    limits: Limits = USUAL_LIMITS
     plan: Plan | None = None
     costs: str = "measured"
     on_exceed: Literal["raise", "warn"] = "raise"
@@ -255,7 +257,7 @@ def _size(budget: int | str | Budget) -> int | None:
 
 def _limits(limits: tuple[float, float] | Limits | None) -> Limits:
     if limits is None:
-        return _LIMITS
+        return USUAL_LIMITS
     if isinstance(limits, Limits):
         return limits
     try:

@@ -27,7 +27,7 @@ from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress, announce
 from tightfit.session.memory.budget import Needs
 from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
-from tightfit.session.options import Options
+from tightfit.session.options import USUAL_LIMITS, Options
 from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.whole.compiling import fastest_plan
@@ -37,6 +37,7 @@ __all__ = ["most_needs", "planned_for", "quick_needs", "smallest_budget"]
 
 _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.5)
+_TOGETHER = Limits(seconds=2.0)
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan
 
@@ -212,9 +213,10 @@ def _first_outcome(
     once: bool,
 ) -> Outcome:
     """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
-    asked = options.ranks is not None or waits or options.planner != DEFAULT
-    if asked and not one.is_further:
+    if not one.is_further and (waits or options.planner != DEFAULT):
         return _searching(one, task, options)(options.progress)
+    if not one.is_further and options.ranks is not None:
+        return _searching(one, task, _shortly(options))(options.progress)
     outcome, is_final = agreed(
         options.ranks,
         f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
@@ -228,6 +230,13 @@ def _first_outcome(
     if not is_final and not once:
         _search(one, around, task, options)
     return outcome
+
+
+def _shortly(options: Options) -> Options:
+    """Return options of a search that all processes wait for, unless it is as long as asked for."""
+    if options.limits != USUAL_LIMITS:
+        return options
+    return dataclasses.replace(options, limits=_TOGETHER)
 
 
 def _search(one: Specialisation, around: Surroundings, task: Task, options: Options) -> None:
