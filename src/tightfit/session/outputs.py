@@ -13,7 +13,7 @@ from tightfit.execution.runtime import Run
 from tightfit.graph.ir import ValueId
 from tightfit.graph.liveness import eager_peak_bytes
 
-__all__ = ["Usage", "spares_much"]
+__all__ = ["Usage"]
 
 _SURE = 3  # steps
 _MUCH = 0.01  # of the time of a step, or of what it holds
@@ -29,6 +29,7 @@ class Usage:
     def __init__(self) -> None:
         self._used: dict[Any, frozenset[int]] = {}
         self._unused: dict[Any, frozenset[int]] = {}
+        self._zero: dict[Any, frozenset[int]] = {}
         self._steps: Counter[Any] = Counter()
 
     def note(self, key: Any, run: Run) -> None:
@@ -36,17 +37,27 @@ class Usage:
         used = self._used[key] = self._used.get(key, frozenset()) | run.used
         self._unused[key] = (self._unused.get(key, frozenset()) | run.unused) - used
 
-    def settled(self, key: Any) -> frozenset[int]:
+    def settled(self, key: Any, captured: Captured | None = None) -> frozenset[int]:
         """Return the outputs to plan without a gradient, now that a step's backwards have begun.
 
         Those that were planned with one and have received none in this step and those before.
+
+        Parameters
+        ----------
+        captured : Captured, optional
+            The step; outputs by which it would spare little keep their place in its plans.
         """
-        unused = self._unused.pop(key, frozenset())
+        unused = self._unused.pop(key, frozenset()) - self._zero.get(key, frozenset())
         self._steps[key] += bool(unused)
-        return unused if self._steps[key] >= _SURE else frozenset()
+        if self._steps[key] < _SURE:
+            return frozenset()
+        if captured is not None and unused and not _spares_much(captured, unused):
+            self._zero[key] = self._zero.get(key, frozenset()) | unused
+            return frozenset()
+        return unused
 
 
-def spares_much(captured: Captured, unused: Set[int]) -> bool:
+def _spares_much(captured: Captured, unused: Set[int]) -> bool:
     """Whether a step takes noticeably less without the gradients of some of its outputs.
 
     Most of what comes back goes other ways, too, in a recurrent model that returns its state, say:

@@ -28,7 +28,7 @@ from tightfit.plan.plan import Plan
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.options import Options
-from tightfit.session.outputs import Usage, spares_much
+from tightfit.session.outputs import Usage
 from tightfit.session.stages import capture_step_around_data
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -65,8 +65,6 @@ class Captures:
         self._takes_more = False  # than a loss, of what a call returns
         self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
-        self._zero: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
-        self._zero = weakref.WeakKeyDictionary()  # outputs planned with gradients that are zero
         self._kept: frozenset[Kept] = frozenset()
         self._read: ReadAttributes | None = None  # None: any may be
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
@@ -335,10 +333,7 @@ class Captures:
         self._takes_more |= bool(run.unplanned)
         before = self._detached.get(one.key, frozenset())
         self._usage.note(one.key, run)
-        unused = self._usage.settled(one.key) - self._zero.get(one, frozenset())
-        if unused and not spares_much(one.captured, unused):
-            self._zero[one] = self._zero.get(one, frozenset()) | unused
-            unused = frozenset[int]()
+        unused = self._usage.settled(one.key, one.captured)
         self._detached[one.key] = (before | unused) - used
         if self._detached[one.key] == before:
             return
