@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,3 +121,21 @@ class JointGraph:
         return any(
             node.target is aten._local_scalar_dense.default for node in self.module.graph.nodes
         )
+
+    def made_from_gradients(self, outputs: Set[int]) -> set[fx.Node]:
+        """Return the gradients of some outputs, and all that is computed from any of them.
+
+        Parameters
+        ----------
+        outputs : set of int
+            Positions among the raw outputs.
+        """
+        made = {
+            node
+            for node, source in zip(self.placeholders, self.sources, strict=True)
+            if source.kind == "tangent" and source.index in outputs
+        }
+        for node in self.module.graph.nodes:
+            if not made.isdisjoint(node.all_input_nodes):
+                made.add(node)
+        return made

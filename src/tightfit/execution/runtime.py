@@ -99,14 +99,7 @@ class Runner:
         Where others have one, what comes from the missing ones is zero.
         """
         if missing not in self._without:
-            reached = {
-                node
-                for node, source in zip(self.placeholders, self.joint.sources, strict=True)
-                if source.kind == "tangent" and source.index not in missing
-            }
-            for node in self.joint.module.graph.nodes:
-                if not reached.isdisjoint(node.all_input_nodes):
-                    reached.add(node)
+            reached = self.joint.made_from_gradients(self.differentiable - missing)
             self._without[missing] = frozenset(
                 position for node, position in self.joint.gradients if node not in reached
             )

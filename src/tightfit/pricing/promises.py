@@ -358,7 +358,7 @@ class _Comparisons:
             return trial.results(call)
         results, taken = trial.metered(call, self._device)
         if taken.cost_s >= SHORT_S:
-            keep(self._cache, call, Brief(**msgspec.structs.asdict(taken)))
+            keep(self._cache, key_of(call), Brief.of(taken))
         return results
 
     def _trial(self, claim: _Claim, *, copies: bool = True) -> Trial:

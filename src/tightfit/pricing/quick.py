@@ -182,7 +182,7 @@ def _grown(runs: Mapping[int, Brief], whole: int) -> Brief:
 
 
 def _brief(*arguments: Any, **keywords: Any) -> Brief:
-    return Brief(**msgspec.structs.asdict(measure_once(*arguments, **keywords)))
+    return Brief.of(measure_once(*arguments, **keywords))
 
 
 def _asked(captured: Captured, as_there: set[OpId], *, alone: bool) -> dict[str, _Asked]:

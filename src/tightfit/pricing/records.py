@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import fx
 
@@ -48,6 +49,11 @@ UNKNOWN = Footprint(  # of a call that was not run: it needs no workspace and is
 
 class Brief(Measurement, frozen=True, kw_only=True):
     """What one run of a call showed: its bytes exactly, its time roughly."""
+
+    @classmethod
+    def of(cls, run: Measurement) -> Brief:
+        """Return what a run has shown."""
+        return cls(**msgspec.structs.asdict(run))
 
 
 _SERVES: dict[type[Footprint], tuple[type[Footprint], ...]] = {
@@ -109,7 +115,7 @@ def recorded(
             if record is None:
                 continue  # it is priced by others
             known[key] = record
-            keep(cache, call, record)
+            keep(cache, key, record)
     finally:
         cache.save()
         progress.stop()
@@ -131,9 +137,9 @@ def _measured(
         return None
 
 
-def keep(cache: Cache, call: Call, record: Footprint) -> None:
-    """Keep on disk what a call takes, for who asks with `recorded`."""
-    cache.put(f"{type(record).__name__}\n{key_of(call)}", record)
+def keep(cache: Cache, key: str, record: Footprint) -> None:
+    """Keep on disk what the calls of a key take, for who asks with `recorded`."""
+    cache.put(f"{type(record).__name__}\n{key}", record)
 
 
 def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:

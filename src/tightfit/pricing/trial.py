@@ -6,9 +6,10 @@ runs, on drawn inputs, and both get its results.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -64,36 +65,28 @@ class Trial:
 
     def results(self, call: Call) -> Results:
         """Run a call on its arguments; random numbers are the same each time."""
-        return self._results(call, self._run)
+        with _drawing_the_same():
+            made = self._run(call)
+        return _by_value(call, made)
 
     def metered(self, call: Call, device: torch.device) -> tuple[Results, Measurement]:
         """Run a call as `results` does; return what the run took, too."""
-        taken: list[Measurement] = []
-
-        def run(call: Call) -> Any:
-            args, kwargs = fx.map_arg((call.args, call.kwargs), self._argument)
-            made, one = metered_run(call.function, args, kwargs, device=device)
-            taken.append(one)
-            return made
-
-        return self._results(call, run), taken[0]
+        with _drawing_the_same():
+            args, kwargs = self._arguments(call)
+            made, taken = metered_run(call.function, args, kwargs, device=device)
+        return _by_value(call, made), taken
 
     @property
     def is_drawn(self) -> bool:
         """Whether all that calls read is drawn, and nothing is to hold of it."""
         return not self._running and self._condition is None
 
-    def _results(self, call: Call, run: Callable[[Call], Any]) -> Results:
-        with torch.no_grad(), torch.random.fork_rng(), private.without_autocast():
-            torch.manual_seed(0)
-            made = run(call)
-        outputs = made if call.is_tuple else (made,)
-        pairs = zip(call.outputs, outputs, strict=False)
-        return {v: t for v, t in pairs if v is not None and isinstance(t, torch.Tensor)}
-
     def _run(self, call: Call) -> Any:
-        args, kwargs = fx.map_arg((call.args, call.kwargs), self._argument)
+        args, kwargs = self._arguments(call)
         return call.function(*args, **kwargs)
+
+    def _arguments(self, call: Call) -> Any:
+        return fx.map_arg((call.args, call.kwargs), self._argument)
 
     def _argument(self, node: fx.Node) -> Any:
         return _copy(self._value(node)) if self._copies else self._value(node)
@@ -128,6 +121,21 @@ class Trial:
         if self._condition is not None:
             self._condition.enforce(node, flat)
         return flat.as_strided(fake.shape, fake.stride(), 0)
+
+
+@contextlib.contextmanager
+def _drawing_the_same() -> Iterator[None]:
+    """Let calls draw the same random numbers each time, and leave those of others alone."""
+    with torch.no_grad(), torch.random.fork_rng(), private.without_autocast():
+        torch.manual_seed(0)
+        yield
+
+
+def _by_value(call: Call, made: Any) -> Results:
+    """Return the tensors that a call has made, by the values they are."""
+    outputs = made if call.is_tuple else (made,)
+    pairs = zip(call.outputs, outputs, strict=False)
+    return {v: t for v, t in pairs if v is not None and isinstance(t, torch.Tensor)}
 
 
 def _copy(value: Any) -> Any:

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Set
 from typing import Any
 
-from torch import fx
-
 from tightfit.capture.captured import Captured
 from tightfit.execution.runtime import Run
 from tightfit.graph.ir import ValueId
@@ -70,14 +68,12 @@ def _spares_much(captured: Captured, unused: Set[int]) -> bool:
     unused : set of int
         The outputs that receive none.
     """
-    graph = captured.graph
-    sources = list(zip(captured.joint.placeholders, captured.joint.sources, strict=True))
-    tangents = {node: source.index for node, source in sources if source.kind == "tangent"}
-    nothing = {node for node, index in tangents.items() if index in unused}
-    others = _made_from(captured, tangents.keys() - nothing)
-    spared = _made_from(captured, nothing) - others
+    graph, joint = captured.graph, captured.joint
+    used = {source.index for source in joint.sources if source.kind == "tangent"} - unused
+    others = joint.made_from_gradients(used)
+    spared = joint.made_from_gradients(unused) - others
     total_s, spared_s = 0.0, 0.0
-    only: set[ValueId] = {captured.value_of[n] for n in nothing if n in captured.value_of}
+    only: set[ValueId] = {captured.value_of[n] for n in joint.placeholders if n in spared}
     kept: set[ValueId] = set()
     for op, node in zip(graph.ops, captured.nodes, strict=True):
         way = op.alternatives[0]
@@ -90,12 +86,3 @@ def _spares_much(captured: Captured, unused: Set[int]) -> bool:
             kept |= {*way.reads}
     held_bytes = sum(graph.values[value].size_bytes for value in only - kept)
     return spared_s > _MUCH * total_s or held_bytes > _MUCH * eager_peak_bytes(graph)
-
-
-def _made_from(captured: Captured, nodes: Set[fx.Node]) -> set[fx.Node]:
-    """Return what is computed from some nodes of a trace."""
-    reached = set(nodes)
-    for node in captured.joint.module.graph.nodes:
-        if not reached.isdisjoint(node.all_input_nodes):
-            reached.add(node)
-    return reached

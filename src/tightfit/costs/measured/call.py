@@ -118,19 +118,15 @@ def measure_call(
 
     with torch.no_grad(), fixed_generators(device):
         warm = call()
-        clock = _clock()
-        begin = clock()
-        outputs, peak = measure_peak(call, device=device)
-        cost = clock() - begin
-        shape = _describe(outputs, arguments, keywords)
+        outputs, once = metered_run(function, arguments, keywords, device=device)
+        cost = once.cost_s
         del warm  # timed runs take its place; the outputs above it keep the heap from shrinking
         if device.type == "cuda":
             cost = _time_on_gpu(call, device, seconds)
         elif cost < seconds:
             cost = _time(call, seconds)
-    return Measurement(
-        cost_s=cost, workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes), **shape
-    )
+        del outputs
+    return msgspec.structs.replace(once, cost_s=cost)
 
 
 def measure_workspace(
@@ -142,16 +138,11 @@ def measure_workspace(
 ) -> Footprint:
     """Run a call twice and return what the second run took; see `measure_call`."""
     device = torch.device(device)
-
-    def call() -> Any:
-        return function(*arguments, **keyword_arguments)
-
     with torch.no_grad(), fixed_generators(device):
-        warm = call()
+        warm = function(*arguments, **keyword_arguments)
         del warm
-        outputs, peak = measure_peak(call, device=device)
-        shape = _describe(outputs, arguments, keyword_arguments)
-    return Footprint(workspace_bytes=max(0, peak.peak_bytes - peak.growth_bytes), **shape)
+        taken = metered_run(function, arguments, keyword_arguments, device=device)[1]
+    return Footprint(**{name: getattr(taken, name) for name in Footprint.__struct_fields__})
 
 
 def measure_once(
@@ -185,9 +176,9 @@ def metered_run(
     *,
     device: torch.device,
 ) -> tuple[Any, Measurement]:
-    """Run a call on the CPU; return what it returns, and what this run took.
+    """Run a call once; return what it returns, and its bytes with the time of the processor.
 
-    Of a call of less than `SHORT_S` that says little: its first run sets things up.
+    The time of a call of less than `SHORT_S` says little: its first run sets things up.
     """
     clock = _clock()
     begin = clock()

@@ -213,10 +213,9 @@ def _first_outcome(
     once: bool,
 ) -> Outcome:
     """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
-    if not one.is_further and (waits or options.planner != DEFAULT):
-        return _searching(one, task, options)(options.progress)
-    if not one.is_further and options.ranks is not None:
-        return _searching(one, task, _shortly(options))(options.progress)
+    asked = waits or options.planner != DEFAULT
+    if not one.is_further and (asked or options.ranks is not None):
+        return _searching(one, task, options if asked else _shortly(options))(options.progress)
     outcome, is_final = agreed(
         options.ranks,
         f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
