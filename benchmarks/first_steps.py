@@ -128,9 +128,10 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     for name in options.models or MODELS:
         with tempfile.TemporaryDirectory() as cache:
-            cold = _in_a_process(name, cache, rounds=0)
-            warm = _in_a_process(name, cache, rounds=options.rounds)
-        row = {**circumstances(1, rounds=options.rounds), "model": name, "cold": cold, "warm": warm}
+            cold = _in_a_process(name, cache, options.threads, rounds=0)
+            warm = _in_a_process(name, cache, options.threads, rounds=options.rounds)
+        around = circumstances(options.threads, rounds=options.rounds)
+        row = {**around, "model": name, "cold": cold, "warm": warm}
         with options.output.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(_line(row), end="", flush=True)
@@ -140,14 +141,15 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="of later steps, in turns")
+    parser.add_argument("--threads", type=int, default=2, help="that kernels run on")
     parser.add_argument("--table", action="store_true", help="write the page, measure nothing")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
-def _in_a_process(name: str, cache: str, rounds: int) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TIGHTFIT_CACHE_DIR": cache}
+def _in_a_process(name: str, cache: str, threads: int, rounds: int) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TIGHTFIT_CACHE_DIR": cache}
     command = [sys.executable, __file__, f"--one={name}", f"--rounds={rounds}"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -227,7 +229,9 @@ def document(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page; of several rows of a model the last counts."""
     newest = {row["model"]: row for row in rows}
     measured = [newest[name] for name in MODELS if name in newest]
-    machines = {f"{row['device']}, one thread, PyTorch {row['torch']}" for row in measured}
+    machines = {
+        f"{row['device']}, threads: {row['threads']}, PyTorch {row['torch']}" for row in measured
+    }
     loads = [row["load"] for row in measured]
     commits = ", ".join(dict.fromkeys(row["commit"] for row in measured))
     end = (

@@ -39,28 +39,42 @@ public:
     }
 
     void start() {
-        PyThreadState *state = PyThreadState_Get();
-        before_ = state->c_profilefunc;
-        before_object_ = nb::borrow(state->c_profileobj);
-        nb::capsule self(this);
-        PyEval_SetProfile(&ExecutedCode::event, self.ptr());
-        is_running_ = true;
+        thread_ = PyThreadState_Get();
+        before_ = thread_->c_profilefunc;
+        before_object_ = nb::borrow(thread_->c_profileobj);
+        self_ = nb::capsule(this);
+        PyEval_SetProfile(&ExecutedCode::event, self_.ptr());
     }
 
     void stop() {
-        if (!is_running_) return;
-        is_running_ = false;
+        if (thread_ == nullptr) return;
         PyEval_SetProfile(before_, before_object_.ptr());
-        before_object_ = nb::object();
+        thread_ = nullptr;
+        before_object_ = self_ = nb::object();
     }
 
     void pause() { ++pauses_; }
     void resume() { --pauses_; }
 
+    void mute() {
+        if (is_cheap_to_mute() && muted_++ == 0) PyEval_SetProfile(before_, before_object_.ptr());
+    }
+
+    void unmute() {
+        if (is_cheap_to_mute() && --muted_ == 0)
+            PyEval_SetProfile(&ExecutedCode::event, self_.ptr());
+    }
+
     nb::list codes() const { return codes_; }
     nb::list calls() const { return calls_; }
 
 private:
+    // Up to Python 3.11 code runs slower by a half while anybody listens; since 3.12 code is rewritten
+    // whenever somebody begins or ends, which costs more than listening. Threads listen by themselves.
+    bool is_cheap_to_mute() const {
+        return PY_VERSION_HEX < 0x030C0000 && thread_ == PyThreadState_Get();
+    }
+
     static int event(PyObject *self, PyFrameObject *frame, int what, PyObject *argument) {
         auto *own = static_cast<ExecutedCode *>(PyCapsule_GetPointer(self, nullptr));
         if (own == nullptr) return -1;
@@ -103,11 +117,11 @@ private:
     std::unordered_set<PyMethodDef *> builtins_;
     std::unordered_set<PyObject *> watched_, seen_;
     nb::list codes_, calls_;
-    nb::object kept_;
+    nb::object kept_, self_;
+    PyThreadState *thread_ = nullptr;  // that listens
     Py_tracefunc before_ = nullptr;
     nb::object before_object_;
-    int pauses_ = 0;
-    bool is_running_ = false;
+    int pauses_ = 0, muted_ = 0;
 };
 
 }  // namespace
@@ -120,6 +134,8 @@ void bind_executed(nb::module_ &module) {
         .def("stop", &ExecutedCode::stop, "Listen no longer.")
         .def("pause", &ExecutedCode::pause, "Hear nothing until resumed as often.")
         .def("resume", &ExecutedCode::resume, "Hear again.")
+        .def("mute", &ExecutedCode::mute, "As pause, and faster where that makes code run faster.")
+        .def("unmute", &ExecutedCode::unmute, "Hear again what was muted as often.")
         .def_prop_ro("codes", &ExecutedCode::codes, "Pairs of code and its globals, once each.")
         .def_prop_ro("calls", &ExecutedCode::calls, "Pairs of a watched builtin or code and its callers, the nearest first.");
 }

@@ -51,7 +51,7 @@ __all__ = [
     "plan_step",
 ]
 
-_AT_ONCE_S = 0.7
+_AT_ONCE_S = 0.5
 
 
 def capture_step(

@@ -14,6 +14,7 @@ import sysconfig
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -23,6 +24,7 @@ import numpy
 import torch
 
 from tightfit._core import _engine
+from tightfit.torch_private import operators as private
 
 __all__ = ["Executed", "Listener", "is_library", "is_ours", "unheard"]
 
@@ -101,6 +103,10 @@ class Listener:
     def resume(self) -> None:
         """Hear again."""
         self._engine.resume()
+
+    def without_operators(self) -> AbstractContextManager[None]:
+        """Hear nothing of what PyTorch does to trace one of its own operators: no user's code."""
+        return private.operators_between(self._engine.mute, self._engine.unmute)
 
     def executed(self) -> Executed:
         """Return what was heard."""

@@ -36,7 +36,7 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 __all__ = ["most_needs", "planned_for", "quick_needs", "smallest_budget"]
 
 _QUICKLY = Limits(seconds=1.0)
-_AT_ONCE = Limits(seconds=0.5)
+_AT_ONCE = Limits(seconds=0.25)
 _TOGETHER = Limits(seconds=2.0)
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan

@@ -1,0 +1,87 @@
+"""What a forward runs while it is traced is heard; what PyTorch does to trace it need not be."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.support.features import scale
+from tightfit.capture.capture import capture
+from tightfit.capture.reads.executed import Listener
+from tightfit.capture.trace.garbage import old_objects_left_alone
+from tightfit.capture.trace.trace import trace
+from tightfit.capture.traced_call import TracedCall
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos()
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = Sine.apply(scale(self.linear(x), 2.0))
+        y.register_hook(self.doubled)
+        return y.sum()
+
+    def doubled(self, gradient):
+        return 2 * gradient
+
+
+def call_of(model: nn.Module) -> TracedCall:
+    return TracedCall(model, {"model": model}, (torch.randn(2, 4),), {})
+
+
+def test_code_that_operators_of_others_and_the_backward_run_is_heard():
+    listener = Listener()
+    with listener, listener.without_operators():
+        trace(call_of(Hooked()))
+    names = {code.co_name for code, _ in listener.executed().codes}
+    assert {"forward", "doubled", "backward"} <= names
+    assert "_" in names  # the fake kernel of `scale`
+
+
+def test_a_profiler_of_the_user_is_told_of_everything_and_goes_on():
+    seen: set[Any] = set()
+
+    def profiler(frame: Any, event: str, argument: Any) -> None:
+        seen.add(frame.f_code.co_name)
+
+    sys.setprofile(profiler)
+    try:
+        capture(call_of(Hooked()))
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    assert {"doubled", "dispatch"} <= seen
+
+
+def test_collections_look_at_everything_again_after_a_trace():
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        with old_objects_left_alone():
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        if frozen:
+            gc.freeze()
+    if frozen:
+        with old_objects_left_alone():  # what the program has frozen stays so
+            pass
+        assert gc.get_freeze_count() > 0
