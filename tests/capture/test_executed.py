@@ -12,7 +12,7 @@ from torch import nn
 from tests.support.features import scale
 from tightfit.capture.capture import capture
 from tightfit.capture.reads.executed import Listener
-from tightfit.capture.trace.garbage import old_objects_left_alone
+from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
 
@@ -71,17 +71,23 @@ def test_a_profiler_of_the_user_is_told_of_everything_and_goes_on():
     assert {"doubled", "dispatch"} <= seen
 
 
-def test_collections_look_at_everything_again_after_a_trace():
-    frozen = gc.get_freeze_count()
+def test_garbage_is_collected_as_before_after_a_trace():
+    frozen, thresholds = gc.get_freeze_count(), gc.get_threshold()
     gc.unfreeze()
     try:
-        with old_objects_left_alone():
+        with fewer_collections():
             assert gc.get_freeze_count() > 0
+            assert gc.get_threshold() > thresholds
         assert gc.get_freeze_count() == 0
+        assert gc.get_threshold() == thresholds
+        gc.set_threshold(0)
+        with fewer_collections():  # never stays never
+            assert gc.get_threshold()[0] == 0
     finally:
-        if frozen:
-            gc.freeze()
-    if frozen:
-        with old_objects_left_alone():  # what the program has frozen stays so
-            pass
-        assert gc.get_freeze_count() > 0
+        gc.set_threshold(*thresholds)
+        gc.freeze()
+    with fewer_collections():  # what the program has frozen stays so
+        pass
+    assert gc.get_freeze_count() > 0
+    if not frozen:
+        gc.unfreeze()

@@ -27,7 +27,7 @@ from tightfit.capture.side_effects.attributes import (
 )
 from tightfit.capture.side_effects.leftovers import forget_traced, traced_alive
 from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
-from tightfit.capture.trace.garbage import old_objects_left_alone
+from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.trace.numbers import trace_with_numbers
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import StateChanged
@@ -97,7 +97,7 @@ def _traced(
     """
     state, alive = PythonState(call.modules), traced_alive()
     try:
-        with state, listener, listener.without_operators(), old_objects_left_alone():
+        with state, listener, listener.without_operators(), fewer_collections():
             joint = trace_with_numbers(call, strides, looks=looks)
     except (LeftTensors, StateChanged):
         state.raise_if_changed()  # says all that has changed, and why

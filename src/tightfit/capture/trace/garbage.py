@@ -1,4 +1,4 @@
-"""Garbage collection while a step is traced: through what the trace makes, not all there is."""
+"""Garbage collection while a step is traced: seldom, and through what the trace makes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["old_objects_left_alone"]
+__all__ = ["fewer_collections"]
+
+_OBJECTS = 50_000  # that are made between two collections
 
 
 @contextlib.contextmanager
-def old_objects_left_alone() -> Iterator[None]:
-    """Let collections pass by what is there already: a trace makes many objects, and few die.
+def fewer_collections() -> Iterator[None]:
+    """Let collections come seldom and pass by what is there already.
 
-    A process with PyTorch has some hundred thousand objects, and a trace makes so many that all of
-    them would be walked through several times. Where the program has frozen its own, they stay so.
+    A trace makes many objects of which few die, in a process that has some hundred thousand: all
+    of them would be walked through several times. Where the program has frozen its own objects,
+    or collects still more seldom, that stays so.
     """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    if 0 < thresholds[0] < _OBJECTS:
+        gc.set_threshold(_OBJECTS, *thresholds[1:])
+    if not frozen:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        if not frozen:
+            gc.unfreeze()
