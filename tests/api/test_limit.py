@@ -284,3 +284,64 @@ def test_weights_that_lie_elsewhere_count_once() -> None:
     account.enforce()
     assert account.held_bytes() == held_bytes > 0
     account.keep_to(None)
+
+
+def test_what_user_code_takes_between_steps_is_refused_before_it_is_given(metered) -> None:
+    """A teacher that runs outside, before the first step and between others."""
+    student, teacher = dense(2), dense(2, 128)
+    peak = metered(student)
+    fit(student, 2 * MIB, optimizer=torch.optim.SGD(student.parameters(), lr=0.1))
+    for _ in range(3):
+        x = torch.randn(64, 128)
+        with pytest.raises(RuntimeError, match="tightfit: the budget of 2097152 bytes"):
+            teacher(torch.randn(4096, 128))
+        with torch.no_grad():
+            expected = teacher(x)
+        functional.mse_loss(student(x), expected).backward()
+    assert peak() <= 2 * MIB
+    tightfit.unfit(student)
+    assert teacher(torch.randn(4096, 128)).shape == (4096, 128)
+
+
+def test_a_model_that_nobody_has_any_more_limits_nobody() -> None:
+    model = dense(2)
+    fit(model, MIB)
+    model(torch.randn(8, 128)).sum().backward()
+    del model
+    torch.zeros(4 * MIB)
+
+
+def test_weights_that_are_put_in_place_between_steps_count_once() -> None:
+    """As people write averages of weights: `target.data = target.data * m + online.data * (1 - m)`.
+
+    The weights that were there when the model was fitted are gone then.
+    """
+    model = dense(4, 256)
+    own = sum(p.nbytes for p in model.parameters())
+    fit(model, 3 * own, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        model(torch.randn(16, 256)).sum().backward()
+        for p in model.parameters():
+            p.data = p.data * 0.99 + p.data * 0.01
+        model.zero_grad()
+        torch.zeros(own // 8)
+
+
+def test_a_worker_of_a_data_loader_keeps_no_budget() -> None:
+    model = dense(2)
+    fit(model, MIB)
+    loader = torch.utils.data.DataLoader(
+        Large(), batch_size=1, num_workers=1, multiprocessing_context="fork"
+    )
+    for (x,) in zip(loader, strict=True):
+        model(x).sum().backward()
+
+
+class Large(torch.utils.data.Dataset):
+    """Samples made of more than the budget of the model."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(8 * MIB // 512, 128)[index]

@@ -131,6 +131,8 @@ def fresh(name: str) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
 
 @pytest.mark.parametrize("name", SHARES)
 def test_programs_of_all_kinds_keep_to_their_budget(name: str) -> None:
+    if name == "jetmoe":
+        pytest.importorskip("transformers")
     gc.collect()
     most_bytes = activation_bytes(*fresh(name))
     expected = train(*fresh(name), steps=3)

@@ -29,7 +29,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 8
+#define VERSION 9
 
 /* ------------------------------------------------------------------ c10's binary interface */
 
@@ -279,6 +279,7 @@ static struct {
     void (*give_lock)(int);
     long (*collect)(void);
 } python;
+static void (*_Atomic before_refusals)(void); /* counts anew what was there before tallies began */
 static __thread _Bool collecting;
 
 static void find_python(void) {
@@ -289,7 +290,7 @@ static void find_python(void) {
     python.collect = (long (*)(void))dlsym(RTLD_DEFAULT, "PyGC_Collect");
 }
 
-/* Frees what only cycles hold. In threads that Python knows: others may be waited for by one that
+/* Frees what only cycles hold, and looks again at what counts. In threads that Python knows: others may be waited for by one that
  * holds its lock. Returns whether it ran. */
 static _Bool collect_garbage(void) {
     if (collecting || !python.is_initialized || !python.thread_state || !python.take_lock ||
@@ -298,6 +299,9 @@ static _Bool collect_garbage(void) {
     collecting = 1;
     int lock = python.take_lock();
     python.collect();
+    void (*count)(void) = atomic_load(&before_refusals);
+    if (count)
+        count();
     python.give_lock(lock);
     collecting = 0;
     return 1;
@@ -505,16 +509,17 @@ static void unlock_all(void) {
     pthread_mutex_unlock(&slots_lock);
 }
 
-/* A worker of a data loader keeps no budget of its parent's that is kept by making room. */
-static void stop_making_room(void) {
-    for (int slot = 0; slot < TALLIES; slot++)
-        if (atomic_exchange(&tallies[slot].make_room, NULL))
-            atomic_store(&tallies[slot].limit, INT64_MAX);
+/* A worker of a data loader keeps no budget of its parent's. */
+static void keep_to_no_limit(void) {
+    for (int slot = 0; slot < TALLIES; slot++) {
+        atomic_store(&tallies[slot].make_room, NULL);
+        atomic_store(&tallies[slot].limit, INT64_MAX);
+    }
 }
 
 static void stop_recording_in_child(void) {
     atomic_store(&recording, 0);
-    stop_making_room();
+    keep_to_no_limit();
     replay_stop_in_child();
     unlock_all();
 }
@@ -685,6 +690,11 @@ EXPORT void tightfit_hook_tally_keep_to(int slot, int64_t limit, int64_t before)
 /* Lets a function make room where the limit would be exceeded, before a request is refused. */
 EXPORT void tightfit_hook_tally_make_room(int slot, MakeRoom function) {
     atomic_store(&tallies[slot].make_room, function);
+}
+
+/* Calls a function before a request is refused, in a thread that Python knows and with its lock. */
+EXPORT void tightfit_hook_before_refusals(void (*function)(void)) {
+    atomic_store(&before_refusals, function);
 }
 
 /* Returns how often a request was refused; of the last one its size and what was held then. */

@@ -9,12 +9,20 @@ from pathlib import Path
 
 from tightfit.errors import HookUnavailable
 
-__all__ = ["MAKE_ROOM", "hook_available", "hook_unavailable_reason", "installed_hook"]
+__all__ = [
+    "BEFORE_REFUSAL",
+    "MAKE_ROOM",
+    "hook_available",
+    "hook_unavailable_reason",
+    "installed_hook",
+]
 
 _FILE = "tightfit_hook.so"
-_VERSION = 8
+_VERSION = 9
 MAKE_ROOM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 """What frees something when a limit is reached: bytes that lack in, whether it freed any out."""
+BEFORE_REFUSAL = ctypes.CFUNCTYPE(None)
+"""What is called before a request is refused."""
 
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_version": (ctypes.c_int, ()),
@@ -30,6 +38,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_tally_take_peak": (ctypes.c_int64, (ctypes.c_int,)),
     "tightfit_hook_tally_keep_to": (None, (ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
     "tightfit_hook_tally_make_room": (None, (ctypes.c_int, MAKE_ROOM)),
+    "tightfit_hook_before_refusals": (None, (BEFORE_REFUSAL,)),
     "tightfit_hook_tally_refusals": (
         ctypes.c_int64,
         (ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)),

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from tightfit.allocator.hook import MAKE_ROOM, installed_hook
+from tightfit.allocator.hook import BEFORE_REFUSAL, MAKE_ROOM, installed_hook
 from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
 from tightfit.errors import BudgetExceeded, HookUnavailable
@@ -22,6 +22,7 @@ __all__ = [
     "CudaTally",
     "Refusals",
     "Tally",
+    "before_refusals",
     "budget_exceeded",
     "if_room",
     "is_refusal",
@@ -95,6 +96,7 @@ class CpuTally:
 
     def __init__(self) -> None:
         self._hook = installed_hook()
+        self._hook.tightfit_hook_before_refusals(_BEFORE_REFUSALS)
         self._slot = self._hook.tightfit_hook_tally_open()
         if self._slot < 0:
             raise HookUnavailable(
@@ -180,6 +182,24 @@ class CudaTally:
     def refusals(self) -> Refusals:
         """Return that nothing was refused."""
         return Refusals()
+
+
+def before_refusals(action: Callable[[], None]) -> None:
+    """Call a function before any limit refuses a request, after a collection of garbage.
+
+    It may change limits. It runs inside the allocator, in a thread that Python knows: it must not
+    raise, and gets no memory from PyTorch.
+    """
+    _ACTIONS.append(action)
+
+
+def _before_refusals() -> None:
+    for action in _ACTIONS:
+        action()
+
+
+_ACTIONS: list[Callable[[], None]] = []
+_BEFORE_REFUSALS = BEFORE_REFUSAL(_before_refusals)
 
 
 def is_refusal(error: BaseException) -> bool:

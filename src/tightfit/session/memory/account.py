@@ -6,13 +6,13 @@ import gc
 import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
-from tightfit.allocator.tally import Refusals, Tally, tally_for
+from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.processes import Replicas
 from tightfit.torch_private.tools import cublas_workspace_bytes
@@ -52,6 +52,10 @@ class Standing:
     others_coming_bytes: int
 
 
+_State = Literal["free", "resting", "running"]
+"""Of a limit: not enforced; enforced between steps; enforced while a step is under way."""
+
+
 class Account:
     """What a fitted callable holds between its steps: the one place that counts it.
 
@@ -80,7 +84,7 @@ class Account:
         self._tally = self._new_tally()
         self._limit_bytes: int | None = None
         self._limited_with: tuple[Account, ...] = ()
-        self._is_running = False
+        self._state: _State = "free"
         self._before_now = 0
         self._given_at_count = -1
         self._known: tuple[Any, Standing] | None = None
@@ -165,7 +169,7 @@ class Account:
         inputs, beside = list(inputs), list(beside)
         given = self._tally.given_bytes() if self._tally is not None else None
         size = sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor))
-        running = [keeper for keeper in _KEEPERS if keeper._is_running and keeper is not self]
+        running = [k for k in _KEEPERS if k._state == "running" and k is not self]
         known = self.optimizers.has_state(), self.optimizers.looked
         key = (given, size, len(beside), *known, len(running))
         if given is None or self._known is None or self._known[0] != key:
@@ -198,7 +202,7 @@ class Account:
 
     def _left_to(self, keeper: Account) -> int:
         limit_bytes = keeper._limit_bytes or 0
-        if keeper is self or keeper._is_running or self._tally is None:
+        if keeper is self or keeper._state == "running" or self._tally is None:
             return limit_bytes
         return min(limit_bytes, self._tally.counted_bytes(keeper._own()))
 
@@ -225,10 +229,11 @@ class Account:
     # -- the limit ----------------------------------------------------------------------------
 
     def keep_to(self, limit_bytes: int | None, beside: Sequence[Account] = ()) -> None:
-        """Have a limit that is kept to whenever that is enforced.
+        """Have a limit, and refuse from now on what would exceed it, whoever asks for it.
 
-        Models that were fitted with budgets of their own cannot be told apart by an allocator:
-        together they keep to the sum.
+        Not where more is held already: planning will say so, and what a plan would need. Models
+        that were fitted with budgets of their own cannot be told apart by an allocator: together
+        they keep to the sum.
 
         Parameters
         ----------
@@ -245,39 +250,50 @@ class Account:
         (_KEEPERS.discard if limit_bytes is None else _KEEPERS.add)(self)
         for other in beside:
             other.keep_to(None)
-        self._count_before()
         if limit_bytes is None:
             self.let_go()
+            return
+        self._count_before()
+        self._turn("running" if self._state == "running" else "resting")
 
     def enforce(self) -> None:
-        """Refuse from now on what would exceed the limit, whoever asks for it.
-
-        Not where more is held already: planning will say so, and what a plan would need.
-        """
+        """A step begins: its budget is all for it, whatever others with their own may hold."""
         if self._tally is None or self._limit_bytes is None:
             return
         if self._tally.given_bytes() != self._given_at_count:
             self._count_before()  # averages of weights, say, may lie elsewhere than before
-        self._is_running = True
+        self._turn("running")
+
+    def rest(self) -> None:
+        """No step is under way any more: refuse what would exceed all budgets together."""
+        self._turn("free" if self._limit_bytes is None else "resting")
+
+    def let_go(self) -> None:
+        """Refuse nothing until a step begins or ends."""
+        self._turn("free")
+
+    def _turn(self, state: _State) -> None:
+        self._state = state
+        if self._tally is not None:
+            self._tally.keep_to(None, 0)
         for keeper in self._keepers():
             keeper._refuse_more()
 
     def _refuse_more(self) -> None:
-        """If its step is under way: refuse what would exceed its limit and those of others."""
-        if not self._is_running or self._tally is None:
+        """Refuse what would exceed the own limit and those of others, as things stand now."""
+        if self._state == "free" or self._tally is None:
             return
-        limit_bytes = sum(map(self._left_to, self._keepers()))
+        if self._state == "resting":
+            limit_bytes = sum(keeper._limit_bytes or 0 for keeper in self._keepers())
+        else:
+            limit_bytes = sum(map(self._left_to, self._keepers()))
         if self.held_bytes() <= limit_bytes:
             self._tally.keep_to(limit_bytes, self._before_now)
 
-    def let_go(self) -> None:
-        """Refuse nothing until the limit is enforced again."""
-        if self._tally is not None:
-            self._tally.keep_to(None, 0)
-        if self._is_running:
-            self._is_running = False
-            for keeper in self._keepers():
-                keeper._refuse_more()
+    def count_again(self) -> None:
+        """Count what was there before anew: something was refused, and it may hold less now."""
+        self._count_before()
+        self._refuse_more()
 
     def _count_before(self) -> None:
         if self._tally is not None and self._limit_bytes is not None:
@@ -336,6 +352,14 @@ class Account:
 
 _KEEPERS: weakref.WeakSet[Account] = weakref.WeakSet()
 """Those that keep to a limit."""
+
+
+def _count_all_again() -> None:
+    for keeper in list(_KEEPERS):
+        keeper.count_again()
+
+
+before_refusals(_count_all_again)
 
 
 def device_of_modules(modules: Mapping[str, nn.Module]) -> torch.device:

@@ -19,7 +19,7 @@ _LOOKING_BYTES = 16 << 10
 
 
 class Limit:
-    """Has the allocator refuse what would exceed a budget, from a call until its backward ended.
+    """Has the allocator refuse what would exceed a budget; says so in terms of a call.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Limit:
         limit_bytes, beside : int or None, sequence of Account
             As in `begin`.
         goes_on : bool
-            Whether it is enforced afterwards, too: somebody awaits a backward.
+            Whether a step is under way afterwards, too: somebody awaits a backward.
         """
         self.begin(limit_bytes, beside)
         try:
@@ -95,7 +95,7 @@ class Limit:
             raise budget_exceeded(error, what) from error
         finally:
             if not goes_on:
-                self._account.let_go()
+                self._account.rest()
 
     def __enter__(self) -> None:
         """Begin a call."""
@@ -104,7 +104,7 @@ class Limit:
         """End it; say what was refused in terms of the budget."""
         if error is None:
             return
-        self._account.let_go()
+        self._account.rest()
         if is_refusal(error):
             what = (
                 f"{self._name} needs more than the budget has room for, and was stopped before it "

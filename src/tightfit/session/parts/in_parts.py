@@ -178,6 +178,6 @@ class _Resident:
         """Return the optimizer's state that does not exist yet."""
         return self._account.coming_state_bytes()
 
-    def let_go(self) -> None:
-        """Enforce the limit no more: what is done until the next call is not the model's."""
-        self._account.let_go()
+    def rest(self) -> None:
+        """End the step: its budget is for whatever comes now."""
+        self._account.rest()

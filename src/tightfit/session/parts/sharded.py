@@ -154,9 +154,9 @@ class _Metered:
         """Return nothing: state that will come is seen once it is there."""
         return 0
 
-    def let_go(self) -> None:
-        """Enforce the limit no more: what is done until the next call is not the model's."""
-        self._account.let_go()
+    def rest(self) -> None:
+        """End the step: its budget is for whatever comes now."""
+        self._account.rest()
 
 
 class _Unit:

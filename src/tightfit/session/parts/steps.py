@@ -42,7 +42,7 @@ class Resident(Protocol):
         """Return what will stay once it exists: the optimizer's state."""
         ...
 
-    def let_go(self) -> None:
+    def rest(self) -> None:
         """Hear that no backward is awaited any more."""
         ...
 
@@ -233,7 +233,7 @@ class PartSteps:
             else:
                 writer.backward_ended()
             if not any(run.is_open for run in self._open):
-                self._resident.let_go()
+                self._resident.rest()
 
         run = Run(started, finished)
         self._open.add(run)

@@ -52,16 +52,13 @@ def begin_in_company(
 
 
 def end_in_company(account: Account, options: Options, *, is_open: bool) -> None:
-    """Enforce the limit no more once nobody awaits a backward.
-
-    What is done from then on until the next call is not the model's.
-    """
+    """End the step once nobody awaits a backward: its budget is for whatever comes now."""
     shared = options.shared
     if is_open:
         return
     if shared is None:
-        account.let_go()
+        account.rest()
     elif not shared.open_members():
         shared.closes()
         for member in shared.members():
-            member.let_go()
+            member.rest()

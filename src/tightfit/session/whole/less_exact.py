@@ -43,7 +43,7 @@ def planned_less_exactly(whole: WholeSteps) -> LessExact:
                 one.captured, exactness, options, whole.callee.modules, room_bytes
             )
     finally:
-        whole.account.let_go()
+        whole.account.rest()
     outcome = plan_with(options.planner, around.task(wider), options.limits, options.progress)
     return LessExact.of(exactness, outcome, planned.outcome.overhead)
 
