@@ -98,7 +98,9 @@ def fit(
     costs : str
         ``"measured"``, ``"unit"``, ``"flops"`` or ``"roofline:DEVICE"``.
     on_exceed : str
-        ``"raise"`` or ``"warn"`` if a step was measured above the budget.
+        ``"raise"``: the CPU's allocator refuses what would exceed the budget, whoever asks for it,
+        until `unfit`; where it cannot (on a GPU), a step that was measured above the budget
+        raises. ``"warn"``: such a step is only warned of.
     in_flight : int, optional
         How many forwards may await their backward at once, each with its part of the budget;
         more are refused. Without it the loop shows how many there are.
