@@ -336,7 +336,7 @@ static void refuse(Tally *tally, int64_t size) {
              "tightfit: the budget of %lld bytes (%.2f MiB) has no room for a further %lld bytes "
              "(%.2f MiB): %lld bytes (%.2f MiB) are held. What asks for it runs outside the "
              "planned step, or holds more than was planned for; hold less, or try a budget of "
-             "%lld bytes (%.2f MiB)",
+             "%lld bytes (%.2f MiB); tightfit.unfit ends the limit of a model",
              (long long)limit, (double)limit / mib, (long long)size, (double)size / mib,
              (long long)held, (double)held / mib, (long long)try, (double)try / mib);
     if (fail)
