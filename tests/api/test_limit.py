@@ -232,9 +232,7 @@ def test_a_call_without_a_backward_keeps_to_the_budget(metered) -> None:
         with pytest.raises(BudgetExceeded, match="A smaller batch helps"):
             model(torch.randn(2048, 128))
     model(torch.randn(256, 128)).square().mean().backward()
-    assert peak() <= budget + 2048 * 128 * 4  # the batch itself is the user's
-    with torch.no_grad():
-        assert torch.zeros(4 * MIB).numel() == 4 * MIB  # nothing is refused in between
+    assert peak() <= budget
 
 
 def test_models_that_are_called_several_times_in_turns(metered) -> None:
