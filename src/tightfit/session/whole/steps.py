@@ -129,6 +129,9 @@ class WholeSteps:
         one = self._specialisation(given, waits=quickly)
         inputs = self.captures.inputs(one, given)
         self.last = self._planned(one, inputs, waits=not quickly)
+        if quickly:  # the call that follows is the first: it leaves room for what nobody knows yet
+            one.forget_plans()
+            self._flight.look_no_more()
 
     def settle(self) -> None:
         """Do nothing: the report is of the last step that has ended."""
