@@ -290,8 +290,8 @@ static void find_python(void) {
     python.collect = (long (*)(void))dlsym(RTLD_DEFAULT, "PyGC_Collect");
 }
 
-/* Frees what only cycles hold, and looks again at what counts. In threads that Python knows: others may be waited for by one that
- * holds its lock. Returns whether it ran. */
+/* Frees what only cycles hold, and has counted anew what was there before. In threads that Python
+ * knows: others may be waited for by one that holds its lock. Returns whether it ran. */
 static _Bool collect_garbage(void) {
     if (collecting || !python.is_initialized || !python.thread_state || !python.take_lock ||
         !python.give_lock || !python.collect || !python.is_initialized() || !python.thread_state())

@@ -124,6 +124,12 @@ class Flight:
         """Leave no room for a call that might have come: there is none to leave."""
         self.calls, self._kept_bytes, self._looked = 1, None, None
 
+    def prepared(self, one: Specialisation, *, runs_next: bool) -> None:
+        """Forget a call that was only planned: one that runs next leaves room as a first one."""
+        if runs_next:
+            one.forget_plans()
+            self.look_no_more()
+
     @property
     def waiting_bytes(self) -> int:
         """What gradients of another call take while autograd has yet to add them up."""

@@ -127,11 +127,8 @@ class WholeSteps:
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
         one = self._specialisation(given, waits=quickly)
-        inputs = self.captures.inputs(one, given)
-        self.last = self._planned(one, inputs, waits=not quickly)
-        if quickly:  # the call that follows is the first: it leaves room for what nobody knows yet
-            one.forget_plans()
-            self._flight.look_no_more()
+        self.last = self._planned(one, self.captures.inputs(one, given), waits=not quickly)
+        self._flight.prepared(one, runs_next=quickly)
 
     def settle(self) -> None:
         """Do nothing: the report is of the last step that has ended."""
