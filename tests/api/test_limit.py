@@ -134,12 +134,14 @@ def test_the_budget_that_is_advised_holds_for_further_steps(
 ) -> None:
     model = dense(6)
     optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(rows, 128)  # which the first budget alone would not have room for
     fit(model, MIB)
     with pytest.raises(InfeasibleBudget) as refused:
-        model(torch.randn(rows, 128))
+        model(x)
     budget = refused.value.minimum_bytes
     assert budget is not None
     tightfit.unfit(model)
+    del x
     peak = metered(model)
     fit(model, budget)
     for step in range(20):
