@@ -9,24 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.support.features import scale
+from support.features import Sine, scale
 from tightfit.capture.capture import capture
 from tightfit.capture.reads.executed import Listener
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
-
-
-class Sine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient * x.cos()
 
 
 class Hooked(nn.Module):
