@@ -70,6 +70,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "opaque decisions",
         "joint_graph traced_call",
         "captured probe trace normalise",
+        "recall",
         "lift foreign partitioner input_uses",
         "around_data",
         "capture",

@@ -545,6 +545,20 @@ def test_what_a_forward_reads_is_never_old(name, mode, scale, monkeypatch) -> No
     row.put(net, 1.0)
 
 
+@pytest.mark.parametrize("name", [name for name, row in WAYS.items() if not row.refused])
+def test_no_trace_that_was_kept_has_an_old_number(name: str) -> None:
+    row = WAYS[name]
+    for value in (1.0, 2.0, 3.0, 1.0):
+        net = row.model()
+        row.put(net, 1.0 if row.change and value == 3.0 else value)
+        if row.change and value == 3.0:
+            row.change(net, value)
+        run = tightfit.fit(net, "1GiB", **{**OPTIONS, "cache": True})
+        for _ in range(2):
+            assert_same(net, run, 1)
+    row.put(row.model(), 1.0)
+
+
 class Logging(nn.Module):
     """Keeps what its loop tells it beside what its forward reads."""
 

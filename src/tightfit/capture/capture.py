@@ -16,9 +16,10 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
 from tightfit.capture.opaque.mark import opaque_modules
-from tightfit.capture.reads.executed import Listener
+from tightfit.capture.reads.executed import Executed, Listener
 from tightfit.capture.reads.guard import Reads
 from tightfit.capture.reads.python_state import PythonState
+from tightfit.capture.recall.recall import Recall
 from tightfit.capture.side_effects.attributes import (
     Kept,
     KeptTensors,
@@ -44,6 +45,7 @@ def capture(
     *,
     name: str = "",
     strides: TrueStrides | None = None,
+    recalls: bool = False,
 ) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
 
@@ -59,6 +61,8 @@ def capture(
         A name for the graph.
     strides : mapping, optional
         Those of results where fake kernels say otherwise.
+    recalls : bool
+        Whether a trace that an earlier process has made may serve, and this one is kept.
 
     Raises
     ------
@@ -70,12 +74,7 @@ def capture(
     _require_training(call)
     _require_plain_state(call)
     refuse_weights_from_outside(call.function, call.modules)
-    listener = Listener()
-    try:
-        joint = _traced(call, strides, listener, looks=True)
-    except StateChanged:  # and is as it was, once the tracer is gone
-        joint = _traced(call, strides, listener, looks=False)
-    reads, left = _reads(call, listener)
+    joint, reads, left = _joint(call, strides, recalls=recalls)
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
@@ -83,6 +82,26 @@ def capture(
     tied = _tied(call, joint)
     captured = lift(normalise(joint), device_of(call), name, tied)
     return dataclasses.replace(captured, reads=reads, left=left)
+
+
+def _joint(
+    call: TracedCall, strides: TrueStrides | None, *, recalls: bool
+) -> tuple[JointGraph, Reads, frozenset[Kept]]:
+    """Return the traced step, what it has read, and what it leaves in attributes unread."""
+    recall = Recall.of(call, strides) if recalls else None
+    found = recall.find() if recall is not None else None
+    if found is not None:
+        return *found, frozenset[Kept]()
+    listener = Listener()
+    try:
+        joint = _traced(call, strides, listener, looks=True)
+    except StateChanged:  # and is as it was, once the tracer is gone
+        joint = _traced(call, strides, listener, looks=False)
+    executed = listener.executed()
+    reads, left = _reads(call, executed)
+    if recall is not None:
+        recall.keep(joint, executed)
+    return joint, reads, left
 
 
 def _traced(
@@ -108,13 +127,13 @@ def _traced(
     return joint
 
 
-def _reads(call: TracedCall, listener: Listener) -> tuple[Reads, frozenset[Kept]]:
+def _reads(call: TracedCall, executed: Executed) -> tuple[Reads, frozenset[Kept]]:
     """Return what a traced call has read, and what it leaves without having read it."""
     inputs = frozenset(call.outside.numbers) if call.outside is not None else frozenset()
     kept = call.function if isinstance(call.function, KeptTensors) else None
     left = kept.unread(inputs) if kept is not None else frozenset[Kept]()
     reads = Reads.of(
-        listener.executed(),
+        executed,
         call.function,
         call.modules,
         tuple(private.pytree.tree_leaves((call.args, call.kwargs))),

@@ -117,7 +117,7 @@ def _captured_and_priced(
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
     def traced(strides: TrueStrides) -> Captured:
-        step = capture(call, name=name, strides=strides)
+        step = capture(call, name=name, strides=strides, recalls=options.cache)
         present = parameters_of(step.joint, call.modules) if watched else {}
         step = with_alternatives(step, options.exactness, present=present)
         if not kept_bytes:

@@ -26,7 +26,7 @@ from torch._functorch._aot_autograd.functional_utils import gen_alias_from_base
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import functional_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -66,6 +66,7 @@ __all__ = [
     "InputMutationAOTOutput",
     "IntermediateBaseAOTOutput",
     "OpOverload",
+    "OpOverloadPacket",
     "OutputType",
     "ParamAOTInput",
     "PlainAOTInput",

@@ -58,12 +58,22 @@ def closure():
 POSITIONS = closure()
 
 
+class Output(collections.OrderedDict[str, Any]):
+    """Lets nobody take anything out, as the outputs of transformers."""
+
+    def __delitem__(self, key: str) -> None:
+        raise TypeError("nothing is taken out of an output")
+
+
+OUTPUT = Output()
+
+
 class Owner:
     table: Any = None
 
 
 class Keeps(nn.Module):
-    """Keeps what it computes in ten places, then fails or not."""
+    """Keeps what it computes in eleven places, then fails or not."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
@@ -79,6 +89,7 @@ class Keeps(nn.Module):
         SEEN.append(table)
         LATEST.append(table)
         UNIQUE.add(table)
+        OUTPUT["table"] = table
         STATE.table = table
         Owner.table = table
         LAST = table
@@ -103,11 +114,11 @@ def test_nothing_of_a_trace_is_left(fails: bool) -> None:
     assert [x for x in gc.get_objects() if type(x) is private.FunctionalTensor] == []
     assert (TABLE, PAIRS, NAMED, SEEN) == ({1: "kept"}, {}, {}, ["kept"])
     assert (list(LATEST), UNIQUE, STATE.table, Owner.table, LAST) == ([], set(), None, None, None)
-    assert STATE.other == 3
+    assert (STATE.other, list(OUTPUT.items())) == (3, [])
     assert parametrize._cache == {}
     model.fails = False
     model(torch.randn(4, 8)).backward()  # plainly: nobody dies of what the trace has left
-    for kept in (TABLE, PAIRS, NAMED, SEEN, LATEST, UNIQUE):
+    for kept in (TABLE, PAIRS, NAMED, SEEN, LATEST, UNIQUE, OUTPUT):
         kept.clear()
     Owner.table = STATE.table = None
     memoized.cache_clear()

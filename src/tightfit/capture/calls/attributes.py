@@ -13,7 +13,7 @@ from torch import nn
 
 from tightfit.capture.calls.structure import FUNCTIONS, PLAIN
 
-__all__ = ["FLAGS", "KEPT_APART", "Attributes", "ReadAttributes", "same_attributes"]
+__all__ = ["FLAGS", "KEPT_APART", "Attributes", "Identity", "ReadAttributes", "same_attributes"]
 
 _BY_IDENTITY = (torch.Generator, torch.Tensor, *FUNCTIONS, type)
 _CONTAINERS = (tuple, list, dict, set)
@@ -111,7 +111,7 @@ def _seen_attribute(value: Any) -> Any:
     """Return what tells an attribute from another one; None: it does not matter here."""
     match _counts_by(type(value)):
         case "identity":
-            return _Identity(value)
+            return Identity(value)
         case "contents":
             contents = _plain_contents(value)
             return _UNKNOWN if contents is None else contents
@@ -119,7 +119,7 @@ def _seen_attribute(value: Any) -> Any:
             return None
 
 
-class _Identity:
+class Identity:
     """Equal for one and the same object; another one that takes its address later is another."""
 
     __slots__ = ("_address", "_object")
@@ -131,11 +131,16 @@ class _Identity:
         except TypeError:  # it cannot be told when it dies, so it must not
             self._object = functools.partial(lambda kept: kept, value)
 
+    @property
+    def value(self) -> Any:
+        """The object, None once it is gone."""
+        return self._object()
+
     def __hash__(self) -> int:
         return self._address
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity) or self._address != other._address:
+        if not isinstance(other, Identity) or self._address != other._address:
             return False
         value = self._object()
         return value is not None and value is other._object()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -54,6 +54,10 @@ class ModuleSignature:
     def __init__(self, parts: tuple[Any, ...]) -> None:
         self._parts = parts
         self._hash = hash(parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over what matters of each."""
+        return iter(self._parts)
 
     def __hash__(self) -> int:
         return self._hash

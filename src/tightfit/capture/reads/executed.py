@@ -43,6 +43,18 @@ _IMPURE = (
     datetime.date.today,
 )
 """Builtins that tell something else each time, whatever they are given."""
+_OF_THIS_PROCESS = (
+    os.stat,
+    os.access,
+    os.listdir,
+    os.scandir,
+    os.getcwd,
+    os.getpid,
+    os.getppid,
+    os.cpu_count,
+    os.uname,
+)
+"""Builtins that may well tell something else in another process."""
 _IMPURE_CODE = {
     function.__code__: f"uuid.{function.__name__}" for function in (uuid.uuid1, uuid.uuid4)
 }
@@ -69,18 +81,22 @@ class Executed:
         Which of the user's called a builtin that tells something else each time.
     reads_environment : bool
         Whether the environment was asked for a variable.
+    asks_process : bool
+        Whether anything was asked that another process may well be told otherwise.
     """
 
     codes: tuple[tuple[CodeType, Mapping[str, Any]], ...] = ()
     impure: tuple[tuple[CodeType, str], ...] = ()
     reads_environment: bool = False
+    asks_process: bool = False
 
 
 class Listener:
     """Hears, while it is entered, what this thread runs."""
 
     def __init__(self) -> None:
-        self._engine = _engine.ExecutedCode(_IMPURE, (*_IMPURE_CODE, _ENVIRONMENT))
+        heard = (*_IMPURE, *_OF_THIS_PROCESS)
+        self._engine = _engine.ExecutedCode(heard, (*_IMPURE_CODE, _ENVIRONMENT))
 
     def __enter__(self) -> Listener:
         _LISTENING.append(self)
@@ -123,9 +139,14 @@ class Listener:
         impure = tuple(
             (code, _name_of(called))
             for called, code in read
-            if called != _ENVIRONMENT and code not in beside and not is_library(code.co_filename)
+            if called != _ENVIRONMENT
+            and called not in _OF_THIS_PROCESS
+            and code not in beside
+            and not is_library(code.co_filename)
         )
-        return Executed(codes, impure, any(called == _ENVIRONMENT for called, _ in read))
+        asked = {called for called, _ in read}
+        asks_process = not asked.isdisjoint(_OF_THIS_PROCESS)
+        return Executed(codes, impure, _ENVIRONMENT in asked, asks_process)
 
 
 def _first_unusual(callers: tuple[CodeType, ...]) -> CodeType:

@@ -139,6 +139,10 @@ class Reads:
                 return place.change()
         return None
 
+    def held(self) -> tuple[Any, ...]:
+        """Return what was in all those places when it was captured."""
+        return tuple(place.held() for place in self._places)
+
     def fetch(self) -> None:
         """Give the plan the outside tensors that lie in their places now."""
         for number, place in self._fetched.items():

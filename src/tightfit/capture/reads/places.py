@@ -57,6 +57,10 @@ class Place(Protocol):
         """Say what is there instead; only if it does not hold."""
         ...
 
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        ...
+
 
 def same(now: Any, before: Any) -> bool:
     """Whether two objects are one, or equal plain data."""
@@ -91,6 +95,10 @@ class Entries:
     def holds(self) -> bool:
         """Whether the same is there now."""
         return not any(True for _ in self._changes())
+
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        return self._path, self.names, self.before
 
     def change(self) -> str:
         """Say what is there instead."""
@@ -129,6 +137,10 @@ class Flat:
             return True
         return all(each.holds() for each in self._entries)
 
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        return tuple(each.held() for each in self._entries)
+
     def change(self) -> str:
         """Say what is there instead."""
         return next(each.change() for each in self._entries if not each.holds())
@@ -160,6 +172,10 @@ class Items:
         if len(self._holder) != len(self._before):
             return False
         return all(map(operator.is_, self._holder, self._before)) or self._place() is None
+
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        return self._path, self._before
 
     def change(self) -> str:
         """Say what is there instead."""
@@ -198,6 +214,11 @@ class Members:
             same = all(map(operator.is_, self._holder.values(), self._values))
         return same or self._place() is None
 
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        keys = self._keys if self._is_dict else frozenset(self._keys)
+        return self._path, keys, self._values
+
     def change(self) -> str:
         """Say what is there instead."""
         place = self._place() if len(self._holder) == len(self._keys) else None
@@ -229,6 +250,10 @@ class Asked:
         """Whether the same is there now."""
         return same(self._ask(), self._before)
 
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        return self._path, self._before
+
     def change(self) -> str:
         """Say what is there instead."""
         return f"{self._path} changed from {shown(self._before)} to {shown(self._ask())}"
@@ -251,6 +276,10 @@ class Buffer:
         """Whether the same is there now."""
         return self._now() == self._before
 
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        return self._path, self._before
+
     def change(self) -> str:
         """Say what is there instead."""
         return f"what is in {self._path} changed"
@@ -269,6 +298,10 @@ class Seen:
         """Whether it is there, and nobody has written into it."""
         tensor = self._fetch()
         return tensor is self._tensor() and tensor._version == self._version
+
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        return self._path, self._tensor()
 
     def change(self) -> str:
         """Say what is there instead."""
@@ -294,6 +327,10 @@ class TensorPlace:
     def holds(self) -> bool:
         """Whether a tensor like that is there now."""
         return _kind(self.fetch()) == self._before
+
+    def held(self) -> tuple[Any, ...]:
+        """Return what was there."""
+        return self.path, self._before
 
     def change(self) -> str:
         """Say what is there instead."""

@@ -299,7 +299,8 @@ class Walk:
             self._waiting.extend((item, f"{path}[{key!r}]") for key, item in held.items())
         elif isinstance(value, _SETS):
             self.places.append(Members(path, value))
-            self._waiting.extend((item, f"an item of {path}") for item in value)
+            items = sorted(value, key=_known_by)  # in one order in every process
+            self._waiting.extend((item, f"an item of {path}") for item in items)
         elif isinstance(value, numpy.ndarray):
             self._visit_array(value, path)
         elif isinstance(value, bytearray | array.array):
@@ -398,6 +399,14 @@ def _but_kinds_of_tensors(held: Mapping[Any, Any]) -> tuple[Any, ...]:
         for key, value in dict(held).items()
         if not (isinstance(key, type) and issubclass(key, torch.Tensor))
     )
+
+
+def _known_by(item: Any) -> tuple[str, str]:
+    """Return what tells an item of a set from others, whatever its address is."""
+    if isinstance(item, PLAIN):
+        return type(item).__name__, repr(item)
+    known = item if isinstance(item, type | types.FunctionType) else type(item)
+    return known.__module__ or "", known.__qualname__
 
 
 def _form(fetch: Callable[[], Any]) -> Any:

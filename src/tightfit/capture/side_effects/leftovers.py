@@ -80,7 +80,7 @@ def _let_go(holder: Any, forgotten: set[int]) -> None:
             return  # their names are in a dict that is found too
         case dict():
             for key in [k for k, v in list(holder.items()) if {id(k), id(v)} & forgotten]:
-                del holder[key]
+                _plain_kind(holder).__delitem__(holder, key)
         case list() | collections.deque():
             kept = [x for x in holder if id(x) not in forgotten]
             holder.clear()
@@ -91,6 +91,12 @@ def _let_go(holder: Any, forgotten: set[int]) -> None:
             holder.cell_contents = None
         case _ if _is_users_object(holder):
             _reset(holder, forgotten)
+
+
+def _plain_kind(holder: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """Return whose methods take something out of a dict whose own class may not let go of it."""
+    ordered = collections.OrderedDict
+    return ordered if isinstance(holder, ordered) else dict
 
 
 def _reset(owner: Any, forgotten: set[int]) -> None:

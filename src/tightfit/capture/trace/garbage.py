@@ -9,6 +9,7 @@ from collections.abc import Iterator
 __all__ = ["fewer_collections"]
 
 _OBJECTS = 50_000  # that are made between two collections
+_YOUNG = 1  # generations: those of objects that have lived through one collection at most
 
 
 @contextlib.contextmanager
@@ -17,7 +18,8 @@ def fewer_collections() -> Iterator[None]:
 
     A trace makes many objects of which few die, in a process that has some hundred thousand: all
     of them would be walked through several times. Where the program has frozen its own objects,
-    or collects still more seldom, that stays so.
+    or collects still more seldom, that stays so. Garbage of the trace is gone at its end: what
+    still holds its tensors then is nothing that dies by itself.
     """
     thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
     if 0 < thresholds[0] < _OBJECTS:
@@ -28,5 +30,8 @@ def fewer_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        if not frozen:
+        if frozen:
+            gc.collect(_YOUNG)
+        else:
+            gc.collect()
             gc.unfreeze()

@@ -1,0 +1,190 @@
+"""Traces kept on disk: found again where all that they rest on is the same, kept for later."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tightfit.capture.calls.signature import flatten
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.opaque.mark import opaque_modules
+from tightfit.capture.reads.executed import Executed
+from tightfit.capture.reads.guard import Reads
+from tightfit.capture.recall.circumstances import circumstances
+from tightfit.capture.recall.codes import KeptCode, found_again, kept_codes
+from tightfit.capture.recall.naming import Naming, NotNamed
+from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
+from tightfit.capture.recall.values import NotKept
+from tightfit.capture.side_effects.attributes import KeptTensors
+from tightfit.capture.trace.strides import TrueStrides
+from tightfit.capture.traced_call import TracedCall
+from tightfit.errors import BadInput, CaptureError
+from tightfit.files import cache_folder, read_limited, write_atomically
+from tightfit.torch_private import core as private
+
+__all__ = ["Recall"]
+
+_FORMAT = 1
+_SUFFIX = ".trace.gz"
+_MOST_ALIKE = 4  # traces of the same circumstances, in which other things were read
+_LARGEST_BYTES = 128 << 20
+
+_LOG = logging.getLogger(__name__)
+
+
+class KeptTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A traced step and what it rests on besides its circumstances.
+
+    Parameters
+    ----------
+    codes : list of KeptCode
+        What ran.
+    reads_environment : bool
+        Whether that asked for a variable of the environment.
+    reads : str
+        A digest of all that it can have read.
+    graph : KeptGraph
+        The step.
+    """
+
+    format: int
+    codes: list[KeptCode]
+    reads_environment: bool
+    reads: str
+    graph: KeptGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall:
+    """The traces that were kept for a call.
+
+    Parameters
+    ----------
+    call : TracedCall
+        What is about to be traced.
+    key : str
+        A digest of the circumstances.
+    """
+
+    call: TracedCall
+    key: str
+
+    @classmethod
+    def of(cls, call: TracedCall, strides: TrueStrides | None) -> Recall | None:
+        """Return what was kept for a call; None if no trace of it can be kept."""
+        is_plain = call.answers is None and call.outside is None
+        if not is_plain or isinstance(call.function, KeptTensors):
+            return None
+        if opaque_modules(call.modules, call.opaque):
+            return None
+        try:
+            return cls(call, _digest(circumstances(call, strides)))
+        except NotNamed as unnamed:
+            _LOG.debug("no trace is kept: it rests on %s", unnamed)
+            return None
+
+    def find(self) -> tuple[JointGraph, Reads] | None:
+        """Return a trace that was kept, and what it has read; None if none holds now."""
+        for path in self._paths():
+            with contextlib.suppress(NotNamed, NotKept, CaptureError):
+                kept = _read(path)
+                reads = self._reads(kept.codes, kept.reads_environment)
+                if reads is None or self._named(reads) != kept.reads:
+                    continue
+                joint = traced_again(kept.graph)
+                leaves = flatten(self.call.args, self.call.kwargs)[0]
+                if joint.decisions.hold(leaves, self.call.modules):
+                    os.utime(path)
+                    return joint, reads
+        return None
+
+    def keep(self, joint: JointGraph, executed: Executed) -> None:
+        """Keep a trace for other processes, if they can see whether it holds there."""
+        codes = list(kept_codes(executed))
+        try:
+            if executed.asks_process:
+                raise NotNamed("what this process was told of itself or of files")
+            reads = self._reads(codes, executed.reads_environment)
+            if reads is None:
+                raise NotNamed("code that is not found again")
+            named = self._named(reads)
+            graph = kept_graph(joint)
+        except (NotNamed, NotKept, CaptureError) as reason:
+            _LOG.debug("no trace is kept: it rests on %s", reason)
+            return
+        kept = KeptTrace(_FORMAT, codes, executed.reads_environment, named, graph)
+        with contextlib.suppress(OSError, BadInput):
+            _folder().mkdir(parents=True, exist_ok=True)
+            path = _folder() / f"{self.key}-{named[:12]}{_SUFFIX}"
+            write_atomically(path, msgspec.msgpack.encode(kept))
+            _shrink()
+
+    def _paths(self) -> Iterator[Path]:
+        """Yield the files of the same circumstances, those used last first."""
+        found = []
+        for path in _folder().glob(f"{self.key}-*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                found.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(found, reverse=True)[:_MOST_ALIKE]:
+            yield path
+
+    def _reads(self, codes: list[KeptCode], reads_environment: bool) -> Reads | None:
+        """Return what some code can read now; None if it is not there."""
+        call = self.call
+        executed = found_again(
+            codes, call.function, call.modules, reads_environment=reads_environment
+        )
+        if executed is None:
+            return None
+        given = tuple(private.pytree.tree_leaves((call.args, call.kwargs)))
+        return Reads.of(executed, call.function, call.modules, given)
+
+    def _named(self, reads: Reads) -> str:
+        return _digest(Naming(self.call.modules).of(reads.held()))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+def _folder() -> Path:
+    return cache_folder("traces")
+
+
+def _read(path: Path) -> KeptTrace:
+    """Return what a file holds; one that cannot be read is deleted.
+
+    Raises
+    ------
+    NotKept
+        If it cannot.
+    """
+    try:
+        kept = msgspec.msgpack.decode(read_limited(path), type=KeptTrace)
+    except (BadInput, msgspec.MsgspecError) as error:
+        path.unlink(missing_ok=True)
+        raise NotKept(f"{path}, which cannot be read") from error
+    if kept.format != _FORMAT:
+        raise NotKept(f"{path}, which has another format")
+    return kept
+
+
+def _shrink() -> None:
+    """Delete the files used least recently until the folder is small enough."""
+    found = []
+    for path in _folder().glob("*" + _SUFFIX):
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= _LARGEST_BYTES:
+            return
+        path.unlink(missing_ok=True)
+        total -= size

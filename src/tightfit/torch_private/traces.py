@@ -1,0 +1,125 @@
+"""What a traced step is made of, taken apart and put together: trees, fake tensors, operators."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "children_of_tree",
+    "fake_in",
+    "is_plain_fake",
+    "operator_named",
+    "patched",
+    "read_as",
+    "settings_of_kernels",
+    "tree_of",
+    "within_modes",
+]
+
+
+def children_of_tree(spec: Any) -> list[Any]:
+    """Return what a tree spec nests."""
+    return spec.children()
+
+
+def tree_of(kind: Any, context: Any, children: Sequence[Any]) -> Any:
+    """Return a tree spec; one of no class is a leaf."""
+    if kind is None:
+        return pytree.tree_structure(0)
+    return pytree.TreeSpec(kind, context, list(children))
+
+
+def is_plain_fake(tensor: torch.Tensor) -> bool:
+    """Whether a fake tensor is nothing but a shape, strides and a place in a storage."""
+    return (
+        type(tensor) is FakeTensor
+        and tensor.layout == torch.strided
+        and not torch._is_zerotensor(tensor)
+        and all(type(x) is int for x in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+    )
+
+
+def read_as(tensor: torch.Tensor, *, conjugated: bool, negated: bool) -> torch.Tensor:
+    """Return a view of a tensor whose numbers are read conjugated or negated."""
+    if conjugated:
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if negated else tensor
+
+
+def fake_in(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a fake tensor that lies as a tensor without memory does."""
+    return FakeTensor(mode, meta, device)
+
+
+def operator_named(name: str) -> Any:
+    """Return an operator by its name, such as ``aten::add.Tensor``.
+
+    Raises
+    ------
+    AttributeError
+        If there is none.
+    """
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def within_modes() -> bool:
+    """Whether modes of PyTorch or hooks of all modules are around, which see whatever runs."""
+    stacks = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    every = torch.nn.modules.module
+    hooks = (
+        every._global_forward_hooks,
+        every._global_forward_pre_hooks,
+        every._global_backward_hooks,
+        every._global_backward_pre_hooks,
+    )
+    return any(stacks) or any(hooks)
+
+
+def settings_of_kernels() -> tuple[Any, ...]:
+    """Return what PyTorch's own code asks before it chooses an operator."""
+    return (
+        torch._C._get_mkldnn_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+    )
+
+
+def patched(classes: Sequence[type]) -> Iterator[tuple[str, Any]]:
+    """Yield what others have put in the place of PyTorch's own functions.
+
+    Parameters
+    ----------
+    classes : sequence of type
+        Of modules, whose methods are looked at as those of tensors are.
+    """
+    home = torch.__path__[0]
+    kinds = (torch.Tensor, torch.nn.Module, *classes)
+    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
+    names = ("torch", "torch.functional", "torch.nn.functional", "torch.nn.init")
+    spaces: list[tuple[str, Any]] = [(name, vars(sys.modules[name])) for name in names]
+    own = (base for base in bases if base.__module__.partition(".")[0] == "torch")
+    spaces += [(f"{base.__module__}.{base.__qualname__}", vars(base)) for base in own]
+    for space, held in spaces:
+        for name, value in list(held.items()):
+            if _is_of_others(value, home):
+                yield f"{space}.{name}", value
+
+
+def _is_of_others(value: Any, home: str) -> bool:
+    if isinstance(value, staticmethod | classmethod | types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        return not value.__code__.co_filename.startswith((home, "<"))
+    maker = type(value).__module__.partition(".")[0]
+    return callable(value) and maker not in ("builtins", "torch", "typing")
