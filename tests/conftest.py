@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tightfit.session.memory import account
+
 COMPILED = Path(__file__).parent.parent / "build" / "online_core"
 IMPORTED_BY_TRACING = ("torch._dynamo", "torch._inductor.utils", "torch._functorch.aot_autograd")
 
@@ -37,6 +39,13 @@ def own_caches() -> Iterator[None]:
             del os.environ["TIGHTFIT_CACHE_DIR"]
         else:
             os.environ["TIGHTFIT_CACHE_DIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def alone() -> None:
+    """Let models that earlier tests have left limit nothing: budgets of several are one limit."""
+    for left in list(account._KEEPERS):
+        left.keep_to(None)
 
 
 def pytest_collection_finish() -> None:

@@ -16,6 +16,7 @@ import gc
 import hashlib
 import math
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -186,6 +187,8 @@ class Run:
         advised = error.minimum_bytes if isinstance(error, InfeasibleBudget) else None
         if isinstance(error, BudgetExceeded):
             advised = error.measured_bytes
+        elif (told := re.search(r"try a budget of (\d+) bytes", str(error))) is not None:
+            advised = int(told[1])  # of code that runs outside the planned step
         asked = getattr(error, "budget_bytes", None)
         if advised and asked and self.budget_bytes:  # of a model that has a part of the budget
             advised = math.ceil(advised * self.budget_bytes / asked)

@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_told_in_terms_of_the_budget() -> None:
 def test_the_budget_for_many_calls_is_found_in_few_steps():
     """Nobody knows how many calls will come: an advice has room for as many again."""
     loop = loop_of(8, ORDERS["their sum"], set_to_none=True, in_flight=None)
-    budget, refused = 1 << 18, 0
+    budget, refused = 1 << 19, 0  # with room for the inputs, which the loop makes
     while (life := live(loop, Run(budget, steps=3, small=True, costs="unit"))).error:
         assert life.advised_bytes is not None and life.advised_bytes > budget, life.error
         budget, refused = life.advised_bytes, refused + 1

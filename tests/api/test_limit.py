@@ -13,7 +13,7 @@ from torch.nn import functional
 import tightfit
 from tightfit.allocator import CpuMeter
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
-from tightfit.session.memory.account import _KEEPERS, Account
+from tightfit.session.memory.account import Account
 
 MIB = 1 << 20
 Peak = Callable[[], int]
@@ -286,14 +286,7 @@ def test_weights_that_lie_elsewhere_count_once() -> None:
     account.keep_to(None)
 
 
-@pytest.fixture
-def alone() -> None:
-    """Let models that other tests have left limit nothing: budgets of several are one limit."""
-    for other in list(_KEEPERS):
-        other.keep_to(None)
-
-
-def test_what_user_code_takes_between_steps_is_refused_before_it_is_given(metered, alone) -> None:
+def test_what_user_code_takes_between_steps_is_refused_before_it_is_given(metered) -> None:
     """A teacher that runs outside, before the first step and between others."""
     student, teacher = dense(2), dense(2, 128)
     peak = metered(student)

@@ -10,6 +10,7 @@ from torch import nn
 
 import tightfit
 from tightfit.session import stages as pipeline
+from tightfit.session.whole import planning
 
 
 @pytest.fixture
@@ -62,8 +63,8 @@ def test_the_cache_can_be_left_aside(planned: list[str], tmp_path: Path) -> None
 
 def test_a_damaged_plan_is_made_again(planned: list[str], tmp_path: Path) -> None:
     train(costs="flops")
-    (file,) = tmp_path.rglob("*.json.gz")
-    file.write_bytes(b"not a plan")
+    for file in tmp_path.rglob("*.json.gz"):
+        file.write_bytes(b"not a plan")
     with pytest.warns(UserWarning, match="ignored and planned again"):
         train(costs="flops")
     assert len(planned) == 2
@@ -78,3 +79,16 @@ def test_costs_from_steps_are_known_to_the_next_process(planned: list[str]) -> N
     again = train(steps=7)
     assert again.plan.instructions == tuned.plan.instructions
     assert again.overhead == tuned.overhead
+
+
+def test_a_process_begins_with_the_plan_of_the_one_before(
+    planned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it learned of costs in the meantime does not matter, nor does it search first."""
+    first = train(steps=7)
+    assert first.plan is not None and planned
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "plan_at_once", None)
+        again = train(steps=1)
+    assert again.plan is not None and again.overhead <= first.overhead + 0.01
+    assert train(steps=1, budget="190KiB").plan is not None

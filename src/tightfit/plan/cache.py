@@ -20,12 +20,12 @@ from tightfit.files import (
 )
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients, Outcome
+from tightfit.plan.plan import Gradients, Outcome, Plan
 from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.version import __version__
 
-__all__ = ["CachedPlan", "Kept", "PlanCache", "PlanKey", "plan_key"]
+__all__ = ["CachedPlan", "Kept", "PlanCache", "PlanKey", "plan_key", "role_key"]
 
 _FORMAT = 1
 _SUFFIX = ".json.gz"
@@ -132,6 +132,31 @@ def plan_key(
     )
 
 
+def role_key(
+    graph: Graph, *, role: str, gradients: Gradients, budget_bytes: int | None = None
+) -> PlanKey:
+    """Return what a plan is kept under that was used for something, whatever costs were.
+
+    Parameters
+    ----------
+    role : str
+        What for.
+    budget_bytes : int, optional
+        The user's, if that matters.
+    """
+    structure = fingerprint(graph)
+    asked = __version__, structure, role, gradients, budget_bytes
+    return PlanKey(
+        digest=hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).hexdigest(),
+        graph=structure,
+        device=graph.device.kind,
+        budget_bytes=budget_bytes or 0,
+        gradients=gradients,
+        planner=role,
+        name=graph.name,
+    )
+
+
 class PlanCache:
     """A folder of outcomes, bounded in size; whatever is read from it is verified before use.
 
@@ -172,6 +197,18 @@ class PlanCache:
         return msgspec.structs.replace(
             outcome, overhead=result.overhead, peak_bytes=result.peak_bytes
         )
+
+    def recall(self, key: PlanKey) -> Plan | None:
+        """Return the plan stored under a key, unverified, or None."""
+        path = self._path(key.digest)
+        try:
+            plan = _read(path).outcome.plan if path.exists() else None
+        except BadInput:
+            path.unlink(missing_ok=True)
+            return None
+        if plan is not None:
+            os.utime(path)
+        return plan
 
     def store(self, key: PlanKey, outcome: Outcome) -> None:
         """Keep an outcome that has a plan; one without is not kept.

@@ -228,6 +228,7 @@ class Captures:
         timed = options.costs == "measured" and not options.compile
         if timed and captured.graph.device.kind == "cpu":
             made.recall_costs(options)
+        made.recall_plans(options)
         made.use(now)
         self._by_signature.setdefault(settled, []).append(made)
         self._forget_oldest()

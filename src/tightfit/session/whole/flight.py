@@ -14,7 +14,7 @@ from tightfit.session.memory.budget import Needs, Share, divided
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
 from tightfit.session.whole.advice import Beside
-from tightfit.session.whole.planning import most_needs, quick_needs
+from tightfit.session.whole.planning import most_needs, quick_needs, rough_needs
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["Flight"]
@@ -191,7 +191,7 @@ class Flight:
         peak_bytes, kept_bytes = most_needs(one, alone, new_bytes)
         if peak_bytes + kept_bytes <= room_bytes:
             return
-        _, needs = quick_needs(one, alone, options, new_bytes, roughly=True)
+        needs = rough_needs(one, alone, options, new_bytes)
         calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, needs))
         if calls > 1:
             self.calls, self._looked = calls, one

@@ -31,9 +31,10 @@ from tightfit.session.options import USUAL_LIMITS, Options
 from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.whole.compiling import fastest_plan
+from tightfit.session.whole.earlier import Role, earlier_plan, keep_for_later
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
-__all__ = ["most_needs", "planned_for", "quick_needs", "smallest_budget"]
+__all__ = ["most_needs", "planned_for", "quick_needs", "rough_needs", "smallest_budget"]
 
 _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.25)
@@ -316,6 +317,7 @@ def _lowered(one: Specialisation, graph: Graph, outcome: Outcome, options: Optio
         verify(plan, graph)
         outcome = msgspec.structs.replace(outcome, plan=plan)
     one.remember_plan(outcome.plan)
+    keep_for_later(one.captured.graph, "last" if one.plans else "first", outcome, options)
     clock = one.tuner.clock if one.tuner is not None else None
     program = lower(one.captured, outcome.plan, clock=clock)
     return Planned(graph, outcome, Runner(one.captured, program))
@@ -334,18 +336,49 @@ def quick_needs(
     around: Surroundings,
     options: Options,
     new_gradient_bytes: int,
-    *,
-    roughly: bool = False,
+    limits: Limits = _QUICKLY,
 ) -> tuple[MinimumBudget, Needs]:
     """Return the least budget of a step and what its plans can do with; a step waits for it."""
-    limits = _AT_ONCE if roughly else _QUICKLY
     least = smallest_budget(one, around, dataclasses.replace(options, limits=limits))
     graph = around.around(one.captured)
     # as if so much came between forward and backward that what is kept decides
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
     thrifty = minimum_budget(crowded, around.gradients, limits, options.progress).plan
     one.remember_thrifty(thrifty)
+    _keep(one, graph, "least", least.plan, options)
+    _keep(one, graph, "thrifty", thrifty, options)
     return least, _needs_of(graph, thrifty, new_gradient_bytes)
+
+
+def rough_needs(
+    one: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
+) -> Needs:
+    """Return what the plans of a step can do with, as far as is known or found in a moment."""
+    graph = around.around(one.captured)
+    least, thrifty = (
+        _fitting_anything(graph, earlier_plan(one.captured.graph, role, around.gradients, options))
+        for role in ("least", "thrifty")
+    )
+    if least is None or thrifty is None:
+        return quick_needs(one, around, options, new_gradient_bytes, _AT_ONCE)[1]
+    one.remember_plan(least)
+    one.remember_thrifty(thrifty)
+    return _needs_of(graph, thrifty, new_gradient_bytes)
+
+
+def _keep(one: Specialisation, graph: Graph, role: Role, plan: Plan, options: Options) -> None:
+    task = Task(graph=graph, budget_bytes=sys.maxsize, gradients=plan.gradients)
+    outcome = msgspec.structs.replace(judged(task, plan), plan=plan)
+    keep_for_later(one.captured.graph, role, outcome, options)
+
+
+def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
+    """Return a plan of a graph if it is one, for a budget of just what it holds."""
+    if plan is None:
+        return None
+    task = Task(graph=graph, budget_bytes=sys.maxsize, gradients=plan.gradients)
+    found = _judged(task, (plan,))
+    return msgspec.structs.replace(plan, budget_bytes=found[0].peak_bytes) if found else None
 
 
 def most_needs(

@@ -25,6 +25,7 @@ from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.report import Report, report_of
 from tightfit.session.whole.compile_trials import CompiledPlan
+from tightfit.session.whole.earlier import earlier_plans
 
 __all__ = ["Planned", "Specialisation"]
 
@@ -193,12 +194,12 @@ class Specialisation:
 
     @property
     def known_plans(self) -> tuple[Plan, ...]:
-        """The plans of the smallest budgets so far, and those before costs were learned."""
+        """The plans of the smallest budgets so far, and those before costs were known as now."""
         return (*self._known.values(), *self._retired)
 
     @property
     def had_plans(self) -> bool:
-        """Whether it ran by plans that were made before its costs were learned."""
+        """Whether it ran by plans before, here or in an earlier process, by other costs."""
         return bool(self._retired)
 
     def remember_plan(self, plan: Plan) -> None:
@@ -247,6 +248,10 @@ class Specialisation:
             self.tuner = Tuner(searching)
         else:
             self.captured = self.captured.with_graph(with_step_costs(graph, costs))
+
+    def recall_plans(self, options: Options) -> None:
+        """Know the plans that an earlier process ran such a step by."""
+        self._retired = tuple(earlier_plans(self.captured.graph, options))
 
     def use_step_costs(self, options: Options) -> None:
         """Put costs from real steps in place of isolated ones, once; plans are made anew."""

@@ -1,0 +1,52 @@
+"""Plans that an earlier process ran a step by, so that the next one begins with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.cache import PlanCache, PlanKey, role_key
+from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.planners.registry import DEFAULT
+from tightfit.session.options import Options
+
+__all__ = ["Role", "earlier_plan", "earlier_plans", "keep_for_later"]
+
+Role = Literal["first", "last", "least", "thrifty"]
+"""What a plan was: what a step began with, what it ran by in the end, the plan of the least
+budget, the one that keeps least between forward and backward."""
+_RAN: tuple[Role, ...] = ("last", "first")
+
+
+def keep_for_later(graph: Graph, role: Role, outcome: Outcome, options: Options) -> None:
+    """Keep a plan on disk for what it was, in place of the one that was this before."""
+    if outcome.plan is not None and _keeps(options):
+        PlanCache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
+
+
+def earlier_plan(graph: Graph, role: Role, gradients: Gradients, options: Options) -> Plan | None:
+    """Return the plan that was this in an earlier process; it is to be verified."""
+    if not _keeps(options):
+        return None
+    return PlanCache().recall(_key(graph, role, gradients, options))
+
+
+def earlier_plans(graph: Graph, options: Options) -> Iterator[Plan]:
+    """Yield the plans that an earlier process ran a step by; they are to be verified."""
+    for gradients in get_args(Gradients):
+        for role in _RAN:
+            plan = earlier_plan(graph, role, gradients, options)
+            if plan is not None:
+                yield plan
+
+
+def _keeps(options: Options) -> bool:
+    """Whether the plans of a process are what another one would begin with."""
+    usual = options.planner == DEFAULT and options.plan is None and not options.compile
+    return usual and options.cache and options.ranks is None
+
+
+def _key(graph: Graph, role: Role, gradients: Gradients, options: Options) -> PlanKey:
+    budget_bytes = options.budget_bytes if role in _RAN else None
+    return role_key(graph, role=role, gradients=gradients, budget_bytes=budget_bytes)
