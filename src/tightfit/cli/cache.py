@@ -12,6 +12,7 @@ from cyclopts import App, Parameter
 from tightfit.cli.options import Json
 from tightfit.cli.output import print_result
 from tightfit.errors import BadInput
+from tightfit.files import cache_folder
 from tightfit.plan.cache import Kept, PlanCache
 from tightfit.plan.shared import load_shared, save_shared
 from tightfit.reporting.text import render_table
@@ -57,6 +58,9 @@ def list_plans(*, json: Json = False) -> int:
     header = ["plan", "model", "device", "budget", "extra compute", "used", "from"]
     total = sum(kept.size_bytes for kept in plans)
     text = f"{len(plans)} plans, {format_bytes(total)}, in {store.folder}"
+    beside = _beside()
+    size = sum(path.stat().st_size for path in beside)
+    text += f"\n{len(beside)} traces and plans to begin with, {format_bytes(size)}, beside them"
     if rows:
         text = f"{render_table(header, rows, text_columns=3)}\n\n{text}"
     return print_result(
@@ -65,6 +69,7 @@ def list_plans(*, json: Json = False) -> int:
         status="feasible",
         folder=str(store.folder),
         plans=[_described(kept) for kept in plans],
+        beside_bytes=size,
     )
 
 
@@ -75,6 +80,8 @@ def remove(
     json: Json = False,
 ) -> int:
     """Delete plans; a step whose plan is gone is planned again.
+
+    With all of them go the traces of steps and the plans that a next process would begin with.
 
     ```sh
     tightfit cache rm 3f2a
@@ -92,6 +99,8 @@ def remove(
         raise BadInput("name plans as tightfit cache ls shows them, or give --all")
     store = PlanCache()
     removed = store.remove(kept.name for kept in _chosen(store, plans))
+    for path in _beside() if everything else ():
+        path.unlink(missing_ok=True)
     return print_result(
         f"{removed} plans are deleted", as_json=json, status="feasible", removed=removed
     )
@@ -156,6 +165,11 @@ def take_in(file: Path, /, *, json: Json = False) -> int:
         imported=count,
         made_with=found.made_with,
     )
+
+
+def _beside() -> list[Path]:
+    """Return the files that only serve the next process on this machine."""
+    return [path for kind in ("traces", "earlier") for path in cache_folder(kind).glob("*.gz")]
 
 
 def _chosen(store: PlanCache, names: Sequence[str]) -> list[Kept]:

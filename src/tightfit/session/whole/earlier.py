@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, get_args
 
+from tightfit.files import cache_folder
 from tightfit.graph.ir import Graph
 from tightfit.plan.cache import PlanCache, PlanKey, role_key
 from tightfit.plan.plan import Gradients, Outcome, Plan
@@ -22,14 +23,14 @@ _RAN: tuple[Role, ...] = ("last", "first")
 def keep_for_later(graph: Graph, role: Role, outcome: Outcome, options: Options) -> None:
     """Keep a plan on disk for what it was, in place of the one that was this before."""
     if outcome.plan is not None and _keeps(options):
-        PlanCache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
+        _cache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
 
 
 def earlier_plan(graph: Graph, role: Role, gradients: Gradients, options: Options) -> Plan | None:
     """Return the plan that was this in an earlier process; it is to be verified."""
     if not _keeps(options):
         return None
-    return PlanCache().recall(_key(graph, role, gradients, options))
+    return _cache().recall(_key(graph, role, gradients, options))
 
 
 def earlier_plans(graph: Graph, options: Options) -> Iterator[Plan]:
@@ -39,6 +40,11 @@ def earlier_plans(graph: Graph, options: Options) -> Iterator[Plan]:
             plan = earlier_plan(graph, role, gradients, options)
             if plan is not None:
                 yield plan
+
+
+def _cache() -> PlanCache:
+    """Return where they lie: apart from plans that answer a search, which others can take in."""
+    return PlanCache(cache_folder("earlier"))
 
 
 def _keeps(options: Options) -> bool:
