@@ -6,7 +6,6 @@ import functools
 import os
 import platform
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tightfit.version import __version__
 
 __all__ = ["circumstances"]
 
+_PACKAGES = ("site-packages", "dist-packages")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -76,7 +76,7 @@ def _installation() -> tuple[str, ...]:
     here = Path(__file__).parents[2]
     files = [*here.glob("capture/**/*.py"), *here.glob("torch_private/*.py")]
     own = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
-    folders = sorted({Path(sysconfig.get_paths()[kind]) for kind in ("purelib", "platlib")})
+    folders = sorted({Path(entry) for entry in sys.path if Path(entry).name in _PACKAGES})
     installed = [folder.stat().st_mtime_ns for folder in folders if folder.is_dir()]
     return (
         f"tightfit {__version__} {own}",
