@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._contextlib import _DecoratorContextManager as DecoratingContext
 
 __all__ = [
+    "DecoratingContext",
     "children_of_tree",
     "fake_in",
     "is_plain_fake",

@@ -207,6 +207,41 @@ def test_functions_of_the_same_code_are_told_apart(traced: list[str]) -> None:
     assert len(traced) == 2
 
 
+@torch.no_grad()
+def ones(x):
+    return torch.ones_like(x)
+
+
+@torch.no_grad()
+def twos(x):
+    return 2 * torch.ones_like(x)
+
+
+HELPER = ones
+
+
+class Helped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.linear(x) * HELPER(x)).sum()
+
+
+def test_decorated_functions_are_told_apart(
+    traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own wrapper around them is one and the same code."""
+    net, x = Helped(), torch.randn(3, 4)
+    captured(net, x)
+    captured(Helped(), x)
+    assert len(traced) == 1
+    monkeypatch.setitem(globals(), "HELPER", twos)
+    captured(Helped(), x)
+    assert len(traced) == 2
+
+
 SURROUNDINGS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "autocast": lambda _: torch.autocast("cpu", torch.bfloat16),
     "a function put in the place of PyTorch's": lambda patch: patch.setattr(

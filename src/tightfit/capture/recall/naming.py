@@ -35,7 +35,7 @@ from tightfit.capture.reads.executed import is_ours
 from tightfit.capture.reads.places import MISSING
 from tightfit.capture.recall.codes import digest_of
 from tightfit.torch_private import core as private
-from tightfit.torch_private.traces import children_of_tree
+from tightfit.torch_private.traces import DecoratingContext, children_of_tree
 
 __all__ = ["Naming", "NotNamed"]
 
@@ -120,6 +120,7 @@ class Naming:
         self._places: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
+        self._named: set[int] = set()  # functions of PyTorch and Python around others, by id
         for name, module in module_names(modules).items():
             self._places.setdefault(id(module), f"module {name}")
             for key, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -181,7 +182,14 @@ class Naming:
 
     def _function(self, value: types.FunctionType) -> str:
         module = value.__globals__.get("__name__")
-        return f"function {self.numbered(value)} of {module} {digest_of(value.__code__)}"
+        name = f"function {self.numbered(value)} of {module} {digest_of(value.__code__)}"
+        if not value.__closure__ or not is_ours(module) or id(value) in self._named:
+            return name  # what a user's function closes over is compared by itself
+        self._named.add(id(value))
+        return f"{name} around {self.all_of(map(_content, value.__closure__))}"
+
+    def _context(self, value: Any) -> str:
+        return f"{_class(type(value))} {self.all_of(vars(value).items())}"
 
     def _builtin(self, value: Any) -> str:
         owner = getattr(value, "__self__", None)
@@ -286,7 +294,19 @@ _NAMED_BY: tuple[tuple[Any, Callable[[Naming, Any], str]], ...] = (
     (numpy.ndarray, Naming._array),
     (logging.Logger, Naming._logger),
     (re.Pattern, Naming._pattern),
+    (DecoratingContext, Naming._context),
 )
+
+
+def _content(cell: types.CellType) -> Any:
+    """Return what a cell holds; a container as what is in it."""
+    try:
+        content = cell.cell_contents
+    except ValueError:
+        return MISSING
+    if isinstance(content, dict | types.MappingProxyType):
+        return "dict", tuple(content.items())
+    return ("list", tuple(content)) if type(content) is list else content
 
 
 def _class(kind: type) -> str:
