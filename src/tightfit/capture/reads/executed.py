@@ -8,6 +8,7 @@ import datetime
 import functools
 import gc
 import io
+import logging
 import os
 import sys
 import sysconfig
@@ -144,9 +145,17 @@ class Listener:
             and code not in beside
             and not is_library(code.co_filename)
         )
-        asked = {called for called, _ in read}
-        asks_process = not asked.isdisjoint(_OF_THIS_PROCESS)
-        return Executed(codes, impure, _ENVIRONMENT in asked, asks_process)
+        reads_environment = any(called == _ENVIRONMENT for called, _ in read)
+        return Executed(codes, impure, reads_environment, self._asks_process())
+
+    def _asks_process(self) -> bool:
+        """Whether other code than PyTorch's was told of this process, but to note it in a log."""
+        return any(
+            called in _OF_THIS_PROCESS
+            and not _is_unread(_first_unusual(callers).co_filename)
+            and not any(code.co_filename == logging.__file__ for code in callers)
+            for called, callers in self._engine.calls
+        )
 
 
 def _first_unusual(callers: tuple[CodeType, ...]) -> CodeType:

@@ -186,7 +186,17 @@ class Naming:
         if not value.__closure__ or not is_ours(module) or id(value) in self._named:
             return name  # what a user's function closes over is compared by itself
         self._named.add(id(value))
-        return f"{name} around {self.all_of(map(_content, value.__closure__))}"
+        return f"{name} around {[self._held(cell) for cell in value.__closure__]}"
+
+    def _held(self, cell: types.CellType) -> str:
+        """Return the name of what a function of PyTorch or Python has closed over."""
+        content = _content(cell)
+        try:
+            return self.of(content)
+        except NotNamed:
+            if isinstance(content, tuple | torch.Tensor) or not is_ours(type(content).__module__):
+                raise
+            return _class(type(content))  # its own, such as what `torch.compiler.disable` keeps
 
     def _context(self, value: Any) -> str:
         return f"{_class(type(value))} {self.all_of(vars(value).items())}"
