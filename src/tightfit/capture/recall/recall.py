@@ -25,7 +25,7 @@ from tightfit.capture.recall.values import NotKept
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput, CaptureError
+from tightfit.errors import BadInput
 from tightfit.files import cache_folder, read_limited, write_atomically
 from tightfit.torch_private import core as private
 
@@ -84,43 +84,40 @@ class Recall:
             return None
         if opaque_modules(call.modules, call.opaque):
             return None
-        try:
+        with _whatever_happens("no trace is kept"):
             return cls(call, _digest(circumstances(call, strides)))
-        except NotNamed as unnamed:
-            _LOG.debug("no trace is kept: it rests on %s", unnamed)
-            return None
+        return None
 
     def find(self) -> tuple[JointGraph, Reads] | None:
         """Return a trace that was kept, and what it has read; None if none holds now."""
         for path in self._paths():
-            with contextlib.suppress(NotNamed, NotKept, CaptureError):
-                kept = _read(path)
-                reads = self._reads(kept.codes, kept.reads_environment)
-                if reads is None or self._named(reads) != kept.reads:
-                    continue
-                joint = traced_again(kept.graph)
-                leaves = flatten(self.call.args, self.call.kwargs)[0]
-                if joint.decisions.hold(leaves, self.call.modules):
-                    os.utime(path)
-                    return joint, reads
+            with _whatever_happens(f"{path} is not used"):
+                found = self._found(path)
+                if found is not None:
+                    _note_use(path)
+                    return found
         return None
+
+    def _found(self, path: Path) -> tuple[JointGraph, Reads] | None:
+        kept = _read(path)
+        reads = self._reads(kept.codes, kept.reads_environment)
+        if reads is None or self._named(reads) != kept.reads:
+            return None
+        joint = traced_again(kept.graph)
+        leaves = flatten(self.call.args, self.call.kwargs)[0]
+        return (joint, reads) if joint.decisions.hold(leaves, self.call.modules) else None
 
     def keep(self, joint: JointGraph, executed: Executed) -> None:
         """Keep a trace for other processes, if they can see whether it holds there."""
-        codes = list(kept_codes(executed))
-        try:
+        with _whatever_happens("no trace is kept"):
             if executed.asks_process:
                 raise NotNamed("what this process was told of itself or of files")
+            codes = list(kept_codes(executed))
             reads = self._reads(codes, executed.reads_environment)
             if reads is None:
                 raise NotNamed("code that is not found again")
-            named = self._named(reads)
-            graph = kept_graph(joint)
-        except (NotNamed, NotKept, CaptureError) as reason:
-            _LOG.debug("no trace is kept: it rests on %s", reason)
-            return
-        kept = KeptTrace(_FORMAT, codes, executed.reads_environment, named, graph)
-        with contextlib.suppress(OSError, BadInput):
+            named, graph = self._named(reads), kept_graph(joint)
+            kept = KeptTrace(_FORMAT, codes, executed.reads_environment, named, graph)
             _folder().mkdir(parents=True, exist_ok=True)
             path = _folder() / f"{self.key}-{named[:12]}{_SUFFIX}"
             write_atomically(path, msgspec.msgpack.encode(kept))
@@ -148,6 +145,20 @@ class Recall:
 
     def _named(self, reads: Reads) -> str:
         return _digest(Naming(self.call.modules).of(reads.held()))
+
+
+@contextlib.contextmanager
+def _whatever_happens(otherwise: str) -> Iterator[None]:
+    """Let nothing that happens to a kept trace stop a step: it can be traced, as ever."""
+    try:
+        yield
+    except Exception as reason:
+        _LOG.debug("%s: %s", otherwise, reason or type(reason).__name__)
+
+
+def _note_use(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def _digest(text: str) -> str:
