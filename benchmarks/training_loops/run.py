@@ -16,7 +16,6 @@ import gc
 import hashlib
 import math
 import random
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 import tightfit
 from tightfit.allocator import meter_for
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
+from tightfit.allocator.tally import is_refusal, likely_further_bytes, refused_bytes
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
 
 __all__ = ["Life", "Run", "live"]
@@ -187,8 +187,9 @@ class Run:
         advised = error.minimum_bytes if isinstance(error, InfeasibleBudget) else None
         if isinstance(error, BudgetExceeded):
             advised = error.measured_bytes
-        elif (told := re.search(r"try a budget of (\d+) bytes", str(error))) is not None:
-            advised = int(told[1])  # of code that runs outside the planned step
+        elif is_refusal(error):  # of code that runs outside the planned step
+            _, asked_bytes, held_bytes = refused_bytes(error)
+            advised = held_bytes + asked_bytes + likely_further_bytes(error)
         asked = getattr(error, "budget_bytes", None)
         if advised and asked and self.budget_bytes:  # of a model that has a part of the budget
             advised = math.ceil(advised * self.budget_bytes / asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import secrets
@@ -21,7 +22,9 @@ __all__ = [
     "LARGEST_FILE_BYTES",
     "cache_folder",
     "decode_record",
+    "delete_least_used",
     "encode_record",
+    "files_by_use",
     "kind_of_record",
     "read_limited",
     "write_atomically",
@@ -50,6 +53,30 @@ def cache_folder(kind: str) -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "tightfit" / kind
+
+
+def files_by_use(folder: Path, pattern: str) -> list[tuple[Path, int]]:
+    """Return files of a folder with their sizes in bytes, those used last first.
+
+    What another process deletes meanwhile is left out.
+    """
+    found: list[tuple[int, Path, int]] = []
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            found.append((stat.st_mtime_ns, path, stat.st_size))
+    return [(path, size) for _, path, size in sorted(found, reverse=True)]
+
+
+def delete_least_used(folder: Path, pattern: str, largest_bytes: int) -> None:
+    """Delete the files used least recently until those of a folder are small enough together."""
+    found = files_by_use(folder, pattern)
+    total = sum(size for _, size in found)
+    for path, size in reversed(found):
+        if total <= largest_bytes:
+            return
+        path.unlink(missing_ok=True)
+        total -= size
 
 
 def write_atomically(path: Path | str, content: bytes) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import tightfit
+from api.test_bitwise import assert_equal
 from tightfit.capture.trace import numbers
 from tightfit.errors import CaptureError
 from tightfit.execution.attach import attached
@@ -184,11 +185,6 @@ def step_of(model: nn.Module, x: torch.Tensor, seed: int) -> list[torch.Tensor |
     gradients = [p.grad for p in model.parameters()]
     model.zero_grad()
     return [loss.detach(), *gradients, *(b.clone() for b in model.buffers()), torch.rand(1)]
-
-
-def assert_equal(one: list[torch.Tensor | None], other: list[torch.Tensor | None]) -> None:
-    for a, b in zip(one, other, strict=True):
-        assert (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
 
 
 class Routed(nn.Module):

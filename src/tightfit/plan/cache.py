@@ -14,6 +14,7 @@ from tightfit.errors import BadInput
 from tightfit.files import (
     cache_folder,
     decode_record,
+    delete_least_used,
     encode_record,
     read_limited,
     write_atomically,
@@ -287,20 +288,10 @@ class PlanCache:
     def _write(self, name: str, entry: CachedPlan) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path(name), encode_record(entry))
-        self._shrink()
+        delete_least_used(self.folder, "*" + _SUFFIX, self.largest_bytes)
 
     def _path(self, name: str) -> Path:
         return self.folder / (name + _SUFFIX)
-
-    def _shrink(self) -> None:
-        """Delete the least recently used entries until the folder is small enough."""
-        entries = [(path.stat(), path) for path in self.folder.glob("*" + _SUFFIX)]
-        total = sum(stat.st_size for stat, _ in entries)
-        for stat, path in sorted(entries, key=lambda entry: (entry[0].st_mtime_ns, entry[1])):
-            if total <= self.largest_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total -= stat.st_size
 
 
 def _read(path: Path) -> CachedPlan:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["global_settings"]
+__all__ = ["global_settings", "settings_of_kernels", "within_modes"]
 
 _CPU = torch.device("cpu")
 
@@ -16,12 +16,8 @@ def global_settings() -> tuple[Any, ...]:
 
     The hooks of all modules, what new tensors are like, which kernels may be chosen.
     """
-    hooks = torch.nn.modules.module
     return (
-        tuple(hooks._global_forward_pre_hooks),
-        tuple(hooks._global_forward_hooks),
-        tuple(hooks._global_backward_pre_hooks),
-        tuple(hooks._global_backward_hooks),
+        *_hooks_of_all_modules(),
         torch.get_default_dtype(),
         _default_device(),
         torch.are_deterministic_algorithms_enabled(),
@@ -30,6 +26,33 @@ def global_settings() -> tuple[Any, ...]:
         torch._C._get_mem_efficient_sdp_enabled(),
         torch._C._get_math_sdp_enabled(),
         torch._C._get_cudnn_sdp_enabled(),
+    )
+
+
+def settings_of_kernels() -> tuple[Any, ...]:
+    """Return what PyTorch's own code asks before it chooses an operator."""
+    return (
+        torch._C._get_mkldnn_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+    )
+
+
+def within_modes() -> bool:
+    """Whether modes of PyTorch or hooks of all modules are around, which see whatever runs."""
+    stacks = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    return any(stacks) or any(_hooks_of_all_modules())
+
+
+def _hooks_of_all_modules() -> tuple[tuple[int, ...], ...]:
+    hooks = torch.nn.modules.module
+    return (
+        tuple(hooks._global_forward_pre_hooks),
+        tuple(hooks._global_forward_hooks),
+        tuple(hooks._global_backward_pre_hooks),
+        tuple(hooks._global_backward_hooks),
     )
 
 

@@ -20,9 +20,7 @@ __all__ = [
     "operator_named",
     "patched",
     "read_as",
-    "settings_of_kernels",
     "tree_of",
-    "within_modes",
 ]
 
 
@@ -71,30 +69,6 @@ def operator_named(name: str) -> Any:
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-
-
-def within_modes() -> bool:
-    """Whether modes of PyTorch or hooks of all modules are around, which see whatever runs."""
-    stacks = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    every = torch.nn.modules.module
-    hooks = (
-        every._global_forward_hooks,
-        every._global_forward_pre_hooks,
-        every._global_backward_hooks,
-        every._global_backward_pre_hooks,
-    )
-    return any(stacks) or any(hooks)
-
-
-def settings_of_kernels() -> tuple[Any, ...]:
-    """Return what PyTorch's own code asks before it chooses an operator."""
-    return (
-        torch._C._get_mkldnn_enabled(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.mha.get_fastpath_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_anomaly_enabled(),
-    )
 
 
 def patched(classes: Sequence[type]) -> Iterator[tuple[str, Any]]:

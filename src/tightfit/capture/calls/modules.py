@@ -15,6 +15,7 @@ from tightfit.capture.calls.attributes import FLAGS, KEPT_APART, Attributes, Rea
 from tightfit.errors import CaptureError
 
 __all__ = [
+    "HOOKS",
     "ModuleSignature",
     "SeenModules",
     "hooked_modules",
@@ -35,7 +36,7 @@ _SKIPPED = frozenset(
         "__deepcopy__",
     }
 )
-_HOOKS = (
+HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
     "_backward_hooks",
@@ -247,7 +248,7 @@ class _SeenModule:
         if self._read is not None and self._kind in self._read.kinds:
             left_out, is_known = left_out | (own.keys() - self._read.names - KEPT_APART), True
         self._attributes = Attributes(own, left_out, with_tensors=not is_known)
-        hooks = () if self._is_root else tuple((name, tuple(own[name]), None) for name in _HOOKS)
+        hooks = () if self._is_root else tuple((name, tuple(own[name]), None) for name in HOOKS)
         within = own["_modules"]
         self._children = ("_modules", tuple(within), tuple(map(id, within.values())))
         held = [_seen_tensors(own[holder], self.place[1]) for holder in _HOLDERS]
@@ -302,7 +303,7 @@ def _attributes_of(module: nn.Module) -> dict[str, Any]:
     return {**own, **{name: getattr(module, name) for name in _EVERY_MODULES}}
 
 
-_EVERY_MODULES = (*FLAGS, *_HOOKS, *_HOLDERS, "_modules")
+_EVERY_MODULES = (*FLAGS, *HOOKS, *_HOLDERS, "_modules")
 
 
 def _seen_tensors(held: dict[str, Any], name: str) -> tuple[tuple[Any, ...], ...]:
@@ -352,5 +353,5 @@ def hooked_modules(
         (name, module)
         for top in modules.values()
         for name, module in top.named_modules()
-        if module is not root and any(getattr(module, hooks) for hooks in _HOOKS)
+        if module is not root and any(getattr(module, hooks) for hooks in HOOKS)
     ]

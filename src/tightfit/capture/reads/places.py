@@ -29,6 +29,7 @@ __all__ = [
     "Place",
     "Seen",
     "TensorPlace",
+    "content_of",
     "flattened",
     "same",
     "shown",
@@ -44,6 +45,14 @@ class _Missing:
 
 MISSING = _Missing()
 """Stands for what is not there."""
+
+
+def content_of(cell: Any) -> Any:
+    """Return what a cell of a closure holds; `MISSING` where nothing was put into it."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
 
 
 class Place(Protocol):

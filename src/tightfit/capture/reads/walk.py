@@ -24,6 +24,7 @@ import numpy
 import torch
 from torch import nn
 
+from tightfit.capture.calls.modules import HOOKS
 from tightfit.capture.calls.structure import PLAIN
 from tightfit.capture.reads.executed import Executed, is_library, is_ours
 from tightfit.capture.reads.names import Names
@@ -37,6 +38,7 @@ from tightfit.capture.reads.places import (
     Place,
     Seen,
     TensorPlace,
+    content_of,
 )
 from tightfit.capture.reads.written import TRACERS
 from tightfit.errors import CaptureError
@@ -44,7 +46,6 @@ from tightfit.errors import CaptureError
 __all__ = ["Walk"]
 
 _BOOKKEEPING = frozenset(nn.Module().__dict__) | {"forward"}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SEQUENCES = (list, collections.deque)
 _SETS = (set, frozenset)
 _DATA = (argparse.Namespace, types.SimpleNamespace)
@@ -215,7 +216,7 @@ class Walk:
             for members in (module._parameters, module._buffers, module._modules):
                 self.entries(f"{path}.", members, members)
         self.entries(f"{path}.", held, names - _BOOKKEEPING | (names & {"training"}))
-        for hooks in _HOOKS:
+        for hooks in HOOKS:
             self._waiting.extend((hook, f"{path}.{hooks}") for hook in held[hooks].values())
         self._visit_class(type(module))
 
@@ -272,7 +273,7 @@ class Walk:
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
             where = f"{variable} of {name}"
-            fetch = functools.partial(_content, cell)
+            fetch = functools.partial(content_of, cell)
             if not self._held(where, fetch(), fetch):
                 self.places.append(Asked(where, fetch))
                 self._waiting.append((fetch(), where))
@@ -422,13 +423,6 @@ def _within(fetch: Callable[[], Any], key: Any) -> Any:
     try:
         return fetch()[key]
     except (TypeError, LookupError):
-        return MISSING
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
         return MISSING
 
 

@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import nn
 
-from tightfit.capture.calls.modules import SeenModules
+from tightfit.capture.calls.modules import HOOKS, SeenModules
 from tightfit.capture.calls.signature import call_signature, flatten
 from tightfit.capture.origins import module_names
 from tightfit.capture.recall.naming import Naming, NotNamed
@@ -23,12 +23,12 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 from tightfit.torch_private.saving import saving_hook
+from tightfit.torch_private.settings import settings_of_kernels, within_modes
 from tightfit.version import __version__
 
 __all__ = ["circumstances"]
 
 _PACKAGES = ("site-packages", "dist-packages")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def circumstances(call: TracedCall, strides: TrueStrides | None) -> str:
@@ -47,11 +47,12 @@ def circumstances(call: TracedCall, strides: TrueStrides | None) -> str:
     leaves, spec = flatten(call.args, call.kwargs)
     inputs, around = call_signature(leaves, spec, SeenModules(call.modules), None)
     modes, settings, modules, *given = around
+    tensors = _tensors(leaves, call.modules)
     parts: list[Any] = [
         *_installation(),
         _processes(),
-        _devices(leaves, call.modules),
-        traces.settings_of_kernels(),
+        _devices(tensors),
+        settings_of_kernels(),
         call.function,
         (call.loss_alone, call.numbers, call.detached_outputs, call.opaque, call.answered),
         tuple(sorted((strides or {}).items())),
@@ -59,14 +60,14 @@ def circumstances(call: TracedCall, strides: TrueStrides | None) -> str:
         *(modes, settings, *modules, *given),
         *_methods(call.modules),
         *traces.patched([type(module) for module in module_names(call.modules).values()]),
-        _memory(leaves, call.modules),
+        _memory(tensors),
     ]
     return "\n".join(map(naming.of, parts))
 
 
 def _refuse_what_sees_operators() -> None:
     """Refuse what may change any operator, and is not looked into."""
-    if traces.within_modes() or saving_hook() or private.caches_parametrizations():
+    if within_modes() or saving_hook() or private.caches_parametrizations():
         raise NotNamed("a mode of PyTorch, or hooks of all modules")
 
 
@@ -95,9 +96,8 @@ def _processes() -> tuple[int, int]:
     return group.get_rank(), group.get_world_size()
 
 
-def _devices(leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
+def _devices(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """Return what is known of the GPUs that tensors lie on."""
-    tensors = _tensors(leaves, modules)
     devices = dict.fromkeys(t.device for t in tensors if t.is_cuda)
     about = torch.cuda.get_device_name, torch.cuda.get_device_capability
     kinds = tuple(tuple(ask(device) for ask in about) for device in devices)
@@ -111,7 +111,7 @@ def _methods(modules: Mapping[str, nn.Module]) -> Iterator[Any]:
         yield type(module).forward
         if "forward" in own and not _is_fitted(own["forward"]):
             yield own["forward"]
-        for hooks in _HOOKS:
+        for hooks in HOOKS:
             yield from own[hooks].values()
 
 
@@ -121,7 +121,7 @@ def _is_fitted(forward: Any) -> bool:
     return getattr(inner, "__module__", "").startswith("tightfit.")
 
 
-def _memory(leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
+def _memory(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """Return which tensors lie in one storage, and where in it."""
     numbers: dict[int, int] = {}
     return tuple(
@@ -130,7 +130,7 @@ def _memory(leaves: Sequence[Any], modules: Mapping[str, nn.Module]) -> tuple[An
             tensor.storage_offset(),
             tensor.untyped_storage().nbytes(),
         )
-        for tensor in _tensors(leaves, modules)
+        for tensor in tensors
     )
 
 

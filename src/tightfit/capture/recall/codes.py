@@ -15,10 +15,12 @@ import msgspec
 from torch import nn
 
 from tightfit.capture.reads.executed import Executed, is_ours
+from tightfit.capture.reads.places import content_of
 
-_WRAPPERS = (staticmethod, classmethod, type(functools.cache(int)))
+__all__ = ["WRAPPERS", "KeptCode", "digest_of", "found_again", "kept_codes"]
 
-__all__ = ["KeptCode", "digest_of", "found_again", "kept_codes"]
+WRAPPERS = (staticmethod, classmethod, type(functools.cache(int)))
+"""Kinds of objects around a function that they name as ``__wrapped__``."""
 
 
 class KeptCode(msgspec.Struct, frozen=True, array_like=True):
@@ -148,7 +150,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 def _within(value: Any) -> list[Any]:
     """Return what a value is made of, as far as there can be functions in it."""
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        cells = [content_of(cell) for cell in value.__closure__ or ()]
         return [*cells, *vars(value).values(), *(value.__defaults__ or ())]
     if isinstance(value, type):
         return [held for base in value.__mro__ for held in vars(base).values()]
@@ -160,14 +162,6 @@ def _within(value: Any) -> list[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, functools.cached_property):
         return [value.func]
-    if isinstance(value, _WRAPPERS):
+    if isinstance(value, WRAPPERS):
         return [value.__wrapped__]
     return [] if is_ours(type(value).__module__) else [type(value)]
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

@@ -32,8 +32,9 @@ from tightfit.capture.calls.attributes import Identity
 from tightfit.capture.calls.structure import PLAIN
 from tightfit.capture.origins import module_names
 from tightfit.capture.reads.executed import is_ours
-from tightfit.capture.reads.places import MISSING
-from tightfit.capture.recall.codes import digest_of
+from tightfit.capture.reads.places import MISSING, content_of
+from tightfit.capture.recall.codes import WRAPPERS, digest_of
+from tightfit.capture.recall.values import bytes_of
 from tightfit.torch_private import core as private
 from tightfit.torch_private.traces import DecoratingContext, children_of_tree
 
@@ -247,9 +248,7 @@ class Naming:
         is_plain = value.layout == torch.strided and value.device.type == "cpu"
         if not is_plain or private.is_traced(value) or value.nbytes > _LARGEST_BYTES:
             raise NotNamed("a tensor whose numbers are not compared")
-        flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        numbers = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-        return f"{self.of(kind)} {value.stride()} {_digest(numbers)} {self.numbered(value)}"
+        return f"{self.of(kind)} {value.stride()} {_digest(bytes_of(value))} {self.numbered(value)}"
 
     def _array(self, value: numpy.ndarray) -> str:
         if value.nbytes > _LARGEST_BYTES:
@@ -295,7 +294,7 @@ _NAMED_BY: tuple[tuple[Any, Callable[[Naming, Any], str]], ...] = (
     ((functools.partial, functools.partialmethod), Naming._partial),
     (property, Naming._property),
     (functools.cached_property, Naming._cached_property),
-    ((staticmethod, classmethod, type(functools.cache(int))), Naming._wrapped),
+    (WRAPPERS, Naming._wrapped),
     (weakref.ref, Naming._reference),
     (contextvars.ContextVar, Naming._variable),
     (types.ModuleType, Naming._python_module),
@@ -310,10 +309,7 @@ _NAMED_BY: tuple[tuple[Any, Callable[[Naming, Any], str]], ...] = (
 
 def _content(cell: types.CellType) -> Any:
     """Return what a cell holds; a container as what is in it."""
-    try:
-        content = cell.cell_contents
-    except ValueError:
-        return MISSING
+    content = content_of(cell)
     if isinstance(content, dict | types.MappingProxyType):
         return "dict", tuple(content.items())
     return ("list", tuple(content)) if type(content) is list else content

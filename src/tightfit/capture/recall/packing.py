@@ -15,7 +15,7 @@ from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
 from tightfit.capture.opaque.call import OpaqueModules
 from tightfit.capture.origins import Origins, Stretches
-from tightfit.capture.recall.values import NotKept, packed, unpacked
+from tightfit.capture.recall.values import NotKept, bytes_of, packed, unpacked
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
@@ -199,12 +199,11 @@ class _Packing:
         tensor = getattr(self._joint.module, str(node.target), None)
         if type(tensor) is not torch.Tensor or tensor.requires_grad or tensor.is_cuda:
             raise NotKept(f"{node.target}, which is no plain tensor")
-        if tensor.nbytes > _LARGEST_CONSTANT or not tensor.is_contiguous():
+        is_plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        if tensor.nbytes > _LARGEST_CONSTANT or not is_plain:
             raise NotKept(f"{node.target}, a tensor of {tensor.nbytes:,} bytes")
-        flat = tensor.detach().reshape(-1)
-        content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return KeptConstant(str(node.target), dtype, tuple(tensor.shape), content)
+        return KeptConstant(str(node.target), dtype, tuple(tensor.shape), bytes_of(tensor))
 
 
 def traced_again(kept: KeptGraph) -> JointGraph:

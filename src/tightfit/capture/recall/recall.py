@@ -26,7 +26,13 @@ from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput
-from tightfit.files import cache_folder, read_limited, write_atomically
+from tightfit.files import (
+    cache_folder,
+    delete_least_used,
+    files_by_use,
+    read_limited,
+    write_atomically,
+)
 from tightfit.torch_private import core as private
 
 __all__ = ["Recall"]
@@ -121,16 +127,12 @@ class Recall:
             _folder().mkdir(parents=True, exist_ok=True)
             path = _folder() / f"{self.key}-{named[:12]}{_SUFFIX}"
             write_atomically(path, msgspec.msgpack.encode(kept))
-            _shrink()
+            delete_least_used(_folder(), "*" + _SUFFIX, _LARGEST_BYTES)
 
-    def _paths(self) -> Iterator[Path]:
-        """Yield the files of the same circumstances, those used last first."""
-        found = []
-        for path in _folder().glob(f"{self.key}-*{_SUFFIX}"):
-            with contextlib.suppress(OSError):
-                found.append((path.stat().st_mtime_ns, path))
-        for _, path in sorted(found, reverse=True)[:_MOST_ALIKE]:
-            yield path
+    def _paths(self) -> list[Path]:
+        """Return the files of the same circumstances, those used last first."""
+        found = files_by_use(_folder(), f"{self.key}-*{_SUFFIX}")
+        return [path for path, _ in found[:_MOST_ALIKE]]
 
     def _reads(self, codes: list[KeptCode], reads_environment: bool) -> Reads | None:
         """Return what some code can read now; None if it is not there."""
@@ -185,17 +187,3 @@ def _read(path: Path) -> KeptTrace:
     if kept.format != _FORMAT:
         raise NotKept(f"{path}, which has another format")
     return kept
-
-
-def _shrink() -> None:
-    """Delete the files used least recently until the folder is small enough."""
-    found = []
-    for path in _folder().glob("*" + _SUFFIX):
-        with contextlib.suppress(OSError):
-            found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if total <= _LARGEST_BYTES:
-            return
-        path.unlink(missing_ok=True)
-        total -= size

@@ -17,7 +17,7 @@ from tightfit.capture.decisions.reads import Read, TapeSlot, TapeStep
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
-__all__ = ["NotKept", "packed", "unpacked"]
+__all__ = ["NotKept", "bytes_of", "packed", "unpacked"]
 
 _LARGEST = 1 << 63
 _NAMESPACES = frozenset({"aten", "prims"})
@@ -28,6 +28,12 @@ _NAMED = (torch.dtype, torch.memory_format, torch.layout)
 
 class NotKept(Exception):
     """A trace holds something that no file can give back."""
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the numbers of a tensor on the CPU, in the order of its dimensions."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def packed(value: Any, nodes: Mapping[fx.Node, int] | None = None) -> Any:

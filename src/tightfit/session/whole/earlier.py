@@ -9,14 +9,16 @@ from tightfit.files import cache_folder
 from tightfit.graph.ir import Graph
 from tightfit.plan.cache import PlanCache, PlanKey, role_key
 from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.planners.registry import DEFAULT
 from tightfit.session.options import Options
 
-__all__ = ["Role", "earlier_plan", "earlier_plans", "keep_for_later"]
+__all__ = ["Role", "earlier_plan", "earlier_plans", "keep_for_later", "keep_least_for_later"]
 
 Role = Literal["first", "last", "least", "thrifty"]
 """What a plan was: what a step began with, what it ran by in the end, the plan of the least
 budget, the one that keeps least between forward and backward."""
+_NO_COST = -1.0  # the overhead of a plan that takes no time at all
 _RAN: tuple[Role, ...] = ("last", "first")
 
 
@@ -24,6 +26,20 @@ def keep_for_later(graph: Graph, role: Role, outcome: Outcome, options: Options)
     """Keep a plan on disk for what it was, in place of the one that was this before."""
     if outcome.plan is not None and _keeps(options):
         _cache().store(_key(graph, role, outcome.plan.gradients, options), outcome)
+
+
+def keep_least_for_later(graph: Graph, role: Role, least: MinimumBudget, options: Options) -> None:
+    """Keep the plan of a least budget, which was verified where it was found."""
+    outcome = Outcome(
+        plan=least.plan,
+        overhead=least.overhead,
+        bound=_NO_COST,
+        bound_source="trivial",
+        status="feasible",
+        seconds=least.seconds,
+        peak_bytes=least.found_bytes,
+    )
+    keep_for_later(graph, role, outcome, options)
 
 
 def earlier_plan(graph: Graph, role: Role, gradients: Gradients, options: Options) -> Plan | None:

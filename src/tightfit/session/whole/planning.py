@@ -31,7 +31,7 @@ from tightfit.session.options import USUAL_LIMITS, Options
 from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.whole.compiling import fastest_plan
-from tightfit.session.whole.earlier import Role, earlier_plan, keep_for_later
+from tightfit.session.whole.earlier import earlier_plan, keep_for_later, keep_least_for_later
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["most_needs", "planned_for", "quick_needs", "rough_needs", "smallest_budget"]
@@ -343,11 +343,11 @@ def quick_needs(
     graph = around.around(one.captured)
     # as if so much came between forward and backward that what is kept decides
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
-    thrifty = minimum_budget(crowded, around.gradients, limits, options.progress).plan
-    one.remember_thrifty(thrifty)
-    _keep(one, graph, "least", least.plan, options)
-    _keep(one, graph, "thrifty", thrifty, options)
-    return least, _needs_of(graph, thrifty, new_gradient_bytes)
+    thrifty = minimum_budget(crowded, around.gradients, limits, options.progress)
+    one.remember_thrifty(thrifty.plan)
+    keep_least_for_later(one.captured.graph, "least", least, options)
+    keep_least_for_later(one.captured.graph, "thrifty", thrifty, options)
+    return least, _needs_of(graph, thrifty.plan, new_gradient_bytes)
 
 
 def rough_needs(
@@ -364,12 +364,6 @@ def rough_needs(
     one.remember_plan(least)
     one.remember_thrifty(thrifty)
     return _needs_of(graph, thrifty, new_gradient_bytes)
-
-
-def _keep(one: Specialisation, graph: Graph, role: Role, plan: Plan, options: Options) -> None:
-    task = Task(graph=graph, budget_bytes=sys.maxsize, gradients=plan.gradients)
-    outcome = msgspec.structs.replace(judged(task, plan), plan=plan)
-    keep_for_later(one.captured.graph, role, outcome, options)
 
 
 def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
