@@ -67,6 +67,17 @@ def test_an_optimizer_that_nobody_named_and_gradients_that_are_added_up(metered)
     assert tightfit.report(model).overhead > 0
 
 
+def test_a_forward_of_another_model_that_is_never_differentiated_hides_nothing(metered) -> None:
+    other = fit(dense(2), 2 * MIB)
+    kept = other(torch.randn(32, 128))
+    model = dense()
+    peak = metered(model)
+    fit(model, budget := int(3.6 * MIB))
+    accumulate(model, torch.optim.Adam(model.parameters()))
+    assert peak() <= budget
+    kept.sum().backward()
+
+
 def test_what_the_step_before_returned_counts(metered) -> None:
     class WithLogits(nn.Module):
         def __init__(self) -> None:

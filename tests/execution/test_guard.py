@@ -76,3 +76,21 @@ def test_a_backward_that_comes_after_that_of_another_is_not_part_of_it() -> None
     inner.backward()
     outer.backward(350)
     assert inner.close().peak_bytes < 100 * KIB
+
+
+def test_of_a_step_within_that_of_another_which_runs_nothing_the_peaks_are_its_own() -> None:
+    left = Step(100 * KIB)
+    other = Step(200 * KIB)
+    other.backward(150)
+    assert other.close().others_ran is False
+    left.backward()
+    assert left.close().others_ran is True
+
+
+def test_steps_that_take_turns_have_peaks_of_their_own() -> None:
+    first = Step(100 * KIB)
+    first.backward()
+    second = Step(200 * KIB)
+    second.backward()
+    assert first.close().others_ran is False
+    assert second.close().others_ran is False

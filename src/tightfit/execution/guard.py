@@ -46,6 +46,8 @@ class StepPeaks:
     beside_bytes : int
         The budgets of other callables whose steps were under way at the same time: who holds what
         cannot be told apart, so all of them keep to the sum.
+    others_ran : bool
+        Whether any of them ran a forward or a backward meanwhile: peaks may be theirs.
     """
 
     constant_bytes: int
@@ -55,6 +57,7 @@ class StepPeaks:
     backward_bytes: int = 0
     after_bytes: int = 0
     beside_bytes: int = 0
+    others_ran: bool = False
 
     @property
     def program_bytes(self) -> int:
@@ -128,6 +131,7 @@ class Guard:
         self._shared: object | None = None
         self._runs: Iterable[Opened] = ()
         self._beside: WeakSet[Guard] = WeakSet()
+        self._others_ran = False
         self._warned = False
         _GUARDS.add(self)
         try:
@@ -169,6 +173,8 @@ class Guard:
             self.close()
             for other in others:
                 other._meet(self)
+            self._others_ran = False
+            self._disturb_others()
             live = self.meter.live_bytes()
             self.growth_bytes = live - self._start if self._start is not None else 0
             self._start = live
@@ -191,6 +197,7 @@ class Guard:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
             self._turn("forward", "between")
+            self._disturb_others()
             self._open["boundary_bytes"] = self.live_bytes()
 
     def before_backward(self) -> None:
@@ -199,11 +206,13 @@ class Guard:
             other._end_after_backward()
         if self.meter is not None and self._open is not None:
             self._turn("between", "backward")
+            self._disturb_others()
 
     def after_backward(self) -> None:
         """Note the peak of the backward program."""
         if self.meter is not None and self._open is not None:
             self._turn("backward", "after")
+            self._disturb_others()
 
     def live_bytes(self) -> int:
         """Return what is held now on top of the start of the open step."""
@@ -251,7 +260,8 @@ class Guard:
             return None
         self._turn("after", "after")
         beside_bytes = sum(other.budget_bytes for other in self._beside)
-        step, self._open = StepPeaks(**self._open, beside_bytes=beside_bytes), None
+        beside = {"beside_bytes": beside_bytes, "others_ran": self._others_ran}
+        step, self._open = StepPeaks(**self._open, **beside), None
         self._beside.clear()
         self.steps.append(step)
         del self.steps[:-8]
@@ -276,6 +286,11 @@ class Guard:
         if self._open is not None and any(run.is_open for run in self._runs):
             self._beside.add(other)
             other._beside.add(self)
+
+    def _disturb_others(self) -> None:
+        """Let others know that this one begins or ends a program before their backward is over."""
+        for other in self._others():
+            other._others_ran |= other._phase not in ("after", "over")
 
     def _end_after_backward(self) -> None:
         if self._phase == "after":

@@ -145,7 +145,7 @@ class Watch:
         self._learned_from = step
         if step is before:
             return  # the step before was run without its plan, and this one is older
-        if step.beside_bytes:
+        if step.others_ran:
             return  # what others held meanwhile is not its own
         if not (options.arena and self._account.device.type == "cuda"):
             # fillers of an arena there count as given out: plans leave room for them already
