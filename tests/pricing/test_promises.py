@@ -17,7 +17,7 @@ from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import EXACTNESS
-from tightfit.pricing.promises import keeping_promises, promises_kept
+from tightfit.pricing.promises import compare_for, keeping_promises, promises_kept
 from tightfit.pricing.quick import quick_costs
 from tightfit.progress import SILENT
 
@@ -38,9 +38,9 @@ class Net(nn.Module):
         return F.max_pool2d(F.silu(self.layer(x)), 2).mean()
 
 
-def traced(batch: int = 2) -> Captured:
+def traced(batch: int = 2, size: int = 12) -> Captured:
     model = Net()
-    return capture(TracedCall(model, {"model": model}, (torch.randn(batch, 3, 12, 12),), {}))
+    return capture(TracedCall(model, {"model": model}, (torch.randn(batch, 3, size, size),), {}))
 
 
 def nearly(x: torch.Tensor) -> torch.Tensor:
@@ -55,8 +55,8 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
     return F.silu(x).contiguous(memory_format=torch.channels_last)
 
 
-def with_way(function: Any, exactness: Any, batch: int = 2) -> Captured:
-    step = traced(batch)
+def with_way(function: Any, exactness: Any, batch: int = 2, size: int = 12) -> Captured:
+    step = traced(batch, size)
     op = next(op for op in step.graph.ops if op.target == "aten.silu")
     view = OpView(step, op)
     assembly = Assembly(step)
@@ -179,3 +179,42 @@ def test_what_writes_over_its_arguments_is_compared_one_after_the_other_too():
     assert offered <= names(kept.captured)
     assert offered
     assert not kept.on_rows
+
+
+ROOM_BYTES = 1 << 30
+
+
+def test_what_takes_long_to_compare_is_left_for_later_and_none_is_used_before():
+    step = with_alternatives(traced(batch=32, size=64))
+    first = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
+    assert first.hoped is not None
+    assert names(first) < names(first.hoped) == names(step)
+    assert {"max_pool.from_offsets"} <= names(first.hoped) - names(first)
+    tried: set[str] = set()
+    turns = 1
+    while not compare_for(first.hoped, 1e-9, tried, ROOM_BYTES):
+        turns += 1
+    assert turns > 1
+    compared = quick_costs(first.hoped, SILENT, room_bytes=ROOM_BYTES).captured
+    assert names(compared) == names(step)
+    again = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
+    assert again.hoped is None
+    assert names(again) == names(step)
+
+
+@pytest.mark.parametrize(("function", "kept"), [(F.silu, True), (nearly, False)])
+def test_what_was_left_for_later_is_used_if_it_keeps_its_promise(function, kept):
+    step = with_way(function, "bitwise", batch=32, size=64)
+    first = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
+    assert first.hoped is not None
+    assert names(first) == set()
+    assert names(first.hoped) == {"silu.other"}
+    compared = quick_costs(first.hoped, SILENT, room_bytes=ROOM_BYTES).captured
+    assert ("silu.other" in names(compared)) is kept
+
+
+def test_small_operators_are_compared_at_once():
+    step = with_alternatives(traced())
+    first = quick_costs(step, SILENT, room_bytes=ROOM_BYTES, postpones=True).captured
+    assert first.hoped is None
+    assert names(first) == names(step)

@@ -128,6 +128,9 @@ class Captured:
     beyond : Graph or None
         The graph with alternatives, too, that only a larger budget has room to compare at their
         own size: a refusal names the least budget by it. None: there are none.
+    hoped : Captured or None
+        The step with alternatives, too, that are still to be compared with their defaults: priced
+        as if they were as exact as they say. None: there are none.
     plain : Captured or None
         The step before alternatives were added; None: it has none.
     """
@@ -140,6 +143,7 @@ class Captured:
     reads: Reads = field(default_factory=Reads)
     left: frozenset[Kept] = frozenset()
     beyond: Graph | None = None
+    hoped: Captured | None = None
     plain: Captured | None = None
 
     @functools.cached_property

@@ -18,6 +18,7 @@ from tightfit.costs import Cache
 from tightfit.costs.measured.call import environment_of
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Graph, Op, OpId
+from tightfit.graph.ways import number_among
 
 __all__ = ["TIMED_STEPS", "StepCosts", "Tuner", "recall", "remember", "with_step_costs"]
 
@@ -34,6 +35,14 @@ class StepCosts(msgspec.Struct, frozen=True):
     """
 
     computes: tuple[tuple[OpId, int, float], ...]
+
+    def among(self, before: Graph, after: Graph) -> StepCosts:
+        """Return the same with the numbers that alternatives have in another graph of the step."""
+        numbered = (
+            (op, number_among(before, after, op, alternative), seconds)
+            for op, alternative, seconds in self.computes
+        )
+        return StepCosts(tuple((op, n, s) for op, n, s in numbered if n is not None))
 
 
 class Tuner:
@@ -76,6 +85,16 @@ class Tuner:
             if step:
                 step[-1].append(now - self._last)
         self._last = self._now()
+
+    def among(self, before: Graph, after: Graph) -> Tuner:
+        """Return one that has timed the same, for another graph of the step."""
+        other = Tuner(self._is_disturbed)
+        other.steps = self.steps
+        for (op, alternative), steps in self._times.items():
+            number = number_among(before, after, op, alternative)
+            if number is not None:
+                other._times[op, number] = [list(step) for step in steps]
+        return other
 
     @property
     def is_ready(self) -> bool:

@@ -23,7 +23,7 @@ from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
-from tightfit.graph.ir import Graph, OpId
+from tightfit.graph.ir import Graph, OpId, ValueId
 from tightfit.pricing.fewer_rows import rows_of, shortened
 from tightfit.pricing.price import Priced, may_need_workspace, priced_by, without_room
 from tightfit.pricing.promises import promises_kept
@@ -87,6 +87,7 @@ def quick_costs(
     *,
     room_bytes: int | None = None,
     neighbour: Graph | None = None,
+    postpones: bool = False,
 ) -> Priced:
     """Return the captured step with costs and workspaces that are known, or found out at once.
 
@@ -103,14 +104,18 @@ def quick_costs(
     neighbour : Graph, optional
         Priced, of the same callable on inputs of another shape: costs are scaled from it, and
         calls that need no workspace there do not run.
+    postpones : bool
+        Whether to leave alternatives that take long to compare for later: `Captured.hoped` has
+        them.
     """
-    kept = promises_kept(captured, progress, room_bytes=room_bytes)
+    kept = promises_kept(captured, progress, room_bytes=room_bytes, postpones=postpones)
     captured = kept.captured
     likes = matched(captured.graph, neighbour) if neighbour is not None else {}
     as_there = {place for place, like in likes.items() if not may_need_workspace(like)}
     asked = _asked(captured, as_there, alone=neighbour is None)
+    needed = _needed(captured, kept.postponed, asked) if kept.postponed else asked
     fitting = [
-        one for one in asked.values() if room_bytes is None or one.running_bytes <= room_bytes
+        one for one in needed.values() if room_bytes is None or one.running_bytes <= room_bytes
     ]
     chosen = [one for one in fitting if one.plain is None]
     if neighbour is None:
@@ -118,10 +123,17 @@ def quick_costs(
     calls = [one.call for one in chosen]
     known = recorded(captured, calls, Brief, _brief, progress)
     if room_bytes is not None:
-        large = [one for one in asked.values() if one.must_run and key_of(one.call) not in known]
+        large = [one for one in needed.values() if one.must_run and key_of(one.call) not in known]
         known |= _by_rows(captured, large, room_bytes)
-    unknown = without_room((one.call for one in asked.values() if one.must_run), known)
-    priced = priced_by(captured, _scaled(asked, known), "measured", unknown)
+    unknown = without_room((one.call for one in needed.values() if one.must_run), known)
+    scaled = _scaled(asked, known)
+    ready = captured
+    if kept.postponed:
+        ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
+    priced = priced_by(ready, scaled, "measured", unknown)
+    if kept.postponed:
+        hoped = priced_by(captured, scaled, "measured").captured
+        return Priced(dataclasses.replace(priced.captured, hoped=hoped), priced.strides)
     captured = priced.captured
     if neighbour is not None:
         captured = captured.with_graph(scaled_from(captured.graph, neighbour))
@@ -130,6 +142,26 @@ def quick_costs(
         captured = captured.keeping(lambda op, way, call: id(call) not in kept.on_rows)
         captured = dataclasses.replace(captured, beyond=beyond)
     return Priced(captured, priced.strides)
+
+
+def _needed(
+    captured: Captured, postponed: frozenset[int], asked: Mapping[str, _Asked]
+) -> dict[str, _Asked]:
+    """Return the calls that a plan may make before what is postponed has been compared.
+
+    Ops that were added for alternatives are of no use where only postponed ones read their results.
+    """
+    plain = set(captured.nodes if captured.plain is None else captured.plain.nodes)
+    read: set[ValueId] = set()
+    needed: set[str] = set()
+    for op, node in zip(reversed(captured.graph.ops), reversed(captured.nodes), strict=True):
+        if node not in plain and read.isdisjoint(op.alternatives[0].writes):
+            continue
+        for way, call in zip(op.alternatives, captured.calls[op.id], strict=True):
+            if id(call) not in postponed:
+                read.update(way.reads)
+                needed.add(key_of(call))
+    return {key: one for key, one in asked.items() if key in needed}
 
 
 def _by_rows(captured: Captured, asked: Iterable[_Asked], room_bytes: int) -> dict[str, Brief]:

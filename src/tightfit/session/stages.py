@@ -51,7 +51,7 @@ __all__ = [
     "plan_step",
 ]
 
-_AT_ONCE_S = 0.5
+_AT_ONCE_S = 0.3
 
 
 def capture_step(
@@ -62,6 +62,7 @@ def capture_step(
     *,
     watched: bool = False,
     room_bytes: int | None = None,
+    postpones: bool = False,
 ) -> Captured:
     """Capture a step, add every alternative, and price each of them.
 
@@ -76,9 +77,13 @@ def capture_step(
     room_bytes : int, optional
         A step waits for this, and measuring may hold so much: what is not known is found out at
         once, and the steps that follow teach the rest. None: every operator is measured well.
+    postpones : bool
+        Whether somebody compares later what takes long to compare (`Captured.hoped`).
     """
     with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
-        captured = _captured_and_priced(call, options, name, neighbour, watched, room_bytes)
+        captured = _captured_and_priced(
+            call, options, name, neighbour, watched, room_bytes, postpones
+        )
     captured.joint.opaque.forget_examples()
     return captured
 
@@ -93,6 +98,7 @@ def capture_step_around_data(
     in_parts: bool = False,
     watched: bool = False,
     room_bytes: int | None = None,
+    postpones: bool = False,
 ) -> tuple[Captured, TracedCall]:
     """Capture a step as `capture_step` does, whatever data decides in it.
 
@@ -100,8 +106,10 @@ def capture_step_around_data(
     `capture.around_data`.
     """
 
+    how = {"watched": watched, "room_bytes": room_bytes, "postpones": postpones}
+
     def priced(call: TracedCall) -> Captured:
-        return capture_step(call, options, name, neighbour, watched=watched, room_bytes=room_bytes)
+        return capture_step(call, options, name, neighbour, **how)
 
     return capture_around_data(call, priced, name, keeping=keeping, in_parts=in_parts)
 
@@ -113,6 +121,7 @@ def _captured_and_priced(
     neighbour: Graph | None,
     watched: bool,
     room_bytes: int | None,
+    postpones: bool,
 ) -> Captured:
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
@@ -125,7 +134,7 @@ def _captured_and_priced(
         return step.with_graph(step.graph.with_constants(libraries=kept_bytes))
 
     def priced(step: Captured) -> Priced:
-        return _priced(step, options, neighbour, room_bytes)
+        return _priced(step, options, neighbour, room_bytes, postpones)
 
     first = traced({})
     if options.ranks is None:
@@ -139,13 +148,19 @@ def _captured_and_priced(
 
 
 def _priced(
-    captured: Captured, options: Options, neighbour: Graph | None, room_bytes: int | None
+    captured: Captured,
+    options: Options,
+    neighbour: Graph | None,
+    room_bytes: int | None,
+    postpones: bool,
 ) -> Priced:
     if options.costs != "measured":
         modelled = captured.with_graph(with_costs(captured.graph, options.costs))
         return measured_workspaces(modelled, options.progress)
     if room_bytes is not None and captured.graph.device.kind == "cpu":  # steps will teach the rest
-        return quick_costs(captured, options.progress, room_bytes=room_bytes, neighbour=neighbour)
+        postpones = postpones and not captured.conditions  # of which nobody knows later
+        how = {"room_bytes": room_bytes, "neighbour": neighbour, "postpones": postpones}
+        return quick_costs(captured, options.progress, **how)
     if neighbour is not None:
         return scaled_costs(captured, neighbour, options.progress)
     return measured_costs(captured, options.progress)

@@ -117,6 +117,7 @@ class _Callee(nn.Module):
         self._traced_parameters = {id(p): p for p in self.parameters()}
         outside = self._replacing or contextlib.nullcontext()
         with (
+            torch.autograd.set_detect_anomaly(False),  # the tracer notes a stack for each operator
             private.autocast_cache(self._keeps_casts),
             self._recorder,
             outside,

@@ -185,7 +185,8 @@ class _Search:
         """Raise the proven limit of each order that plans may take."""
         traced, seconds = self.orders[0], _LIMIT_SHARE * self.limits.seconds / 2
         traced.find_limit(seconds, progress)
-        if len(self.graph.ops) > MOST_ORDERED:
+        spent = self.limits.seconds - self.left()
+        if len(self.graph.ops) > MOST_ORDERED or self.left() < spent:  # as another order takes
             return
         task = msgspec.structs.replace(self.task, budget_bytes=traced.limit - 1)
         others = other_orders(self.graph, order_for(task, self.limits))

@@ -30,6 +30,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
 from tightfit.session.stages import capture_step_around_data
+from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["Captures"]
@@ -140,7 +141,7 @@ class Captures:
 
     def other_plans(self) -> list[Plan]:
         """Return the plans known for any signature."""
-        return [plan for one in self for plan in one.known_plans]
+        return [plan for one in self for plan in one.known.all()]
 
     def change(self, key: Any, given: Arguments) -> str | None:
         """Say what has changed of what forward reads since a signature was last captured for."""
@@ -269,6 +270,7 @@ class Captures:
             keeping=True,
             watched=options.ranks is None,
             room_bytes=room_bytes,
+            postpones=neighbour is None and may_postpone(options),
         )
         self._detached[key] = captured.joint.detached
         self.opaque, self.answered = call.opaque, call.answered

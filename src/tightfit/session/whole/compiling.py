@@ -100,10 +100,10 @@ def _one_by_one(
     one: Specialisation, captured: Captured, task: Task, options: Options, beats: bool = False
 ) -> Planned:
     """Return the plan whose operators run one by one."""
-    known = one.known_plan(task.gradients)
+    known = one.known.smallest(task.gradients)
     outcome = plan_step(msgspec.structs.replace(task, graph=captured.graph), options, known)
     assert outcome.plan is not None
-    one.remember_plan(outcome.plan)
+    one.known.remember(outcome.plan)
     runner = Runner(captured, lower(captured, outcome.plan))
     return Planned(captured.graph, outcome, runner, beats_compiled=beats)
 

@@ -34,13 +34,25 @@ from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.earlier import earlier_plan, keep_for_later, keep_least_for_later
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
-__all__ = ["most_needs", "planned_for", "quick_needs", "rough_needs", "smallest_budget"]
+__all__ = [
+    "NeedsComparing",
+    "most_needs",
+    "planned_for",
+    "quick_needs",
+    "rough_needs",
+    "smallest_budget",
+]
 
 _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.25)
+_MOST_OPS_AT_ONCE = 2500  # in which a moment is enough to find a smaller budget
 _TOGETHER = Limits(seconds=2.0)
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan
+
+
+class NeedsComparing(Exception):
+    """Nothing at hand fits, and alternatives of the step are still to be compared."""
 
 
 def planned_for(
@@ -79,13 +91,18 @@ def planned_for(
         Whether to begin with the plan that holds least, of those known.
     once : bool
         Whether the plan is for this call alone: no better one is searched.
+
+    Raises
+    ------
+    NeedsComparing
+        If a plan may need alternatives that were left for later.
     """
     around = one.seen_around(around)
     planned = one.fitting(around)
     if planned is None and options.compile:
         planned = one.take(around, _compiled(one, around.task(one.captured), options, inputs, name))
     elif planned is None:
-        if least and not waits and one.known_plans and options.plan is None:
+        if least and not waits and one.known.all() and options.plan is None:
             planned = _least_planned(one, around, options)
         planned = planned or _first_planned(
             one, around, options, name, others, waits=waits, once=once
@@ -120,8 +137,10 @@ def _first_planned(
 ) -> Planned:
     """Return the first plan for some surroundings, made at once where that can be."""
     task = around.task(one.captured)
-    at_hand = (*one.known_plans, *others())
+    at_hand = (*one.known.all(), *others())
     outcome = None
+    if waits and one.postponed is not None:
+        raise NeedsComparing
     if options.ranks is None and not waits and options.planner == DEFAULT:
         planned = _for_more_growth(one, around, options, at_hand, once=once)
         if planned is not None:
@@ -135,9 +154,9 @@ def _first_planned(
 def _least_planned(one: Specialisation, around: Surroundings, options: Options) -> Planned | None:
     """Return the known plan that keeps least for its backward, or that holds least, if it fits."""
     task = around.task(one.captured)
-    thrifty = one.thrifty_plan(task.gradients)
+    thrifty = one.known.thrifty(task.gradients)
     found = _judged(task, (thrifty,) if thrifty is not None else ())
-    found = found or _judged(task, one.known_plans)
+    found = found or _judged(task, one.known.all())
     if not found:
         return None
     outcome = min(found, key=lambda outcome: outcome.peak_bytes)
@@ -197,6 +216,8 @@ def _leaving_room(
         return None
     less = dataclasses.replace(around, budget_bytes=around.budget_bytes - handed_out)
     outcome, is_final = _quick_outcome(one, less.task(one.captured), options, at_hand)
+    if outcome is None and one.postponed is not None:
+        raise NeedsComparing
     if outcome is not None and not is_final and not once:
         _search(one, around, around.task(one.captured), options)
     return outcome
@@ -223,6 +244,8 @@ def _first_outcome(
         tuple[Outcome | None, bool],
         lambda: _quick_outcome(one, task, options, at_hand),
     )
+    if outcome is None and one.postponed is not None:
+        raise NeedsComparing
     if outcome is None:
         if one.is_further:
             announce(f"{name}: no plan at hand fits the new inputs; searching one")
@@ -245,7 +268,7 @@ def _search(one: Specialisation, around: Surroundings, task: Task, options: Opti
 
 def _searching(one: Specialisation, task: Task, options: Options) -> Callable[[Progress], Outcome]:
     """Return the full search; it holds neither the model nor its optimizer."""
-    known = one.known_plan(task.gradients)
+    known = one.known.smallest(task.gradients)
     options = dataclasses.replace(options, optimizer=None, shared=None)
 
     def search(progress: Progress) -> Outcome:
@@ -277,7 +300,7 @@ def _quick_outcome(
     own = fingerprint(task.graph)
     found = _judged(task, (msgspec.structs.replace(plan, graph=own) for plan in others))
     best = min(found, key=lambda outcome: outcome.overhead, default=None)
-    if best is not None and (one.had_plans or best.overhead < _GOOD_ENOUGH):
+    if best is not None and (one.known.has_retired or best.overhead < _GOOD_ENOUGH):
         return best, False
     quick = plan_at_once(task, options)
     if quick.plan is None or (best is not None and best.overhead <= quick.overhead):
@@ -316,7 +339,7 @@ def _lowered(one: Specialisation, graph: Graph, outcome: Outcome, options: Optio
         plan = handing_over_singly(graph, outcome.plan)
         verify(plan, graph)
         outcome = msgspec.structs.replace(outcome, plan=plan)
-    one.remember_plan(outcome.plan)
+    one.known.remember(outcome.plan)
     keep_for_later(one.captured.graph, "last" if one.plans else "first", outcome, options)
     clock = one.tuner.clock if one.tuner is not None else None
     program = lower(one.captured, outcome.plan, clock=clock)
@@ -324,10 +347,14 @@ def _lowered(one: Specialisation, graph: Graph, outcome: Outcome, options: Optio
 
 
 def smallest_budget(one: Specialisation, around: Surroundings, options: Options) -> MinimumBudget:
-    """Find the smallest budget with a plan; the plan is kept in mind."""
-    graph = around.around(one.captured)
+    """Find the smallest budget with a plan; the plan is kept in mind.
+
+    Alternatives that are still to be compared count as if they kept what they promise.
+    """
+    graph = around.around(one.hoped)
     least = minimum_budget(graph, around.gradients, options.limits, options.progress)
-    one.remember_plan(least.plan)
+    if one.postponed is None:
+        one.known.remember(least.plan)
     return least
 
 
@@ -340,29 +367,36 @@ def quick_needs(
 ) -> tuple[MinimumBudget, Needs]:
     """Return the least budget of a step and what its plans can do with; a step waits for it."""
     least = smallest_budget(one, around, dataclasses.replace(options, limits=limits))
-    graph = around.around(one.captured)
+    graph = around.around(one.hoped)
     # as if so much came between forward and backward that what is kept decides
     crowded = graph.with_outside(least.found_bytes - graph.constant_bytes)
     thrifty = minimum_budget(crowded, around.gradients, limits, options.progress)
-    one.remember_thrifty(thrifty.plan)
-    keep_least_for_later(one.captured.graph, "least", least, options)
-    keep_least_for_later(one.captured.graph, "thrifty", thrifty, options)
+    one.known.remember_thrifty(thrifty.plan)
+    keep_least_for_later(one.hoped.graph, "least", least, options)
+    keep_least_for_later(one.hoped.graph, "thrifty", thrifty, options)
     return least, _needs_of(graph, thrifty.plan, new_gradient_bytes)
 
 
 def rough_needs(
     one: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
 ) -> Needs:
-    """Return what the plans of a step can do with, as far as is known or found in a moment."""
-    graph = around.around(one.captured)
+    """Return what the plans of a step can do with, as far as is known or found in a moment.
+
+    Of a step that is too large for that, what the plan needs that keeps everything.
+    """
+    graph = around.around(one.hoped)
     least, thrifty = (
-        _fitting_anything(graph, earlier_plan(one.captured.graph, role, around.gradients, options))
+        _fitting_anything(graph, earlier_plan(one.hoped.graph, role, around.gradients, options))
         for role in ("least", "thrifty")
     )
     if least is None or thrifty is None:
+        if len(graph.ops) > _MOST_OPS_AT_ONCE:
+            most_peak, most_kept = _most(graph, around.gradients, new_gradient_bytes)
+            return Needs(most_peak, most_kept, most_peak, most_kept)
         return quick_needs(one, around, options, new_gradient_bytes, _AT_ONCE)[1]
-    one.remember_plan(least)
-    one.remember_thrifty(thrifty)
+    if one.postponed is None:
+        one.known.remember(least)
+    one.known.remember_thrifty(thrifty)
     return _needs_of(graph, thrifty, new_gradient_bytes)
 
 

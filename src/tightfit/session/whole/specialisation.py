@@ -16,7 +16,7 @@ from tightfit.execution.guard import StepPeaks
 from tightfit.execution.runtime import Runner
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients, Outcome, Plan
+from tightfit.plan.plan import Outcome, Plan
 from tightfit.planners.background import Search, searching
 from tightfit.pricing.in_steps import StepCosts, Tuner, recall, remember, with_step_costs
 from tightfit.progress import Progress
@@ -26,6 +26,8 @@ from tightfit.session.processes import agreed
 from tightfit.session.report import Report, report_of
 from tightfit.session.whole.compile_trials import CompiledPlan
 from tightfit.session.whole.earlier import earlier_plans
+from tightfit.session.whole.known_plans import KnownPlans
+from tightfit.session.whole.postponed import Postponed
 
 __all__ = ["Planned", "Specialisation"]
 
@@ -103,10 +105,14 @@ class Specialisation:
         What user code holds between forward and backward: assumed at first, then measured.
     surplus_bytes : int
         What a backward was seen to hold beyond its plan: user code holds it until its end.
+    known : KnownPlans
+        Its plans, whatever they were made for.
     tuner : Tuner or None
         Times the first steps; None when costs are final.
     used : int
         The number of the last call that used it.
+    postponed : Postponed or None
+        Alternatives that are still to be compared; None: there are none.
     """
 
     def __init__(self, key: Any, captured: Captured, *, is_further: bool = False) -> None:
@@ -117,14 +123,19 @@ class Specialisation:
         self.surplus_bytes = 0
         self.tuner: Tuner | None = None
         self.used = 0
+        self.postponed = Postponed(captured.hoped) if captured.hoped is not None else None
         self._seen_outside_bytes: int | None = None
         self._plans: dict[Surroundings, Planned] = {}
-        self._known: dict[Gradients, Plan] = {}
-        self._thrifty: dict[Gradients, Plan] = {}
+        self.known = KnownPlans()
         self._searches: dict[Surroundings, Search[Outcome]] = {}
         weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
         self._searched: set[Surroundings] = set()
-        self._retired: tuple[Plan, ...] = ()
+        self._step_costs: StepCosts | None = None
+
+    @property
+    def hoped(self) -> Captured:
+        """The step with all alternatives, those that are still to be compared, too."""
+        return self.captured if self.postponed is None else self.postponed.hoped
 
     def use(self, call: int) -> None:
         """Note which call uses it."""
@@ -179,42 +190,15 @@ class Specialisation:
         self._plans[around] = planned
         return planned
 
+    def _running(self) -> tuple[Plan, ...]:
+        every = (planned.outcome.plan for planned in self._plans.values())
+        return tuple(plan for plan in every if plan is not None)
+
     def forget_plans(self) -> None:
         """Drop the plans that are ready to run and end the searches for better ones."""
         self._plans.clear()
         _cancel(self._searches)
         self._searched.clear()
-
-    def known_plan(self, gradients: Gradients) -> Plan | None:
-        """Return the plan of the smallest budget so far.
-
-        It is still there if a planner finds none after costs, assumptions or the budget changed.
-        """
-        return self._known.get(gradients)
-
-    @property
-    def known_plans(self) -> tuple[Plan, ...]:
-        """The plans of the smallest budgets so far, and those before costs were known as now."""
-        return (*self._known.values(), *self._retired)
-
-    @property
-    def had_plans(self) -> bool:
-        """Whether it ran by plans before, here or in an earlier process, by other costs."""
-        return bool(self._retired)
-
-    def remember_plan(self, plan: Plan) -> None:
-        """Keep a plan unless one within a smaller budget is known."""
-        known = self._known.get(plan.gradients)
-        if known is None or plan.budget_bytes <= known.budget_bytes:
-            self._known[plan.gradients] = plan
-
-    def thrifty_plan(self, gradients: Gradients) -> Plan | None:
-        """Return the plan that keeps least between forward and backward, if one was looked for."""
-        return self._thrifty.get(gradients)
-
-    def remember_thrifty(self, plan: Plan) -> None:
-        """Keep the plan that keeps least between forward and backward."""
-        self._thrifty[plan.gradients] = plan
 
     # -- searches in the background -----------------------------------------------------------
 
@@ -247,15 +231,16 @@ class Specialisation:
         if costs is None:
             self.tuner = Tuner(searching)
         else:
+            self._step_costs = costs
             self.captured = self.captured.with_graph(with_step_costs(graph, costs))
 
     def recall_plans(self, options: Options) -> None:
         """Know the plans that an earlier process ran such a step by."""
-        self._retired = tuple(earlier_plans(self.captured.graph, options))
+        self.known = KnownPlans(earlier_plans(self.captured.graph, options))
 
     def use_step_costs(self, options: Options) -> None:
         """Put costs from real steps in place of isolated ones, once; plans are made anew."""
-        if self.tuner is None or not self.tuner.is_ready:
+        if self.tuner is None or not self.tuner.is_ready or self.still_compares:
             return
         graph = self.captured.graph
         costs = agreed(
@@ -263,9 +248,43 @@ class Specialisation:
         )
         if options.cache:
             remember(graph, costs)
+        self._step_costs = costs
         self.captured = self.captured.with_graph(with_step_costs(graph, costs))
         self.tuner = None
-        self._retired = tuple(p.outcome.plan for p in self._plans.values() if p.outcome.plan)
+        self.known.retire(self._running())
+        self.forget_plans()
+
+    # -- alternatives that were left for later --------------------------------------------------
+
+    @property
+    def still_compares(self) -> bool:
+        """Whether alternatives are still to be compared that could save some of its time."""
+        costs = any(planned.outcome.overhead > 0 for planned in self._plans.values())
+        return self.postponed is not None and costs and not self.postponed.is_done
+
+    def use_compared(self, options: Options, room_bytes: int) -> None:
+        """Use alternatives that were left for later, those that keep what they promise.
+
+        Parameters
+        ----------
+        options : Options
+            The user's.
+        room_bytes : int
+            What a comparison may take of those that are still to be made.
+        """
+        if self.postponed is None:
+            return
+        before, hoped = self.captured.graph, self.postponed.hoped.graph
+        self.captured = self.postponed.compared(options, room_bytes)
+        self.postponed = None
+        after = self.captured.graph
+        self.known.retire((*self._running(), *self.known.all()))
+        self.known.have_further_ways(before, hoped, after)
+        if self._step_costs is not None:
+            costs = self._step_costs = self._step_costs.among(before, after)
+            self.captured = self.captured.with_graph(with_step_costs(after, costs))
+        if self.tuner is not None:
+            self.tuner = self.tuner.among(before, after)
         self.forget_plans()
 
     @property

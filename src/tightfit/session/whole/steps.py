@@ -10,6 +10,7 @@ from typing import Any
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import (
     BadInput,
@@ -40,10 +41,11 @@ from tightfit.session.whole.company import (
     end_in_company,
     is_new_in_company,
 )
+from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.deciding import with_deciding_ops
 from tightfit.session.whole.flight import Flight
 from tightfit.session.whole.learning import Watch
-from tightfit.session.whole.planning import planned_for, smallest_budget
+from tightfit.session.whole.planning import NeedsComparing, planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["WholeSteps"]
@@ -89,6 +91,7 @@ class WholeSteps:
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._addresses = addresses
+        self._comparing = Comparing(account, addresses)
         self._calls = 0
         self._more_bytes = 0  # held now than when the last plan was made
 
@@ -177,14 +180,13 @@ class WholeSteps:
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
-        one = self._specialisation(given)
+        one = self._comparing.end(self._specialisation(given), self.options)
         return smallest_budget(one, self._alone(one, given), self.options)
 
     def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
         """Tell a budget that is to be shared what these inputs need; return the least."""
-        one = self._specialisation(given)
-        around = self._alone(one, given)
-        return declare(one, around, self.account, self.options, budget)
+        one = self._comparing.end(self._specialisation(given), self.options)
+        return declare(one, self._alone(one, given), self.account, self.options, budget)
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -209,16 +211,14 @@ class WholeSteps:
         else:
             self.close_step()  # what capture and measurements take belongs to no step
         self.account.locate()
-        usable_bytes = self.options.usable_bytes - self._addresses.looking_bytes(self.options)
-        room_bytes = usable_bytes - self.account.held_bytes() if waits else None
-        with left_out():
+        room_bytes = self._comparing.room_bytes(self.options) if waits else None
+        with left_out(), fewer_collections():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
     def _begin(self, one: Specialisation, given: Arguments) -> None:
         """Begin to measure a step of what was captured."""
-        alone = not self.waiting and self._flight.is_alone
         inputs = self.captures.inputs(one, given)
-        seen = {"alone": alone, "more_bytes": self._more_bytes}
+        seen = {"alone": not self.waiting and self._flight.is_alone, "more_bytes": self._more_bytes}
         self.watch.begin(one, self.options, self.last, inputs, self.runs, **seen)
 
     def _run_as_data_decide(
@@ -290,8 +290,7 @@ class WholeSteps:
         planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
         self._addresses.begin_step((one.key, planned.number), self)
         again = CalledAgain(self.captures, one, given, self._planned_otherwise)
-        run = Run(self._backward_started(one), self._backward_ended, again)
-        self.runs.add(run)
+        self.runs.add(run := Run(self._backward_started(one), self._backward_ended, again))
         self._calls += 1
         return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
 
@@ -306,6 +305,7 @@ class WholeSteps:
 
     def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now."""
+        self._comparing.go_on(one, self.options, self.waiting)
         one.use_step_costs(self.options)
         alone = partial(self._around, one, inputs, Share(0))
         begin_in_company(one, alone, self.account, self.options)
@@ -337,6 +337,8 @@ class WholeSteps:
                 least=is_new_in_company(one, self.options),
                 once=self._flight.looks,
             )
+        except NeedsComparing:
+            return self._fitting(self._comparing.end(one, self.options), inputs, waits=waits)
         except InfeasibleBudget as error:
             if self._flight.looks:
                 self._flight.look_no_more()

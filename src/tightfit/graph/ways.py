@@ -1,0 +1,22 @@
+"""The ways of an op in two graphs of one step."""
+
+from __future__ import annotations
+
+from tightfit.graph.ir import Graph, OpId
+
+__all__ = ["number_among"]
+
+
+def number_among(before: Graph, after: Graph, op: OpId, alternative: int) -> int | None:
+    """Return the number that an alternative of an op of one graph has in another; None: none.
+
+    Parameters
+    ----------
+    before, after : Graph
+        Of the same ops, but for their alternatives.
+    op, alternative : int
+        In the first graph.
+    """
+    name = before.ops[op].alternatives[alternative].name
+    ways = after.ops[op].alternatives
+    return next((n for n, way in enumerate(ways) if way.name == name), None)

@@ -1,0 +1,71 @@
+"""Compares between two steps what was left for later, for a part of the time that a step takes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from tightfit.execution.guard import left_out
+from tightfit.session.anywhere import Anywhere
+from tightfit.session.memory.account import Account
+from tightfit.session.options import Options
+from tightfit.session.whole.specialisation import Specialisation
+
+__all__ = ["Comparing"]
+
+_PART = 0.4  # of the least time from one call to the next
+
+
+class Comparing:
+    """When alternatives of a callable's steps are compared, and when they come into use.
+
+    Parameters
+    ----------
+    account : Account
+        What the callable holds.
+    addresses : Anywhere
+        Where its steps lie in memory.
+    """
+
+    def __init__(self, account: Account, addresses: Anywhere) -> None:
+        self._account = account
+        self._addresses = addresses
+        self._began: float | None = None
+        self._step_s = math.inf
+
+    def room_bytes(self, options: Options) -> int:
+        """Return what finding out about operators may hold now."""
+        usable_bytes = options.usable_bytes - self._addresses.looking_bytes(options)
+        return usable_bytes - self._account.held_bytes()
+
+    def go_on(self, one: Specialisation, options: Options, waiting: Sequence[object]) -> None:
+        """Compare for a while; once all are compared and the steps are timed, use them.
+
+        Nothing is done while earlier calls await their backward.
+
+        Parameters
+        ----------
+        one : Specialisation
+            What is to run next.
+        options : Options
+            The user's.
+        waiting : sequence
+            Those calls.
+        """
+        begun, self._began = self._began, None
+        if one.postponed is not None and begun is not None and not waiting:
+            self._step_s = min(self._step_s, time.perf_counter() - begun)
+            if one.still_compares:
+                with left_out():
+                    one.postponed.go_on(_PART * self._step_s, self.room_bytes(options))
+            if one.postponed.is_done and (one.tuner is None or one.tuner.is_ready):
+                self.end(one, options)
+        self._began = time.perf_counter() if one.plans else None  # else it is planned first
+
+    def end(self, one: Specialisation, options: Options) -> Specialisation:
+        """Compare what is left, use what keeps its promise; return the step."""
+        if one.postponed is not None:
+            with left_out():
+                one.use_compared(options, self.room_bytes(options))
+        return one

@@ -1,0 +1,81 @@
+"""The plans that are known of a step: another one begins from them, and none is made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.further_ways import with_further_ways
+from tightfit.plan.plan import Gradients, Plan
+
+__all__ = ["KnownPlans"]
+
+
+class KnownPlans:
+    """Plans of one step, whatever they were made for; each is verified before it is used again.
+
+    Parameters
+    ----------
+    earlier : iterable of Plan
+        Those that an earlier process ran it by.
+    """
+
+    def __init__(self, earlier: Iterable[Plan] = ()) -> None:
+        self._smallest: dict[Gradients, Plan] = {}
+        self._thrifty: dict[Gradients, Plan] = {}
+        self._retired = tuple(earlier)
+
+    def smallest(self, gradients: Gradients) -> Plan | None:
+        """Return the plan of the smallest budget so far.
+
+        It is still there if a planner finds none after costs, assumptions or the budget changed.
+        """
+        return self._smallest.get(gradients)
+
+    def thrifty(self, gradients: Gradients) -> Plan | None:
+        """Return the plan that keeps least between forward and backward, if one was looked for."""
+        return self._thrifty.get(gradients)
+
+    def all(self) -> tuple[Plan, ...]:
+        """Return the plans of the smallest budgets, and those before costs were known as now."""
+        return (*self._smallest.values(), *self._retired)
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether the step ran by plans before, here or in an earlier process, by other costs."""
+        return bool(self._retired)
+
+    def remember(self, plan: Plan) -> None:
+        """Keep a plan unless one within a smaller budget is known."""
+        known = self._smallest.get(plan.gradients)
+        if known is None or plan.budget_bytes <= known.budget_bytes:
+            self._smallest[plan.gradients] = plan
+
+    def remember_thrifty(self, plan: Plan) -> None:
+        """Keep the plan that keeps least between forward and backward."""
+        self._thrifty[plan.gradients] = plan
+
+    def retire(self, plans: Iterable[Plan]) -> None:
+        """Keep the plans that ran by costs that are known better now."""
+        self._retired = tuple(plans)
+
+    def have_further_ways(self, before: Graph, hoped: Graph, after: Graph) -> None:
+        """Give all plans the numbers that alternatives have in another graph of the step.
+
+        Parameters
+        ----------
+        before : Graph
+            What they were made for.
+        hoped : Graph
+            What those were made for that keep least.
+        after : Graph
+            The other one.
+        """
+        self._retired = _among(after, before, self.all())
+        self._thrifty = {p.gradients: p for p in _among(after, hoped, self._thrifty.values())}
+        self._smallest = {}
+
+
+def _among(after: Graph, before: Graph, plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    moved = (with_further_ways(plan, before, after) for plan in plans)
+    return tuple(plan for plan in moved if plan is not None)

@@ -1,0 +1,49 @@
+"""Alternatives that are compared with their defaults while training goes on, not before it."""
+
+from __future__ import annotations
+
+from tightfit.capture.captured import Captured
+from tightfit.planners.registry import DEFAULT
+from tightfit.pricing.promises import compare_for
+from tightfit.pricing.quick import quick_costs
+from tightfit.session.options import Options
+
+__all__ = ["Postponed", "may_postpone"]
+
+
+def may_postpone(options: Options) -> bool:
+    """Whether a first plan may do without alternatives that take long to compare.
+
+    Not where others wait for that plan, hold to its addresses, or asked for another planner.
+    """
+    searched = options.planner == DEFAULT and options.plan is None and not options.compile
+    return searched and options.ranks is None and not (options.arena or options.is_in_company)
+
+
+class Postponed:
+    """The alternatives of a step that no plan may use yet.
+
+    Parameters
+    ----------
+    hoped : Captured
+        The step with all alternatives, priced as if they kept what they promise.
+
+    Attributes
+    ----------
+    is_done : bool
+        Whether all were compared, as far as there was room.
+    """
+
+    def __init__(self, hoped: Captured) -> None:
+        self.hoped = hoped
+        self.is_done = False
+        self._tried: set[str] = set()
+
+    def go_on(self, seconds: float, room_bytes: int) -> None:
+        """Compare for so long; see `pricing.promises.compare_for`."""
+        self.is_done = self.is_done or compare_for(self.hoped, seconds, self._tried, room_bytes)
+
+    def compared(self, options: Options, room_bytes: int) -> Captured:
+        """Return the step with those that keep what they promise; compare what was not yet."""
+        self.go_on(float("inf"), room_bytes)
+        return quick_costs(self.hoped, options.progress, room_bytes=room_bytes).captured
