@@ -116,11 +116,14 @@ class Comparisons:
 
     def go_on(self, claims: Iterable[Claim], until: float, tried: set[str]) -> bool:
         """Compare until some time what has no verdict; return whether there is nothing more."""
+        missing = [
+            claim
+            for claim in self._representatives(claims)
+            if claim.key not in tried and self._known(claim) is None
+        ]
         try:
-            for claim in self._representatives(claims):
-                if claim.key in tried or self._known(claim) is not None:
-                    continue
-                if time.perf_counter() >= until:
+            for done, claim in enumerate(missing):
+                if done and time.perf_counter() >= until:
                     return False
                 self._found(claim)
                 tried.add(claim.key)
