@@ -17,7 +17,7 @@ from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import EXACTNESS
-from tightfit.pricing.promises import compare_for, keeping_promises, promises_kept
+from tightfit.pricing.promises import ComparedInTurns, keeping_promises, promises_kept
 from tightfit.pricing.quick import quick_costs
 from tightfit.progress import SILENT
 
@@ -190,9 +190,9 @@ def test_what_takes_long_to_compare_is_left_for_later_and_none_is_used_before():
     assert first.hoped is not None
     assert names(first) < names(first.hoped) == names(step)
     assert {"max_pool.from_offsets"} <= names(first.hoped) - names(first)
-    tried: set[str] = set()
+    compared_in_turns = ComparedInTurns(first.hoped)
     turns = 1
-    while not compare_for(first.hoped, 1e-9, tried, ROOM_BYTES):
+    while not compared_in_turns.go_on(1e-9, ROOM_BYTES):
         turns += 1
     assert turns > 1
     compared = quick_costs(first.hoped, SILENT, room_bytes=ROOM_BYTES).captured

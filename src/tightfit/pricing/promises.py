@@ -7,6 +7,7 @@ room, one result is kept as a hash of its bits while the other is made.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from tightfit.pricing.claims import Claim, claims_of
 from tightfit.pricing.comparisons import Comparisons, Verdict
 from tightfit.progress import Progress
 
-__all__ = ["TOLERANCES", "Kept", "compare_for", "keeping_promises", "promises_kept"]
+__all__ = ["TOLERANCES", "ComparedInTurns", "Kept", "keeping_promises", "promises_kept"]
 
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12,
@@ -102,24 +103,35 @@ def promises_kept(
     return Kept(captured, frozenset(on_rows), frozenset(id(claims[p].call) for p in later))
 
 
-def compare_for(captured: Captured, seconds: float, tried: set[str], room_bytes: int) -> bool:
-    """Compare alternatives of a step for so long; return whether all of them have been compared.
-
-    `promises_kept` knows then what was found.
+class ComparedInTurns:
+    """Compares the alternatives of a step turn by turn; `promises_kept` knows what was found.
 
     Parameters
     ----------
     captured : Captured
         The step with alternatives.
-    seconds : float
-        After which nothing more is begun; one comparison is made in any case.
-    tried : set of str
-        What was compared in earlier turns; grows.
-    room_bytes : int
-        What a comparison may take.
     """
-    comparisons = Comparisons(captured, room_bytes)
-    return comparisons.go_on(claims_of(captured).values(), time.perf_counter() + seconds, tried)
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._tried: set[str] = set()
+
+    @functools.cached_property
+    def _claims(self) -> tuple[Claim, ...]:
+        return tuple(claims_of(self._captured).values())
+
+    def go_on(self, seconds: float, room_bytes: int) -> bool:
+        """Compare for so long; return whether all have been compared.
+
+        Parameters
+        ----------
+        seconds : float
+            After which nothing more is begun; one comparison is made in any case.
+        room_bytes : int
+            What a comparison may take.
+        """
+        until = time.perf_counter() + seconds
+        return Comparisons(self._captured, room_bytes).go_on(self._claims, until, self._tried)
 
 
 def _is_kept(claim: Claim, verdicts: Mapping[str, Verdict]) -> bool:

@@ -192,6 +192,8 @@ class Flight:
         if peak_bytes + kept_bytes <= room_bytes:
             return
         needs = rough_needs(one, alone, options, new_bytes)
+        if needs is None:
+            return
         calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, needs))
         if calls > 1:
             self.calls, self._looked = calls, one

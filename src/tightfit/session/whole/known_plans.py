@@ -59,11 +59,15 @@ class KnownPlans:
         """Keep the plans that ran by costs that are known better now."""
         self._retired = tuple(plans)
 
-    def have_further_ways(self, before: Graph, hoped: Graph, after: Graph) -> None:
-        """Give all plans the numbers that alternatives have in another graph of the step.
+    def have_further_ways(
+        self, running: Iterable[Plan], before: Graph, hoped: Graph, after: Graph
+    ) -> None:
+        """Retire all plans, with the numbers that alternatives have in another graph of the step.
 
         Parameters
         ----------
+        running : iterable of Plan
+            Those that the step runs by.
         before : Graph
             What they were made for.
         hoped : Graph
@@ -71,7 +75,7 @@ class KnownPlans:
         after : Graph
             The other one.
         """
-        self._retired = _among(after, before, self.all())
+        self._retired = _among(after, before, (*running, *self.all()))
         self._thrifty = {p.gradients: p for p in _among(after, hoped, self._thrifty.values())}
         self._smallest = {}
 

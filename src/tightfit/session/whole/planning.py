@@ -379,10 +379,10 @@ def quick_needs(
 
 def rough_needs(
     one: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
-) -> Needs:
+) -> Needs | None:
     """Return what the plans of a step can do with, as far as is known or found in a moment.
 
-    Of a step that is too large for that, what the plan needs that keeps everything.
+    None: the step is too large for that.
     """
     graph = around.around(one.hoped)
     least, thrifty = (
@@ -391,8 +391,7 @@ def rough_needs(
     )
     if least is None or thrifty is None:
         if len(graph.ops) > _MOST_OPS_AT_ONCE:
-            most_peak, most_kept = _most(graph, around.gradients, new_gradient_bytes)
-            return Needs(most_peak, most_kept, most_peak, most_kept)
+            return None
         return quick_needs(one, around, options, new_gradient_bytes, _AT_ONCE)[1]
     if one.postponed is None:
         one.known.remember(least)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightfit.capture.captured import Captured
 from tightfit.planners.registry import DEFAULT
-from tightfit.pricing.promises import compare_for
+from tightfit.pricing.promises import ComparedInTurns
 from tightfit.pricing.quick import quick_costs
 from tightfit.session.options import Options
 
@@ -37,11 +37,11 @@ class Postponed:
     def __init__(self, hoped: Captured) -> None:
         self.hoped = hoped
         self.is_done = False
-        self._tried: set[str] = set()
+        self._turns = ComparedInTurns(hoped)
 
     def go_on(self, seconds: float, room_bytes: int) -> None:
-        """Compare for so long; see `pricing.promises.compare_for`."""
-        self.is_done = self.is_done or compare_for(self.hoped, seconds, self._tried, room_bytes)
+        """Compare for so long; see `pricing.promises.ComparedInTurns`."""
+        self.is_done = self.is_done or self._turns.go_on(seconds, room_bytes)
 
     def compared(self, options: Options, room_bytes: int) -> Captured:
         """Return the step with those that keep what they promise; compare what was not yet."""

@@ -278,8 +278,7 @@ class Specialisation:
         self.captured = self.postponed.compared(options, room_bytes)
         self.postponed = None
         after = self.captured.graph
-        self.known.retire((*self._running(), *self.known.all()))
-        self.known.have_further_ways(before, hoped, after)
+        self.known.have_further_ways(self._running(), before, hoped, after)
         if self._step_costs is not None:
             costs = self._step_costs = self._step_costs.among(before, after)
             self.captured = self.captured.with_graph(with_step_costs(after, costs))
