@@ -63,9 +63,8 @@ class Comparing:
                 self.end(one, options)
         self._began = time.perf_counter() if one.plans else None  # else it is planned first
 
-    def end(self, one: Specialisation, options: Options) -> Specialisation:
-        """Compare what is left, use what keeps its promise; return the step."""
+    def end(self, one: Specialisation, options: Options) -> None:
+        """Compare what is left and use what keeps its promise."""
         if one.postponed is not None:
             with left_out():
                 one.use_compared(options, self.room_bytes(options))
-        return one

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _QUICKLY = Limits(seconds=1.0)
-_AT_ONCE = Limits(seconds=0.25)
+_AT_ONCE = Limits(seconds=0.15)
 _MOST_OPS_AT_ONCE = 2500  # in which a moment is enough to find a smaller budget
 _TOGETHER = Limits(seconds=2.0)
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves

@@ -12,14 +12,7 @@ from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import (
-    BadInput,
-    CaptureError,
-    Diverged,
-    InfeasibleBudget,
-    OpaqueChanged,
-    OpaqueVaries,
-)
+from tightfit.errors import BadInput, CaptureError, Diverged, OpaqueChanged, OpaqueVaries
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run, Runner
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -27,25 +20,15 @@ from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.budget import Budget, Share
-from tightfit.session.memory.surroundings import Surroundings
+from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options
 from tightfit.session.report import Report
-from tightfit.session.whole.advice import advised
 from tightfit.session.whole.again import CalledAgain
-from tightfit.session.whole.around import around_step
 from tightfit.session.whole.captures import Captures
-from tightfit.session.whole.company import (
-    begin_in_company,
-    declare,
-    end_in_company,
-    is_new_in_company,
-)
-from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.deciding import with_deciding_ops
-from tightfit.session.whole.flight import Flight
 from tightfit.session.whole.learning import Watch
-from tightfit.session.whole.planning import NeedsComparing, planned_for, smallest_budget
+from tightfit.session.whole.plans import Plans
+from tightfit.session.whole.shares.company import end_in_company
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["WholeSteps"]
@@ -87,13 +70,11 @@ class WholeSteps:
         self.account = account
         self.captures = Captures(callee)
         self.watch = Watch(callee.name, account)
-        self._flight = Flight(callee.name, account)
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._addresses = addresses
-        self._comparing = Comparing(account, addresses)
+        self._plans = Plans(callee, self.captures, account, addresses, self.watch)
         self._calls = 0
-        self._more_bytes = 0  # held now than when the last plan was made
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -131,7 +112,7 @@ class WholeSteps:
         """Capture, price and plan for the given inputs without running anything."""
         one = self._specialisation(given, waits=quickly)
         self.last = self._planned(one, self.captures.inputs(one, given), waits=not quickly)
-        self._flight.prepared(one, runs_next=quickly)
+        self._plans.flight.prepared(one, runs_next=quickly)
 
     def settle(self) -> None:
         """Do nothing: the report is of the last step that has ended."""
@@ -148,7 +129,7 @@ class WholeSteps:
             raise BadInput(
                 "nothing is planned yet: call the model once, or tightfit.prepare(model, *inputs)"
             )
-        return self.last.report(self._more_bytes, self.options.usable_bytes, self.watch.steps)
+        return self.last.report(self._plans.more_bytes, self.options.usable_bytes, self.watch.steps)
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
@@ -180,13 +161,14 @@ class WholeSteps:
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
-        one = self._comparing.end(self._specialisation(given), self.options)
-        return smallest_budget(one, self._alone(one, given), self.options)
+        one = self._specialisation(given)
+        return self._plans.smallest_budget(one, self.captures.inputs(one, given), self.options)
 
     def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
         """Tell a budget that is to be shared what these inputs need; return the least."""
-        one = self._comparing.end(self._specialisation(given), self.options)
-        return declare(one, self._alone(one, given), self.account, self.options, budget)
+        one = self._specialisation(given)
+        inputs = self.captures.inputs(one, given)
+        return self._plans.declare_needs(one, inputs, self.options, budget)
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -211,15 +193,22 @@ class WholeSteps:
         else:
             self.close_step()  # what capture and measurements take belongs to no step
         self.account.locate()
-        room_bytes = self._comparing.room_bytes(self.options) if waits else None
+        room_bytes = self._plans.looking_bytes(self.options) if waits else None
         with left_out(), fewer_collections():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
     def _begin(self, one: Specialisation, given: Arguments) -> None:
         """Begin to measure a step of what was captured."""
         inputs = self.captures.inputs(one, given)
-        seen = {"alone": not self.waiting and self._flight.is_alone, "more_bytes": self._more_bytes}
-        self.watch.begin(one, self.options, self.last, inputs, self.runs, **seen)
+        self.watch.begin(
+            one,
+            self.options,
+            self.last,
+            inputs,
+            self.runs,
+            alone=not self.waiting and self._plans.flight.is_alone,
+            more_bytes=self._plans.more_bytes,
+        )
 
     def _run_as_data_decide(
         self, one: Specialisation, given: Arguments
@@ -287,10 +276,11 @@ class WholeSteps:
     def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
         inputs = self.captures.inputs(one, given)
-        planned = self.last = _without_garbage(self.account, lambda: self._planned(one, inputs))
+        planned = self.last = self._planned(one, inputs)
         self._addresses.begin_step((one.key, planned.number), self)
         again = CalledAgain(self.captures, one, given, self._planned_otherwise)
-        self.runs.add(run := Run(self._backward_started(one), self._backward_ended, again))
+        run = Run(self._backward_started(one), self._backward_ended, again)
+        self.runs.add(run)
         self._calls += 1
         return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
 
@@ -301,67 +291,16 @@ class WholeSteps:
         announce(f"{self.callee.name}: an output that had no gradient before has one: planned anew")
         return planned.runner
 
-    # -- planning -----------------------------------------------------------------------------
-
     def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
-        """Return the plan for the constants of now."""
-        self._comparing.go_on(one, self.options, self.waiting)
-        one.use_step_costs(self.options)
-        alone = partial(self._around, one, inputs, Share(0))
-        begin_in_company(one, alone, self.account, self.options)
-        looks = not (waits or one.plans or is_new_in_company(one, self.options))
-        self._flight.begin(one, alone, self.options, len(self.waiting), looks=looks)
-        known = tuple(one.plans.values())
-        if self.options.compile:
-            self.account.let_go()  # what a compiled plan holds shows when it runs, and is learned
-        around, planned = self._fitting(one, inputs, waits=waits)
-        self._more_bytes = one.held_more(planned, around)
-        if self.options.compile and all(planned is not each for each in known):
-            self.watch.restart()  # what compiling and trying took belongs to no step
-        return planned
+        """Return the plan for the constants of now; `waits`: search it now, nobody trains yet."""
+        return self._plans.chosen(one, inputs, self.options, self.waiting, waits=waits)
 
-    def _fitting(
-        self, one: Specialisation, inputs: list[Any], *, waits: bool
-    ) -> tuple[Surroundings, Planned]:
-        """Return what lies around the step and its plan; leave room to look only if there is."""
-        around = self._around(one, inputs)
-        try:
-            planned = planned_for(
-                one,
-                around,
-                inputs,
-                self.options,
-                self.callee.name,
-                self.captures.other_plans,
-                waits=waits,
-                least=is_new_in_company(one, self.options),
-                once=self._flight.looks,
-            )
-        except NeedsComparing:
-            return self._fitting(self._comparing.end(one, self.options), inputs, waits=waits)
-        except InfeasibleBudget as error:
-            if self._flight.looks:
-                self._flight.look_no_more()
-                return self._fitting(one, inputs, waits=waits)
-            self.watch.abandon()
-            beside = self._flight.beside(one, around, self.options)
-            raise advised(error, one, around, self.account, self.options, beside) from None
-        return around, planned
-
-    def _around(
-        self, one: Specialisation, inputs: list[Any], share: Share | None = None
-    ) -> Surroundings:
-        """Return what lies around the step now; its share of the budget unless that is given."""
-        return around_step(one, inputs, self.account, self.options, self._flight, share)
-
-    def _alone(self, one: Specialisation, given: Arguments) -> Surroundings:
-        """Return what lies around the step, whatever the budget and others that share it."""
-        return self._around(one, self.captures.inputs(one, given), Share(0))
+    # -- backward -----------------------------------------------------------------------------
 
     def _backward_ended(self, run: Run) -> None:
         self.watch.after_backward(run)
         if not self.waiting:
-            self._flight.end()
+            self._plans.flight.end()
         is_open = bool(self.waiting) or run.state == "again"  # what is derived of it is to come
         end_in_company(self.account, self.options, is_open=is_open)
 
@@ -373,16 +312,6 @@ class WholeSteps:
             self.captures.learn_outputs(one, run)
 
         return started
-
-
-def _without_garbage(account: Account, plan: Callable[[], Planned]) -> Planned:
-    """Plan; where nothing fits, once more when garbage is collected, which counts as held."""
-    try:
-        return plan()
-    except InfeasibleBudget:
-        if not account.collect_garbage():
-            raise
-    return plan()
 
 
 def _why_anew(name: str, change: str | None) -> str:

@@ -11,7 +11,7 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Share
 from tightfit.session.memory.surroundings import Surroundings, root_gradient_bytes
 from tightfit.session.options import Options
-from tightfit.session.whole.flight import Flight
+from tightfit.session.whole.shares.flight import Flight
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["around_step"]
