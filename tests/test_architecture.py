@@ -100,7 +100,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "session": (
         "callee report refusals processes bypass outputs",
         "memory",
-        "options",
+        "options copies",
         "stages anywhere",
         "device_addresses",
         "addresses",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.training_loops import Life, Run, live
-from tightfit.session.whole import flight
+from tightfit.session.whole.shares import flight
 
 Backwards = Callable[[list[Tensor]], None]
 

@@ -116,6 +116,46 @@ def test_averaged_weights_that_are_made_on_the_way_count(metered) -> None:
     assert peak() <= budget
 
 
+def test_copies_that_train_share_the_budget(metered) -> None:
+    """As in federated or meta-learning: copies train for a while, and their mean is taken over."""
+    torch.manual_seed(0)
+    model = dense()
+    peak = metered(model)
+    fit(model, budget := int(4.5 * MIB))
+    for _ in range(2):
+        copies = [copy.deepcopy(model) for _ in range(2)]
+        for each in (*copies, model):
+            optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+            for _ in range(3):
+                each(torch.randn(256, 128)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        del each, optimizer
+        with torch.no_grad():
+            for parameter, *others in zip(*(m.parameters() for m in (model, *copies)), strict=True):
+                parameter.copy_(sum(others) / 2)
+        del copies, others
+    assert peak() <= budget
+    held = [torch.zeros(MIB // 4)]
+    with pytest.raises(RuntimeError, match="no room for a further"):
+        while len(held) < 32:
+            held.append(torch.zeros(MIB // 4))
+    assert peak() <= budget
+
+
+def test_averaged_weights_that_are_evaluated_leave_the_limit_as_it_is() -> None:
+    model = dense()
+    fit(model, 4 * MIB)
+    average = copy.deepcopy(model)
+    model(torch.randn(256, 128)).square().mean().backward()
+    with torch.no_grad():
+        average(torch.randn(16, 128))
+    held = []
+    with pytest.raises(RuntimeError, match="no room for a further"):
+        while len(held) < 6:
+            held.append(torch.zeros(MIB // 4))
+
+
 def test_the_step_of_an_optimizer_is_refused_before_it_begins() -> None:
     model = nn.Linear(512, 512)
     fit(model, 6 * MIB)

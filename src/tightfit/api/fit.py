@@ -24,6 +24,7 @@ from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
 from tightfit.session.bypass import expect_calls
 from tightfit.session.callee import Callee
+from tightfit.session.copies import Copies
 from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.handles import (
     PlannedStep,
@@ -77,7 +78,7 @@ def fit(
         The model; it may return its loss or its prediction.
     budget : int, str or Budget
         Bytes, or text such as ``"8GiB"``, or ``"device"`` (what a GPU has free now), or a `Budget`
-        that several models share.
+        that several models share. A deep copy of the model that trains shares it, too.
     optimizer : torch.optim.Optimizer, optional
         Tells the size of its state; without it two copies of the parameters are assumed until
         the first step has shown the truth.
@@ -196,18 +197,19 @@ def _in_common(budget: int | str | Budget) -> Budget:
 def _fit_whole(
     model: nn.Module, options: Options, shapes: Iterable[Any], names: tuple[str, ...]
 ) -> None:
-    """Plan the model as one; a copy of the model is fitted by itself."""
+    """Plan the model as one; a copy of the model is fitted by itself, within the same budget."""
+    refuse_unfittable(model)
+    methods = methods_of(model, names, options)
+    fitted = Fitted.as_a_whole(callee_of(model), options)
+    copies = Copies(fitted)
 
     def refit(copy: nn.Module) -> Fitted:
         refuse_unfittable(copy)
         own = dataclasses.replace(options, optimizer=None)
-        fitted = Fitted.as_a_whole(callee_of(copy), own, is_copy=True)
-        attach(copy, fitted, refit, methods_of(copy, names, own, is_copy=True))
+        fitted = Fitted.as_a_whole(callee_of(copy), own, copies)
+        attach(copy, fitted, refit, methods_of(copy, names, own, copies))
         return fitted
 
-    refuse_unfittable(model)
-    methods = methods_of(model, names, options)
-    fitted = Fitted.as_a_whole(callee_of(model), options)
     for method in methods.values():
         fitted.at_leaving(method.leave)
     prepare_all(fitted, shapes)

@@ -29,11 +29,12 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.addresses import addresses_for
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.copies import Copies
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
 from tightfit.session.options import Options, with_ranks, worst_first
-from tightfit.session.parts.in_parts import InParts, first_call
+from tightfit.session.parts.in_parts import first_call
 from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.refusals import not_prepared, second_forward, told
 from tightfit.session.report import Report
@@ -102,8 +103,8 @@ class Fitted:
         The way it runs at first.
     addresses : Anywhere
         Where its steps lie in memory.
-    is_copy : bool
-        Whether nobody has asked for it: a copy has a budget of its own once it trains.
+    copies : Copies, optional
+        What it has in common with the model that it is a copy of.
 
     Attributes
     ----------
@@ -121,27 +122,29 @@ class Fitted:
         route: Route,
         addresses: Anywhere,
         *,
-        is_copy: bool = False,
+        copies: Copies | None = None,
     ) -> None:
         self.callee = callee
         self.options = options
         self.account = account
         self.route = route
         self._whole = route if isinstance(route, WholeSteps) else None
-        self._at_leaving: list[Callable[[], None]] = []
+        self._at_leaving: list[Callable[[], None]] = [addresses.leave]
         self._running_in: int | None = None
-        self._limit = Limit(callee.name, account, is_copy=is_copy)
+        self._limit = Limit(callee.name, account, is_copy=copies is not None)
         self._addresses = addresses
-        self.at_leaving(addresses.leave)
-        self._join_budget()
+        self._copies = copies  # of which it has a part once it trains
+        if copies is None:
+            self._join_budget()
 
     @classmethod
-    def as_a_whole(cls, callee: Callee, options: Options, *, is_copy: bool = False) -> Fitted:
+    def as_a_whole(cls, callee: Callee, options: Options, copies: Copies | None = None) -> Fitted:
         """Return what runs a callable as one graph, as long as that can be captured."""
-        account = Account(callee.modules, options.optimizer)
+        tally = copies.tally if copies is not None else None
+        account = Account(callee.modules, options.optimizer, tally)
         addresses = addresses_for(callee.name, account, options)
         route = WholeSteps(callee, options, account, addresses)
-        return cls(callee, options, account, route, addresses, is_copy=is_copy)
+        return cls(callee, options, account, route, addresses, copies=copies)
 
     @property
     def name(self) -> str:
@@ -227,7 +230,7 @@ class Fitted:
             return self._run_in_parts(reason, given)
         except OpaqueVaries as change:
             reason = CaptureError(str(change), module=change.module, cause="data")
-            if not self._has_parts_for(reason):
+            if not _has_parts_for(self.callee, reason):
                 raise
             return self._run_in_parts(reason, given)
 
@@ -248,16 +251,11 @@ class Fitted:
         CaptureError
             The reason, if there is no part that can be planned; generators are then as before.
         """
-        if not self._has_parts_for(reason):
+        if not _has_parts_for(self.callee, reason):
             raise reason
         self._addresses.note_parts()
         self.route, output = first_call(self.callee, self.options, self.account, reason, given)
         return output
-
-    def _has_parts_for(self, reason: CaptureError) -> bool:
-        """Whether parts may be planned where the whole cannot."""
-        there_are = has_parts(self.callee.modules, self.callee.root)
-        return there_are and not isinstance(reason, NothingToTrain)
 
     # -- planning before training -------------------------------------------------------------
 
@@ -273,7 +271,9 @@ class Fitted:
         try:
             self.route.prepare(given)
         except CaptureError as reason:
-            error = not_prepared(self.name, reason) if self._has_parts_for(reason) else reason
+            error = (
+                not_prepared(self.name, reason) if _has_parts_for(self.callee, reason) else reason
+            )
             raise told(error, self.account.device) from reason.__cause__
         self.settle()
         return self.report()
@@ -333,21 +333,13 @@ class Fitted:
 
     def change_budget(self, budget_bytes: int) -> None:
         """Plan the next step within another budget, and measure anew."""
-        self.close_step()
-        self._take_options(dataclasses.replace(self.options, budget_bytes=budget_bytes))
-        self._join_budget()
+        self.change_options(dataclasses.replace(self.options, budget_bytes=budget_bytes))
         if self.route is self._whole:
             self._whole.measure_anew()
 
     def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         return self._as_a_whole().smallest_budget(Arguments.of(args, kwargs))
-
-    def least_bytes_in_parts(self) -> int:
-        """Return what a step like the last one holds with the least plan of every part."""
-        assert isinstance(self.route, InParts)  # else the step would have said what it lacks
-        self.route.close_step()
-        return self.route.steps.least_bytes()
 
     def declare_needs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], budget: Budget
@@ -374,11 +366,20 @@ class Fitted:
         self.route = self._whole
 
     def _resolve_budget(self) -> None:
-        """Take what the device has free now, if the user asked for that."""
+        """Know the budget of what trains now: of a copy it is that of the model it is a copy of."""
         before = self.options
         self._take_options(before.resolved(self.account.device))
-        if self.options is not before:
+        if self._copies is not None:
+            copies, self._copies = self._copies, None
+            self.share(self.options.shared or copies.budget(self.options.limit_bytes))
+        elif self.options is not before:
             self._join_budget()
+        self.account.expect_training(True)
+
+    def share(self, budget: Budget) -> None:
+        """Have a budget in common with others from now on."""
+        self._take_options(dataclasses.replace(self.options, shared=budget))
+        self._join_budget()
 
     def _take_options(self, options: Options) -> None:
         if options is self.options:
@@ -407,6 +408,11 @@ class Fitted:
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()
+
+
+def _has_parts_for(callee: Callee, reason: CaptureError) -> bool:
+    """Whether parts may be planned where the whole cannot."""
+    return has_parts(callee.modules, callee.root) and not isinstance(reason, NothingToTrain)
 
 
 def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:

@@ -20,6 +20,7 @@ from tightfit.execution.attach import (
 )
 from tightfit.session.addresses import addresses_for
 from tightfit.session.callee import Callee
+from tightfit.session.copies import Copies
 from tightfit.session.fitted import Fitted
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
@@ -35,7 +36,7 @@ def callee_of(module: nn.Module) -> Callee:
 
 
 def methods_of(
-    module: nn.Module, names: Iterable[str], options: Options, *, is_copy: bool = False
+    module: nn.Module, names: Iterable[str], options: Options, copies: Copies | None = None
 ) -> dict[str, Fitted]:
     """Return what runs methods of a module, each planned as a step of its own, by their names."""
     kind = type(module).__name__
@@ -43,10 +44,7 @@ def methods_of(
         name: Callee(original_method(module, name), {"model": module}, f"{kind}.{name}")
         for name in names
     }
-    return {
-        name: Fitted.as_a_whole(callee, options, is_copy=is_copy)
-        for name, callee in callees.items()
-    }
+    return {name: Fitted.as_a_whole(callee, options, copies) for name, callee in callees.items()}
 
 
 def attach_by_parts(

@@ -15,6 +15,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
 from tightfit.session.handles import PlannedStep
 from tightfit.session.options import make_options
+from tightfit.session.parts.in_parts import InParts
 from tightfit.session.report import Report
 from tightfit.studies.model import explain_error
 from tightfit.studies.subject import (
@@ -114,14 +115,14 @@ class Comparison:
         """Return a budget in which a model that allows no single graph has run its steps."""
         fitted = self.within(_UNLIMITED)
         self._train(fitted)
-        least = fitted.least_bytes_in_parts()
+        least = _least_bytes_in_parts(fitted)
         for _ in range(_MOST_ATTEMPTS):
             try:
                 trace = self._train(self.within(least))
             except InfeasibleBudget as error:
                 needed = error.minimum_bytes or least
             else:
-                needed = max(trace.peak_bytes, fitted.least_bytes_in_parts())
+                needed = max(trace.peak_bytes, _least_bytes_in_parts(fitted))
             if needed <= least:
                 break
             least = needed
@@ -347,3 +348,11 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         """Measured activation peak of the planned part as a share of eager's."""
         eager = self.eager_peak_bytes - self.constant_bytes
         return (self.measured_program_bytes - self.constant_bytes) / eager
+
+
+def _least_bytes_in_parts(fitted: Fitted) -> int:
+    """Return what a step like the last one holds with the least plan of every part."""
+    route = fitted.route
+    assert isinstance(route, InParts)  # else the step would have said what it lacks
+    route.close_step()
+    return route.steps.least_bytes()

@@ -65,6 +65,8 @@ class Account:
         The modules whose parameters it uses.
     optimizer : torch.optim.Optimizer or None
         One that holds them; others are found.
+    tally : Tally, optional
+        Has counted before what is given out; None: counting begins now.
 
     Attributes
     ----------
@@ -76,18 +78,26 @@ class Account:
         Those that hold any of the parameters.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], optimizer: Any) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], optimizer: Any, tally: Tally | None = None
+    ) -> None:
         self.modules = modules
         self.replicas: Replicas | None = None
         self.device = device_of_modules(modules)
         self.optimizers = Optimizers(modules, optimizer, self.granularity_bytes)
-        self._tally = self._new_tally()
+        self._tally = tally or self._new_tally()
         self._limit_bytes: int | None = None
-        self._limited_with: tuple[Account, ...] = ()
+        self._limited_with: weakref.WeakSet[Account] = weakref.WeakSet()
         self._state: _State = "free"
         self._before_now = 0
         self._given_at_count = -1
         self._known: tuple[Any, Standing] | None = None
+        self._trains = True
+
+    @property
+    def tally(self) -> Tally | None:
+        """Counts what is given out; None where nothing can."""
+        return self._tally
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -142,6 +152,8 @@ class Account:
         besides : sequence of Account
             Those whose optimizers and parameters are counted elsewhere.
         """
+        if not self._trains:
+            return 0
         self.optimizers.look()
         counted = _parameters_of(besides)
         new_bytes = new_gradient_bytes(self.modules, self.granularity_bytes, counted)
@@ -246,7 +258,7 @@ class Account:
         within = (self, *beside)
         if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
             gc.collect()  # those that were let go of keep to nothing
-        self._limit_bytes, self._limited_with = limit_bytes, tuple(beside)
+        self._limit_bytes, self._limited_with = limit_bytes, weakref.WeakSet(beside)
         (_KEEPERS.discard if limit_bytes is None else _KEEPERS.add)(self)
         for other in beside:
             other.keep_to(None)
@@ -333,6 +345,10 @@ class Account:
             self._tally = self._new_tally()
             self._count_before()
         self._known = None
+
+    def expect_training(self, trains: bool) -> None:
+        """Expect gradients and optimizers' state, or none: the callable only holds what it has."""
+        self._trains = trains
 
     def collect_garbage(self) -> bool:
         """Collect garbage; return whether less is given out now."""

@@ -28,7 +28,7 @@ class Limit:
     account : Account
         What it holds.
     is_copy : bool
-        Whether nobody has asked for it: a copy has a budget of its own once it trains.
+        Whether nobody has asked for it: a copy keeps to nothing of its own until it trains.
     """
 
     def __init__(self, name: str, account: Account, *, is_copy: bool = False) -> None:
@@ -63,7 +63,8 @@ class Limit:
             Whether nothing of it is planned yet.
         """
         self._is_looking = is_looking
-        if not self._keeps or (beside and self._account.limit_bytes is None):
+        is_asked = limit_bytes is not None or bool(beside)
+        if not self._keeps or (is_asked and self._account.limit_bytes is None):
             self._keeps = True
             self.follow(limit_bytes, beside)  # of those that share it through the one called last
         self._account.enforce()
@@ -81,7 +82,8 @@ class Limit:
         goes_on : bool
             Whether a step is under way afterwards, too: somebody awaits a backward.
         """
-        self.begin(limit_bytes, beside)
+        if self._keeps:
+            self.begin(limit_bytes, beside)
         try:
             yield
         except Exception as error:
@@ -94,7 +96,7 @@ class Limit:
             )
             raise budget_exceeded(error, what) from error
         finally:
-            if not goes_on:
+            if self._keeps and not goes_on:
                 self._account.rest()
 
     def __enter__(self) -> None:

@@ -1,0 +1,68 @@
+"""Deep copies of a fitted model: its budget was given once, for all of them together."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from tightfit.allocator.tally import Tally
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.budget import Budget
+
+__all__ = ["Copies"]
+
+
+class Original(Protocol):
+    """What runs the model that was copied."""
+
+    account: Account
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it has trained."""
+        ...
+
+    def share(self, budget: Budget) -> None:
+        """Have a budget in common with others from now on."""
+        ...
+
+
+class Copies:
+    """What a fitted model and its deep copies have in common, wherever they are by now.
+
+    A copy that trains shares the budget of the model; one that does not, such as averaged weights
+    or a teacher, is something else that is held. So is a model that only its copies train of. What
+    counts against the budget is counted from where the model was fitted on.
+
+    Parameters
+    ----------
+    original : Original
+        Runs the model; it is not kept alive.
+    """
+
+    def __init__(self, original: Original) -> None:
+        self._original = weakref.ref(original)
+        self._tally = original.account.tally
+        self._budget: Budget | None = None
+
+    @property
+    def tally(self) -> Tally | None:
+        """Counts what was given out since the model was fitted."""
+        original = self._original()
+        return self._tally if original is None else original.account.tally
+
+    def budget(self, size_bytes: int) -> Budget:
+        """Return the budget of all: a copy begins to train.
+
+        Parameters
+        ----------
+        size_bytes : int
+            Of the budget that the model was fitted with.
+        """
+        if self._budget is None:
+            self._budget = Budget(size_bytes)
+            original = self._original()
+            if original is not None:
+                original.account.expect_training(original.is_used)
+                original.share(self._budget)
+        return self._budget
