@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tightfit
 from benchmarks.training_loops import Life, Run, live
+from tightfit.errors import InfeasibleBudget
 from tightfit.session.whole.shares import flight
 
 Backwards = Callable[[list[Tensor]], None]
@@ -98,3 +100,33 @@ def test_a_call_that_fits_alone_is_not_refused_for_others_that_might_have_come(m
     fitted = lived(loop, int(0.62 * plain.whole_bytes))
     assert not fitted.error
     assert fitted.losses == plain.losses
+
+
+def test_following_the_advice_leads_to_a_budget_that_holds() -> None:
+    """What one of three calls has of each further byte is a part: advice allows for that."""
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        images = (nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU())
+        return nn.Sequential(*images, nn.Flatten(), nn.Linear(64 * 49, 128), nn.LayerNorm(128))
+
+    def steps(model: nn.Module) -> None:
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            anchor, same, other = (torch.randn(48, 1, 28, 28) for _ in range(3))
+            outputs = model(anchor), model(same), model(other)
+            nn.functional.triplet_margin_loss(*outputs).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    budget = 9 << 20
+    for _ in range(6):
+        model = tightfit.fit(network(), budget, costs="unit", cache=False, limits=(1, 0.01))
+        try:
+            steps(model)
+        except InfeasibleBudget as error:
+            assert error.minimum_bytes > budget
+            budget = error.minimum_bytes
+        else:
+            return
+    pytest.fail(f"a budget of {budget} bytes is not enough yet")

@@ -275,6 +275,8 @@ class Guard:
 
     def _others(self) -> list[Guard]:
         """Return the guards of callables with budgets of their own."""
+        if len(_GUARDS) == 1:
+            return []
         return [
             other
             for other in list(_GUARDS)

@@ -62,6 +62,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         ``"fresh"`` or ``"accumulated"``.
     whole_bytes : int or None
         The user's budget, where others leave the step only this part of it.
+    part : float
+        What they leave it of each further byte.
     keeps_order : bool
         Whether first computations keep the graph's order: a program runs them, not the plan. The
         default planner asks; planners that have one order keep it anyway.
@@ -71,6 +73,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int
     gradients: Gradients = "fresh"
     whole_bytes: int | None = None
+    part: float = 1.0
     keeps_order: bool = False
 
 

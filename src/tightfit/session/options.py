@@ -171,7 +171,7 @@ class Options:
         # gradients of one call are made while another one still keeps what it needs
         others_bytes = share.others_bytes + (new_bytes if calls > 1 else 0)
         left_bytes = budget_bytes - held_bytes - mine
-        return Share(budget_bytes, max(0, min(others_bytes, left_bytes)))
+        return Share(budget_bytes, max(0, min(others_bytes, left_bytes)), share.part)
 
     def _shares_needs(self) -> bool:
         return self.shared is not None and all(map(self.shared.knows, self.shared.members()))

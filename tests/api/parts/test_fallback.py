@@ -213,9 +213,15 @@ class Words(nn.Module):
         return self.block(self.words(tokens))
 
 
-def test_sparse_gradients_beside_planned_blocks() -> None:
+class WordsTwice(Words):
+    def forward(self, tokens):
+        return self.block(self.words(tokens) + self.words(tokens.flip(0)))
+
+
+@pytest.mark.parametrize("kind", [Words, WordsTwice])
+def test_sparse_gradients_beside_planned_blocks(kind) -> None:
     torch.manual_seed(0)
-    plain, model = Words(), Words()
+    plain, model = kind(), kind()
     model.load_state_dict(plain.state_dict())
     tightfit.fit(model, "1GiB", costs="unit", cache=False, limits=LIMITS)
     tokens = [torch.randint(0, 500, (64,)) for _ in range(4)]

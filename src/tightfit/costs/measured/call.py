@@ -333,8 +333,8 @@ def call_key(
 ) -> str:
     """Return a text that is equal for calls that cost the same.
 
-    Tensors (real or fake) enter by shape, strides, dtype and, where they are part of a storage,
-    its size; everything else by its text; how arguments are nested counts too.
+    Tensors (real or fake) enter by shape, strides (or another layout), dtype and, where they are
+    part of a storage, its size; everything else by its text; how arguments are nested counts too.
     """
     leaves, structure = private.pytree.tree_flatten(
         (list(arguments), dict(keyword_arguments or {}))
@@ -344,6 +344,8 @@ def call_key(
 
 
 def _text(tensor: torch.Tensor) -> str:
+    if tensor.layout != torch.strided:
+        return f"{tuple(tensor.shape)}{tensor.layout}{tensor.dtype}"
     whole = tensor.untyped_storage().nbytes()
     part = "" if whole == tensor.numel() * tensor.itemsize else f" of {whole}"
     return f"{tuple(tensor.shape)}{tuple(tensor.stride())}{tensor.dtype}{part}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from tightfit.errors import InfeasibleBudget
@@ -61,8 +62,10 @@ def _budget(task: Task) -> str:
 
 def _least_whole(task: Task, least: MinimumBudget) -> int:
     """Return the least budget of the user: what others leave of it grows with it."""
-    whole = task.budget_bytes if task.whole_bytes is None else task.whole_bytes
-    return least.found_bytes + whole - task.budget_bytes
+    if task.whole_bytes is None:
+        return least.found_bytes
+    lacking = least.found_bytes - task.budget_bytes
+    return task.whole_bytes + math.ceil(lacking / task.part if lacking > 0 else lacking)
 
 
 def _where(graph: Graph, least: MinimumBudget, tightest: Simulation) -> str:

@@ -229,10 +229,13 @@ class Share:
         What it may hold besides what lasts.
     others_bytes : int
         What the others may hold between its forward and its backward.
+    part : float
+        What it would have of each further byte of the budget, at least.
     """
 
     peak_bytes: int
     others_bytes: int = 0
+    part: float = 1.0
 
 
 def divided(room_bytes: int, needs: Sequence[Needs], own: Needs) -> Share:
@@ -249,7 +252,8 @@ def divided(room_bytes: int, needs: Sequence[Needs], own: Needs) -> Share:
     kept = [n.least_kept + int(part * (n.most_kept - n.least_kept)) for n in needs]
     mine = own.least_kept + int(part * (own.most_kept - own.least_kept))
     others = max(0, room_bytes - sum(kept))
-    return Share(peak_bytes=others + mine, others_bytes=others)
+    further = (own.most_kept - own.least_kept) / spans if spans > 0 and part < 1.0 else 1.0
+    return Share(peak_bytes=others + mine, others_bytes=others, part=further or 1.0)
 
 
 def usable_bytes(budget_bytes: int, reserve_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
@@ -48,6 +48,8 @@ class Surroundings:
         Of the budget what the step may use, all of these included.
     whole_bytes : int
         The budget.
+    part : float
+        What the step may use of each further byte of it.
     """
 
     gradients: Gradients
@@ -57,6 +59,7 @@ class Surroundings:
     others_bytes: int
     budget_bytes: int
     whole_bytes: int
+    part: float = field(default=1.0, compare=False)
 
     @property
     def held_bytes(self) -> int:
@@ -93,6 +96,7 @@ class Surroundings:
             budget_bytes=self.budget_bytes,
             gradients=self.gradients,
             whole_bytes=self.whole_bytes if self.whole_bytes != self.budget_bytes else None,
+            part=self.part,
         )
 
 

@@ -90,6 +90,7 @@ def advised(
         others_bytes=max(around.others_bytes, handed_bytes) + more_bytes,
         budget_bytes=around.budget_bytes,
         whole_bytes=around.whole_bytes,
+        part=around.part,
     )
     graph = later.around(one.captured)
     adding = minimum_budget(graph, "accumulated", _QUICKLY, SILENT).found_bytes

@@ -140,7 +140,13 @@ class Plans:
         known = tuple(one.plans.values())
         if options.compile:
             self._account.let_go()  # what a compiled plan holds shows when it runs, and is learned
-        around, planned = self._fitting(one, inputs, options, waits=waits)
+        try:
+            around, planned = self._fitting(one, inputs, options, waits=waits)
+        except NeedsComparing:
+            self._comparing.end(one, options)
+            self.flight.forget_needs(one)
+            self.flight.begin(one, alone, options, len(waiting), looks=looks)
+            around, planned = self._fitting(one, inputs, options, waits=waits)
         self.more_bytes = one.held_more(planned, around)
         if options.compile and all(planned is not each for each in known):
             self._watch.restart()  # what compiling and trying took belongs to no step
@@ -163,9 +169,6 @@ class Plans:
                 least=is_new_in_company(one, options),
                 once=self.flight.looks,
             )
-        except NeedsComparing:
-            self._comparing.end(one, options)
-            return self._fitting(one, inputs, options, waits=waits)
         except InfeasibleBudget as error:
             if self.flight.looks:
                 self.flight.look_no_more()

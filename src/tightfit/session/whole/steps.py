@@ -103,8 +103,9 @@ class WholeSteps:
         """
         one = self._specialisation(given, waits=True)
         self.captures.forget_left(one)
-        self._begin(one, given)
-        one, outputs = self._run_as_data_decide(one, given)
+        inputs = self.captures.inputs(one, given)
+        self._begin(one, inputs)
+        one, outputs = self._run_as_data_decide(one, given, inputs)
         self.watch.after_forward()
         return put(one.captured.joint.structure.filled(outputs), self.callee.modules)
 
@@ -197,9 +198,8 @@ class WholeSteps:
         with left_out(), fewer_collections():
             return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
-    def _begin(self, one: Specialisation, given: Arguments) -> None:
+    def _begin(self, one: Specialisation, inputs: list[Any]) -> None:
         """Begin to measure a step of what was captured."""
-        inputs = self.captures.inputs(one, given)
         self.watch.begin(
             one,
             self.options,
@@ -211,7 +211,7 @@ class WholeSteps:
         )
 
     def _run_as_data_decide(
-        self, one: Specialisation, given: Arguments
+        self, one: Specialisation, given: Arguments, inputs: list[Any]
     ) -> tuple[Specialisation, list[Any]]:
         """Run a forward as its data decide; return what was run in the end, and flat outputs.
 
@@ -226,10 +226,10 @@ class WholeSteps:
         for _ in range(_MOST_ATTEMPTS):
             joint = one.captured.joint
             if not joint.questions and not joint.opaque.calls:
-                return one, self._run(one, given)
+                return one, self._run(one, given, inputs)
             before = GeneratorStates(self.callee.modules)
             try:
-                return one, self._run(one, given)
+                return one, self._run(one, given, inputs)
             except (OpaqueChanged, OpaqueVaries, Diverged) as change:
                 if joint.opaque.changes_state:  # a module writes its buffers when it runs
                     raise
@@ -244,6 +244,7 @@ class WholeSteps:
                 one = self._captured(one.key, given)
             else:
                 one = self._answering(one, given)
+            inputs = self.captures.inputs(one, given)
         raise _undecided(self.callee.name)
 
     def _answering(self, unfit: Specialisation, given: Arguments) -> Specialisation:
@@ -262,7 +263,7 @@ class WholeSteps:
                 name = self.callee.name
                 announce(f"{name} computes values that decide otherwise: making a new plan")
             one = self._capture(unfit.key, call, waits=True)
-        self._begin(one, given)
+        self._begin(one, self.captures.inputs(one, given))
         return one
 
     def _captured_anew(
@@ -273,9 +274,8 @@ class WholeSteps:
         one = self._capture(unfit.key, call, waits=True)
         return one, self._planned(one, self.captures.inputs(one, given))
 
-    def _run(self, one: Specialisation, given: Arguments) -> list[Any]:
+    def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
-        inputs = self.captures.inputs(one, given)
         planned = self.last = self._planned(one, inputs)
         self._addresses.begin_step((one.key, planned.number), self)
         again = CalledAgain(self.captures, one, given, self._planned_otherwise)

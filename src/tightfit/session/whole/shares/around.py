@@ -61,6 +61,7 @@ def around_step(
         others_bytes=others_bytes,
         budget_bytes=share.peak_bytes,
         whole_bytes=options.usable_bytes,
+        part=share.part,
     )
 
 

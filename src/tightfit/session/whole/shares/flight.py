@@ -54,6 +54,7 @@ class Flight:
         self._open_calls = 0
         self._most_open = 1
         self._kept_bytes: int | None = None  # by each call, where it was divided
+        self._divided_by = 1
         self._beside: Hashable = None
         self._seen: dict[Hashable, deque[int]] = {}
         self._told = 1
@@ -130,6 +131,12 @@ class Flight:
             one.forget_plans()
             self.look_no_more()
 
+    def forget_needs(self, one: Specialisation) -> None:
+        """Find out anew what a step needs; divide anew what was divided for a step never seen."""
+        self._needs.pop(one, None)
+        if not self._seen:
+            self._kept_bytes = None
+
     @property
     def waiting_bytes(self) -> int:
         """What gradients of another call take while autograd has yet to add them up."""
@@ -150,7 +157,7 @@ class Flight:
         to_come = max(0, self.calls - self._open_calls - 1)
         peak_bytes -= to_come * self._kept_bytes
         others_bytes = peak_bytes - _lasting_bytes(one, alone) - self._kept_bytes
-        return Share(peak_bytes, max(0, others_bytes))
+        return Share(peak_bytes, max(0, others_bytes), 1 - to_come / self._divided_by)
 
     def beside(self, one: Specialisation, around: Surroundings, options: Options) -> Beside:
         """Return what calls there are beside one; with what they take gradients of another."""
@@ -181,8 +188,7 @@ class Flight:
 
     def _divide(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         needs = self._needs_of(one, alone, options)
-        room_bytes = self._room_bytes(one, alone, options)
-        self._kept_bytes = _kept_by_each(room_bytes, self.calls, needs)
+        self._keep_by_each(self._room_bytes(one, alone, options), self.calls, needs)
 
     def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         """Divide for a few calls where they fit, but not where two do without that."""
@@ -197,7 +203,7 @@ class Flight:
         calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, needs))
         if calls > 1:
             self.calls, self._looked = calls, one
-            self._kept_bytes = _kept_by_each(room_bytes, calls, needs)
+            self._keep_by_each(room_bytes, calls, needs)
 
     def _leave_rest(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         """Divide what is left beside calls that left room for nothing, for there may be more."""
@@ -207,7 +213,12 @@ class Flight:
         calls = min(most, _most_that_fit(room_bytes, needs))
         if calls > 0:
             self.calls = self._open_calls + calls
-            self._kept_bytes = _kept_by_each(room_bytes, calls, needs)
+            self._keep_by_each(room_bytes, calls, needs)
+
+    def _keep_by_each(self, room_bytes: int, calls: int, needs: Needs) -> None:
+        """Divide what a call finds free among some calls."""
+        share = divided(room_bytes, [needs] * calls, needs)
+        self._kept_bytes, self._divided_by = share.peak_bytes - share.others_bytes, calls
 
     def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
         room_bytes = options.planned_bytes - _lasting_bytes(one, alone)
@@ -224,11 +235,6 @@ class Flight:
     def _gradients_of_another(self) -> int:
         """Return what another call's gradients take while autograd has yet to add them up."""
         return self._account.new_gradient_bytes() + self._account.gradient_bytes()
-
-
-def _kept_by_each(room_bytes: int, calls: int, needs: Needs) -> int:
-    share = divided(room_bytes, [needs] * calls, needs)
-    return share.peak_bytes - share.others_bytes
 
 
 def _most_that_fit(room_bytes: int, needs: Needs) -> int:
