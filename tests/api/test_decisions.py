@@ -12,7 +12,7 @@ from torch import nn
 import tightfit
 from api.test_bitwise import assert_equal
 from tightfit.capture.trace import numbers
-from tightfit.errors import CaptureError
+from tightfit.errors import CaptureError, InfeasibleBudget
 from tightfit.execution.attach import attached
 from tightfit.session.whole.steps import WholeSteps
 
@@ -230,6 +230,55 @@ def test_where_all_of_it_as_one_op_does_not_fit_each_answer_has_a_plan(capsys):
     assert capsys.readouterr().err.count("each takes a plan of its own") == 1
 
 
+class Recurrent(nn.Module):
+    """Packs, runs and unpacks, as speech models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(8, 8, batch_first=True, bidirectional=True)
+
+    def forward(self, x, lengths):
+        rows = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.cells(rows)[0], batch_first=True)[0]
+
+
+class Speech(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.recurrent, self.after = nn.Linear(8, 8), Recurrent(), nn.Linear(16, 4)
+
+    def forward(self, x, mask):
+        return self.after(self.recurrent(self.before(x).relu(), mask.sum(1))).square().mean()
+
+
+def test_a_module_for_which_inputs_decide_in_every_step_becomes_one_op(capsys):
+    torch.manual_seed(0)
+    plain = Speech()
+    model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
+    with patch.object(numbers, "trace", wraps=numbers.trace) as traces:
+        for step in range(16):
+            if step == 12:
+                traces.reset_mock()
+            mask = torch.arange(20)[None] < torch.tensor([20, 19 - step, 3 + step])[:, None]
+            train_and_compare(plain, model, torch.randn(3, 20, 8), mask.long())
+    assert traces.call_count <= 1  # once more where more is kept than ever
+    said = capsys.readouterr().err
+    assert said.count("what module 'recurrent' runs is decided otherwise in every step") == 1
+
+    def once_too_large(steps, *arguments, **keywords):
+        attempts.append(steps)
+        if len(attempts) == 1:
+            raise InfeasibleBudget("as an op it is too large", budget_bytes=1, minimum_bytes=2)
+        return planned(steps, *arguments, **keywords)
+
+    attempts, planned = [], WholeSteps._planned
+    captures = attached(model).route.captures
+    assert captures.decided.opaque == {"recurrent"}
+    with patch.object(WholeSteps, "_planned", once_too_large):
+        train_and_compare(plain, model, torch.randn(3, 20, 8), mask.long())
+    assert not captures.decided.opaque
+
+
 class OnDraws(Base):
     def forward(self, x, mask):
         return self.b(x).sum() if torch.rand([]) < 0.5 else self.a(x).sum()
@@ -276,7 +325,7 @@ def test_an_inner_module_becomes_one_op_if_much_is_left_to_plan(inner, opaque):
     fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
     for _ in range(4):
         train_and_compare(plain, fitted, *inputs())
-    assert attached(fitted).route.captures.opaque == opaque
+    assert attached(fitted).route.captures.decided.opaque == opaque
 
 
 class Attached(Base):

@@ -81,11 +81,14 @@ class Decisions:
         The slots that are inputs (their position) or buffers (their qualified name).
     copied : frozenset of int
         Leaves that a step writes to: each check works on a copy.
+    inside : frozenset of str
+        The modules whose forwards have read.
     """
 
     steps: tuple[TapeStep | Read, ...] = ()
     leaves: Mapping[int, int | str] = field(default_factory=dict)
     copied: frozenset[int] = frozenset()
+    inside: frozenset[str] = frozenset()
 
     @property
     def values(self) -> tuple[Any, ...]:

@@ -206,7 +206,7 @@ class DecisionRecorder(private.TorchDispatchMode):
                 module=self._trail.running,
             )
         values = self._tape.replay(itself(slot), history).tolist()
-        self._tape.check_numbers(slot, history, values)
+        self._tape.check_numbers(slot, history, values, self._trail.running)
         return values
 
     def _ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -281,7 +281,7 @@ class DecisionRecorder(private.TorchDispatchMode):
     def _learned(self, step: TapeStep, history: set[int]) -> Answer:
         """Run the steps that a question follows from on the real inputs; return the answer."""
         answer = answer_of(step.function, self._tape.replay(step, history))
-        self._tape.check(step, history, answer)
+        self._tape.check(step, history, answer, self._trail.running)
         return answer
 
     def _selected(self, step: TapeStep, x: Any, masks: list[Any]) -> Answer:

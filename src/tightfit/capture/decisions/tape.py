@@ -50,6 +50,8 @@ class Tape:
         self._steps: list[TapeStep | Read] = []
         self._uniform: set[int] = set()
         self._replayed: set[int] = set()  # the steps that what was read follows from
+        self._numbers: set[int] = set()  # slots of which every number was read
+        self._inside: set[str] = set()  # the modules whose forwards have read
 
     # -- recording ----------------------------------------------------------------------------
 
@@ -177,16 +179,30 @@ class Tape:
 
     # -- what was read ------------------------------------------------------------------------
 
-    def check(self, step: TapeStep, history: set[int], answer: Answer) -> None:
-        """Let later calls check an answer, if it depends on inputs or buffers at all."""
+    def check(self, step: TapeStep, history: set[int], answer: Answer, inside: str) -> None:
+        """Let later calls check an answer, if it depends on inputs or buffers at all.
+
+        Parameters
+        ----------
+        inside : str
+            The module whose forward has read it.
+        """
         if self._reads_leaf(step, history):
+            self._inside.add(inside)
             self._replayed |= history
             self.append(Read(step, answer))
 
-    def check_numbers(self, slot: int, history: set[int], numbers: Sequence[int]) -> None:
-        """Let later calls check every number of a tensor, as `check` does an answer."""
-        if not self._reads_leaf(itself(slot), history):
+    def check_numbers(
+        self, slot: int, history: set[int], numbers: Sequence[int], inside: str
+    ) -> None:
+        """Let later calls check every number of a tensor, as `check` does an answer.
+
+        Backward may read them once more.
+        """
+        if slot in self._numbers or not self._reads_leaf(itself(slot), history):
             return
+        self._numbers.add(slot)
+        self._inside.add(inside)
         self._replayed |= history
         for place, number in enumerate(numbers):
             one = self.new_slot()
@@ -200,7 +216,7 @@ class Tape:
         return any(n in self._leaves for s in (*self._only(history), step) for n in s.slots())
 
     def decisions(self) -> Decisions:
-        """Return what was read, and the steps it follows from."""
+        """Return what was read, inside which modules, and the steps it follows from."""
         steps = [
             step
             for index, step in enumerate(self._steps)
@@ -216,7 +232,7 @@ class Tape:
         }
         leaves = {slot: place for slot, (place, _) in self._leaves.items() if slot in used}
         copied = frozenset(slot for slot in leaves if self._root(slot) in written)
-        return Decisions(tuple(steps), leaves, copied)
+        return Decisions(tuple(steps), leaves, copied, frozenset(self._inside))
 
 
 def has_values(value: Any) -> bool:

@@ -140,7 +140,9 @@ class _Packing:
             structure=packed(tuple(vars(joint.structure).values())),
             modules=packed((joint.origins.modules.starts, joint.origins.modules.values)),
             regions=packed((joint.origins.regions.starts, joint.origins.regions.values)),
-            decisions=packed((decisions.steps, dict(decisions.leaves), decisions.copied)),
+            decisions=packed(
+                (decisions.steps, dict(decisions.leaves), decisions.copied, decisions.inside)
+            ),
             detached=packed(joint.detached),
         )
 

@@ -30,13 +30,13 @@ from tightfit.session.callee import Callee
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
 from tightfit.session.stages import capture_step_around_data
+from tightfit.session.whole.decided import Decided
 from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["Captures"]
 
 _MOST_KEPT = 16
-_MANY_ANSWERS = 2  # besides the first
 
 Detached = frozenset[int]
 
@@ -51,15 +51,14 @@ class Captures:
 
     Attributes
     ----------
-    opaque, answered : frozenset of str
-        Modules in which data decide: run as one op, or captured for the answers of a call.
+    decided : Decided
+        How often values decide otherwise, and which modules run as ops therefore.
     """
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
         self._seen = SeenModules(callee.modules)
-        self.opaque: frozenset[str] = frozenset()
-        self.answered: frozenset[str] = frozenset()
+        self.decided = Decided()
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
@@ -69,7 +68,6 @@ class Captures:
         self._kept: frozenset[Kept] = frozenset()
         self._read: ReadAttributes | None = None  # None: any may be
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
-        self._decided: dict[Any, int] = {}  # how often computed values have decided otherwise
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
         self._warned_hooks: set[str] = set()
 
@@ -100,6 +98,7 @@ class Captures:
         alike = self._by_signature.get(key, ())
         for found in sorted(alike, key=lambda one: -one.used):
             if self._holds(found, given):
+                self.decided.note_served(key)
                 return found
         return None
 
@@ -154,33 +153,35 @@ class Captures:
 
     # -- data that decide in every step -------------------------------------------------------
 
-    def note_other_answers(self, key: Any) -> bool:
-        """Note that computed values decide otherwise; return whether that is now often."""
-        self._decided[key] = self._decided.get(key, 0) + 1
-        return self._decided[key] == _MANY_ANSWERS
+    def deciding_inputs(self, key: Any, given: Arguments) -> Specialisation | None:
+        """Note that nothing serves a call; return what was captured last if inputs often decide.
 
-    def decides_often(self, key: Any) -> bool:
-        """Whether computed values have often decided otherwise than in the calls before."""
-        return self._decided.get(key, 0) >= _MANY_ANSWERS
+        None unless every call decides otherwise than those that are known, and that is new.
+        """
+        last = max(self._by_signature.get(key, ()), key=lambda one: one.used, default=None)
+        if last is None:
+            return None
+        joint = last.captured.joint
+        if joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside}):
+            return None  # something else has changed
+        return last if self.decided.note_missed(key) else None
 
     def run_as_ops(self, unfit: Specialisation) -> frozenset[str]:
-        """Let the modules in which computed values decide run as one op; return their names.
+        """Let the modules in which values decide run as one op; return their names.
 
         The outermost one, whose name is "", does so if it is all there is.
         """
         modules = self.callee.modules
-        asking = {question.inside for question in unfit.captured.joint.questions}
+        joint = unfit.captured.joint
+        asking = {question.inside for question in joint.questions} | joint.decisions.inside
         whole = self.callee.root is not None and len(modules) == 1 and not self._kept
         if "" in asking and whole:
             asking = {""}
         asking -= set() if whole else {""}
+        asking = {n for n in asking if not any(n.startswith(f"{other}.") for other in asking)}
         named = frozenset(n for name in asking for n in of_the_same_class(modules, name) | {name})
-        self.opaque, self.answered = self.opaque | named, self.answered - named
+        self.decided.run_as_ops(named)
         return named
-
-    def run_as_traced(self, named: frozenset[str]) -> None:
-        """Look into modules after all that were to run as one op, for the answers of a call."""
-        self.opaque, self.answered = self.opaque - named, self.answered | named
 
     # -- capturing ----------------------------------------------------------------------------
 
@@ -196,8 +197,8 @@ class Captures:
             given.args,
             given.kwargs,
             detached_outputs=self._detached.get(key, frozenset()),
-            opaque=self.opaque,
-            answered=self.answered,
+            opaque=self.decided.opaque,
+            answered=self.decided.answered,
             loss_alone=not self._takes_more,
             numbers=key in self._by_signature and key not in self._deciding and not compiled,
         )
@@ -273,7 +274,7 @@ class Captures:
             postpones=neighbour is None and may_postpone(options),
         )
         self._detached[key] = captured.joint.detached
-        self.opaque, self.answered = call.opaque, call.answered
+        self.decided.note_captured(call.opaque, call.answered)
         self._changing |= captured.joint.opaque.changing
         if isinstance(call.function, KeptTensors):
             self._kept |= call.function.places

@@ -1,4 +1,4 @@
-"""Steps that go on as computed values decide, and otherwise in nearly every call."""
+"""Steps that go on as values decide, and otherwise in nearly every call."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def with_deciding_ops(
     one = _captured_with(captures, named, captured) if named else None
     if ("" in named and one is None) or not named:
         announce(
-            f"what {name} runs is decided by values that it computes, and otherwise in every "
-            "step: each takes a plan of its own. Way out: move the part that decides into a "
-            "module of its own, which then runs as one op (tightfit.opaque)"
+            f"what {name} runs is decided by values of its inputs or that it computes, and "
+            "otherwise in every step: each takes a plan of its own. Way out: move the part that "
+            "decides into a module of its own, which then runs as one op (tightfit.opaque)"
         )
     if one is not None:
         shown = first_of(
@@ -55,5 +55,5 @@ def _captured_with(
     try:
         return captured()
     except (CaptureError, InfeasibleBudget):
-        captures.run_as_traced(named)
+        captures.decided.run_as_traced(named)
         return None

@@ -12,7 +12,14 @@ from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput, CaptureError, Diverged, OpaqueChanged, OpaqueVaries
+from tightfit.errors import (
+    BadInput,
+    CaptureError,
+    Diverged,
+    InfeasibleBudget,
+    OpaqueChanged,
+    OpaqueVaries,
+)
 from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run, Runner
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -105,7 +112,13 @@ class WholeSteps:
         self.captures.forget_left(one)
         inputs = self.captures.inputs(one, given)
         self._begin(one, inputs)
-        one, outputs = self._run_as_data_decide(one, given, inputs)
+        try:
+            one, outputs = self._run_as_data_decide(one, given, inputs)
+        except InfeasibleBudget:
+            if self.waiting or not self.captures.decided.no_ops():
+                raise
+            self.captures.forget_all()  # modules became ops, and that does not fit any more
+            return self(given)
         self.watch.after_forward()
         return put(one.captured.joint.structure.filled(outputs), self.callee.modules)
 
@@ -180,6 +193,8 @@ class WholeSteps:
     def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
         """Return what was captured for a signature, captured now if new; `waits`: a step does."""
         one = self.captures.find(key, given)
+        if one is None and waits:
+            one = self._with_deciding_ops(key, given)
         if one is None:
             if len(self.captures):
                 announce(_why_anew(self.callee.name, self.captures.change(key, given)))
@@ -187,6 +202,14 @@ class WholeSteps:
             one = self._capture(key, call, waits=waits)
         one.use(self._calls)
         return one
+
+    def _with_deciding_ops(self, key: Any, given: Arguments) -> Specialisation | None:
+        """Return a step in which modules are ops, where inputs decide otherwise in every call."""
+        unfit = self.captures.deciding_inputs(key, given) if self.options.ranks is None else None
+        if unfit is None:
+            return None
+        anew = partial(self._captured_anew, unfit, given)
+        return with_deciding_ops(self.captures, unfit, lambda: anew()[0])
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
@@ -255,11 +278,11 @@ class WholeSteps:
         if one is not None:
             one.use(self._calls)
             return one
-        if self.captures.note_other_answers(unfit.key):
+        if self.captures.decided.note_other_answers(unfit.key):
             anew = partial(self._captured_anew, unfit, given)
             one = with_deciding_ops(self.captures, unfit, lambda: anew()[0])
         if one is None:
-            if not self.captures.decides_often(unfit.key):
+            if not self.captures.decided.is_often(unfit.key):
                 name = self.callee.name
                 announce(f"{name} computes values that decide otherwise: making a new plan")
             one = self._capture(unfit.key, call, waits=True)
