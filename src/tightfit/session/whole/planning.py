@@ -47,6 +47,7 @@ _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.15)
 _MOST_OPS_AT_ONCE = 2500  # in which a moment is enough to find a smaller budget
 _TOGETHER = Limits(seconds=2.0)
+_ANY_GAP = 1e3  # of overhead: more than any plan has
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan
 
@@ -249,10 +250,18 @@ def _first_outcome(
     if outcome is None:
         if one.is_further:
             announce(f"{name}: no plan at hand fits the new inputs; searching one")
-        return _searching(one, task, options)(options.progress)
+        outcome, is_final = _any_outcome(one, task, options), False
     if not is_final and not once:
         _search(one, around, task, options)
     return outcome
+
+
+def _any_outcome(one: Specialisation, task: Task, options: Options) -> Outcome:
+    """Search until there is a plan, whatever it costs: a step waits for it."""
+    limits = msgspec.structs.replace(options.limits, gap=_ANY_GAP)
+    first = _searching(one, task, dataclasses.replace(options, limits=limits))(options.progress)
+    assert first.plan is not None
+    return judged(task, first.plan)
 
 
 def _shortly(options: Options) -> Options:
