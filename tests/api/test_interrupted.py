@@ -13,12 +13,17 @@ import torch
 from torch import nn
 
 import tightfit
+from benchmarks.training import let_search_end
 from tightfit.session import stages
 
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Yield what makes Ctrl-C be pressed at the end of every search, where planners catch it."""
+    """Yield what makes Ctrl-C be pressed at the end of every search, where planners catch it.
+
+    None of an earlier test goes on in the background by then.
+    """
+    let_search_end()
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     plan_with = stages.plan_with
 
