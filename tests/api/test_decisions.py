@@ -220,11 +220,14 @@ def test_an_outermost_forward_that_decides_in_every_step_becomes_one_op(capsys):
     assert capsys.readouterr().err.count("all of Routed runs is decided otherwise") == 1
 
 
-def test_where_all_of_it_as_one_op_does_not_fit_each_answer_has_a_plan(capsys):
+@pytest.mark.parametrize(
+    "error", [CaptureError("does not fit"), RuntimeError("tightfit: the budget of 1 bytes has no")]
+)
+def test_where_all_of_it_as_one_op_does_not_fit_each_answer_has_a_plan(error, capsys):
     torch.manual_seed(0)
     plain = Routed()
     model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
-    with patch.object(WholeSteps, "_captured_anew", side_effect=CaptureError("does not fit")):
+    with patch.object(WholeSteps, "_captured_anew", side_effect=error):
         for seed in range(5):
             assert_same_step(plain, model, torch.randn(64, 16), seed)
     assert capsys.readouterr().err.count("each takes a plan of its own") == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
-from tightfit.errors import CaptureError, InfeasibleBudget, first_of
+from tightfit.allocator.tally import if_room
+from tightfit.errors import BudgetExceeded, CaptureError, InfeasibleBudget, first_of
 from tightfit.progress import announce
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
@@ -13,7 +15,11 @@ __all__ = ["with_deciding_ops"]
 
 
 def with_deciding_ops(
-    captures: Captures, unfit: Specialisation, captured: Callable[[], Specialisation]
+    captures: Captures,
+    unfit: Specialisation,
+    captured: Callable[[], Specialisation],
+    *,
+    all_of_it: bool = True,
 ) -> Specialisation | None:
     """Return a step in which the modules that decide are ops, whatever they run; say it.
 
@@ -27,9 +33,11 @@ def with_deciding_ops(
         What does not serve, as its values are other ones now.
     captured : callable
         Captures the call anew, with what is known then, and plans it.
+    all_of_it : bool
+        Whether all that runs may become one op.
     """
     name = captures.callee.name
-    named = captures.run_as_ops(unfit)
+    named = captures.run_as_ops(unfit, all_of_it=all_of_it)
     one = _captured_with(captures, named, captured) if named else None
     if ("" in named and one is None) or not named:
         announce(
@@ -53,7 +61,10 @@ def _captured_with(
 ) -> Specialisation | None:
     """Return a step in which some modules are ops, if there is one and it fits."""
     try:
-        return captured()
-    except (CaptureError, InfeasibleBudget):
+        one = if_room(captured)
+    except (BudgetExceeded, CaptureError, InfeasibleBudget):
+        one = None
+    if one is None:
         captures.decided.run_as_traced(named)
-        return None
+        gc.collect()  # what the attempt has held
+    return one
