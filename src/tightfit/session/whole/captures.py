@@ -166,17 +166,20 @@ class Captures:
             return None  # something else has changed
         return last if self.decided.note_missed(key) else None
 
-    def run_as_ops(self, unfit: Specialisation, *, all_of_it: bool) -> frozenset[str]:
+    def run_as_ops(self, unfit: Specialisation, *, by_inputs: bool) -> frozenset[str]:
         """Let the modules in which values decide run as one op; return their names.
 
-        The outermost one, whose name is "", does so if it is all there is and `all_of_it`; where it
-        decides and may not, none does.
+        Those in which computed values do; `by_inputs`: or what follows from inputs alone. The
+        outermost one, whose name is "", does so if it is all there is; where inputs decide in it,
+        no module does.
         """
         modules = self.callee.modules
         joint = unfit.captured.joint
-        asking = {question.inside for question in joint.questions} | joint.decisions.inside
-        if "" in asking and not all_of_it:
-            return frozenset()
+        asking = {question.inside for question in joint.questions}
+        if by_inputs:
+            asking |= joint.decisions.inside
+            if "" in asking:
+                return frozenset()
         whole = self.callee.root is not None and len(modules) == 1 and not self._kept
         if "" in asking and whole:
             asking = {""}

@@ -19,7 +19,7 @@ def with_deciding_ops(
     unfit: Specialisation,
     captured: Callable[[], Specialisation],
     *,
-    all_of_it: bool = True,
+    by_inputs: bool = False,
 ) -> Specialisation | None:
     """Return a step in which the modules that decide are ops, whatever they run; say it.
 
@@ -33,11 +33,11 @@ def with_deciding_ops(
         What does not serve, as its values are other ones now.
     captured : callable
         Captures the call anew, with what is known then, and plans it.
-    all_of_it : bool
-        Whether all that runs may become one op.
+    by_inputs : bool
+        Whether inputs decide, and not only values that are computed.
     """
     name = captures.callee.name
-    named = captures.run_as_ops(unfit, all_of_it=all_of_it)
+    named = captures.run_as_ops(unfit, by_inputs=by_inputs)
     one = _captured_with(captures, named, captured) if named else None
     if ("" in named and one is None) or not named:
         announce(

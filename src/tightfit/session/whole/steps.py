@@ -209,7 +209,7 @@ class WholeSteps:
         if unfit is None:
             return None
         anew = partial(self._captured_anew, unfit, given)
-        return with_deciding_ops(self.captures, unfit, lambda: anew()[0], all_of_it=False)
+        return with_deciding_ops(self.captures, unfit, lambda: anew()[0], by_inputs=True)
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
