@@ -90,10 +90,11 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "within holes",
     ),
     "planners": (
-        "background base bounds solvers",
+        "background base bounds child",
+        "solvers",
         "outcomes",
         "engine stages registry orders",
-        "checkmate monet intervals heuristics eviction",
+        "checkmate monet intervals heuristics eviction apart",
         "anytime",
         "questions",
     ),

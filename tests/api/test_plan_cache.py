@@ -17,13 +17,14 @@ from tightfit.session.whole import planning
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the names of the planners that are called, in a cache of the test's own."""
     calls: list[str] = []
-    original = pipeline.plan_with
+    for how in ("plan_with", "plan_apart"):
+        original = getattr(pipeline, how)
 
-    def counted(name, *rest, **named):
-        calls.append(name)
-        return original(name, *rest, **named)
+        def counted(name, *rest, original=original, **named):
+            calls.append(name)
+            return original(name, *rest, **named)
 
-    monkeypatch.setattr(pipeline, "plan_with", counted)
+        monkeypatch.setattr(pipeline, how, counted)
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     return calls
 

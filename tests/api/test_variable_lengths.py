@@ -104,13 +104,14 @@ class TestFurtherShapes:
     def test_an_earlier_process_already_knows_the_plan(self, tmp_path, monkeypatch):
         monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
         searched: list[str] = []
-        plan_with = stages.plan_with
+        for planning in ("plan_with", "plan_apart"):
+            original = getattr(stages, planning)
 
-        def counted(name, *rest, **named):
-            searched.append(name)
-            return plan_with(name, *rest, **named)
+            def counted(name, *rest, original=original, **named):
+                searched.append(name)
+                return original(name, *rest, **named)
 
-        monkeypatch.setattr(stages, "plan_with", counted)
+            monkeypatch.setattr(stages, planning, counted)
         budget_bytes = int(0.7 * eager_peak_bytes(256))
         for process in range(2):
             model = reader()

@@ -20,6 +20,7 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.cache import PlanCache, PlanKey, plan_key
 from tightfit.plan.plan import Outcome, Plan
+from tightfit.planners.apart import plan_apart
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.infeasible import infeasible
@@ -195,13 +196,17 @@ def less_exact_step(
     return further_costs(wider, step, options.progress, room_bytes=room_bytes)
 
 
-def plan_step(task: Task, options: Options, known: Plan | None = None) -> Outcome:
+def plan_step(
+    task: Task, options: Options, known: Plan | None = None, *, apart: bool = False
+) -> Outcome:
     """Return a verified plan within the budget; the one on disk if this was planned before.
 
     Parameters
     ----------
     known : Plan, optional
         An earlier plan of this step; used if it fits and the planner finds none.
+    apart : bool
+        Whether another process searches: this one trains meanwhile.
 
     Raises
     ------
@@ -211,7 +216,7 @@ def plan_step(task: Task, options: Options, known: Plan | None = None) -> Outcom
         If the user gave a plan and it does not fit this graph or budget.
     """
     key = f"plan {_key(task, options)}"
-    return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known))
+    return agreed(options.ranks, key, Outcome, lambda: _found(task, options, known, apart))
 
 
 def plan_at_once(task: Task, options: Options) -> Outcome:
@@ -223,10 +228,10 @@ def plan_at_once(task: Task, options: Options) -> Outcome:
     return outcome
 
 
-def _found(task: Task, options: Options, known: Plan | None) -> Outcome:
+def _found(task: Task, options: Options, known: Plan | None, apart: bool) -> Outcome:
     outcome = cached_outcome(task, options)
     if outcome is None:
-        outcome = _interruptible(task, options, known, options.limits)
+        outcome = _interruptible(task, options, known, options.limits, apart)
         if outcome.plan is None:
             outcome = _least(task, outcome, options)
         if options.cache:
@@ -242,22 +247,27 @@ def _least(task: Task, without: Outcome, options: Options) -> Outcome:
     raise infeasible(task, without, least)
 
 
-def _interruptible(task: Task, options: Options, known: Plan | None, limits: Limits) -> Outcome:
+def _interruptible(
+    task: Task, options: Options, known: Plan | None, limits: Limits, apart: bool = False
+) -> Outcome:
     with Interrupts() as interrupts, _said(options, "searching a plan"):
-        outcome = _searched(task, options, known, limits)
+        outcome = _searched(task, options, known, limits, apart)
     if interrupts.seen and options.stops_on_interrupt:
         _stop(task, options, outcome)
     return outcome
 
 
-def _searched(task: Task, options: Options, known: Plan | None, limits: Limits) -> Outcome:
+def _searched(
+    task: Task, options: Options, known: Plan | None, limits: Limits, apart: bool
+) -> Outcome:
     """Search a plan; a better one of a search that was interrupted counts."""
     before = None
     if options.cache:
         before = PlanCache().load(_key(task, options, interrupted=True), task.graph)
     if before is not None:
         known = before.plan
-    outcome = plan_with(options.planner, task, limits, options.progress, known=known)
+    search = plan_apart if apart else plan_with
+    outcome = search(options.planner, task, limits, options.progress, known=known)
     if before is not None and (outcome.plan is None or before.overhead < outcome.overhead):
         return before
     return outcome

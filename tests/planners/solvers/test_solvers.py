@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tightfit.errors import BadInput, MissingExtra
 from tightfit.planners.solvers import SOLVERS, LinearProgram, ProgramBuilder, SolveOptions, solve
-from tightfit.planners.solvers.child import run_in_child
 
 MODULES = {"highs": "highspy", "gurobi": "gurobipy"}
 
@@ -115,23 +113,6 @@ def test_a_program_survives_the_way_to_another_process() -> None:
     copy = LinearProgram.from_bytes(program.to_bytes())
     assert (copy.columns, copy.rows) == (3, 1)
     assert copy.coefficients.tolist() == program.coefficients.tolist()
-
-
-def test_a_child_that_hangs_is_killed_and_what_it_reported_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    reports: list[bytes] = []
-    started = time.monotonic()
-    target = "support.hanging:hang"
-    assert not run_in_child(target, b"hello", seconds=3.0, on_report=reports.append)
-    assert time.monotonic() - started < 10
-    assert b"hello" in reports
-
-
-def test_a_child_that_fails_says_why() -> None:
-    with pytest.raises(RuntimeError, match="no_such_module"):
-        run_in_child("no_such_module:f", b"", seconds=20.0, on_report=lambda data: None)
 
 
 def test_unknown_and_missing_solvers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ from tightfit.dynamic.learned.graph import GUIDED_S, graph_of
 from tightfit.dynamic.learned.script import KeepsOverwritten, Script, script_of
 from tightfit.dynamic.learned.trace import Asked, Made, Met, Signature, Trace
 from tightfit.plan.plan import Outcome
+from tightfit.planners.apart import plan_apart
 from tightfit.planners.background import Search
 from tightfit.planners.base import Limits, Task
-from tightfit.planners.registry import DEFAULT, plan_with
+from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress
 
 __all__ = ["KnownStep", "KnownSteps"]
@@ -123,7 +124,7 @@ def _planned(
     recorded = graph_of(trace, in_place=in_place)
     task = Task(graph=recorded.graph, budget_bytes=budget_bytes, keeps_order=True)
     limits = Limits(seconds=seconds / 2, gap=_CLOSE, workers=1)
-    outcome = plan_with(DEFAULT, task, limits, progress)
+    outcome = plan_apart(DEFAULT, task, limits, progress)
     if outcome.plan is None:
         return outcome, None
     try:

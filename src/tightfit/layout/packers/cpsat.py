@@ -16,7 +16,7 @@ from tightfit.errors import MissingExtra
 from tightfit.layout.blocks import Block, largest_load
 from tightfit.layout.packers.base import PackingLimits, Placement
 from tightfit.layout.packers.core import core_packer
-from tightfit.planners.solvers.child import run_in_child
+from tightfit.planners.child import run_in_child
 
 __all__ = ["pack_by_constraints"]
 

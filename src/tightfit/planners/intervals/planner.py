@@ -17,8 +17,8 @@ import msgspec
 from tightfit.errors import MissingExtra
 from tightfit.plan.plan import Compute, Outcome
 from tightfit.planners.base import Limits, Task
+from tightfit.planners.child import run_in_child
 from tightfit.planners.outcomes import NO_PLAN_HERE, finish, no_plan, simulated
-from tightfit.planners.solvers.child import run_in_child
 from tightfit.planners.stages.easy import easy_answer
 from tightfit.planners.stages.schedule import without_waste
 from tightfit.planners.stages.staged import Staged, staged

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from tightfit.errors import BadInput, MissingExtra
-from tightfit.planners.solvers.child import run_in_child
+from tightfit.planners.child import run_in_child
 from tightfit.planners.solvers.gurobi import solve_gurobi
 from tightfit.planners.solvers.highs import solve_highs
 from tightfit.planners.solvers.program import Floats, LinearProgram, Solution, SolveOptions

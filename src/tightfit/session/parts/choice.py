@@ -17,6 +17,7 @@ import msgspec
 
 from tightfit.plan.plan import Plan
 from tightfit.plan.verify import verify
+from tightfit.planners.apart import plan_apart
 from tightfit.planners.base import Task
 from tightfit.planners.registry import plan_with
 from tightfit.session.options import Options
@@ -101,7 +102,9 @@ def _spread(
     return own[: len(own) - least], with_last(least)
 
 
-def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> PartPlans | None:
+def choose(
+    ledger: Ledger[Kind], limit_bytes: int, options: Options, *, apart: bool = False
+) -> PartPlans | None:
     """Return the plans that make a step cheapest within a limit.
 
     Parameters
@@ -112,6 +115,8 @@ def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> PartPlan
         Above the begin of the step.
     options : Options
         Say which planner searches, and how long.
+    apart : bool
+        Whether another process searches: this one trains meanwhile.
 
     Returns
     -------
@@ -119,7 +124,7 @@ def choose(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> PartPlan
         None if no choice was found that fits.
     """
     seconds = options.limits.seconds / (2 * len(_SHARES) + len(_FINER))
-    menus = _Menus(ledger, limit_bytes, options, seconds)
+    menus = _Menus(ledger, limit_bytes, options, seconds, apart=apart)
     fitting = [share for share in _SHARES if menus.extend(share)]
     for step in _FINER:
         menus.extend(max(0.0, max(fitting, default=0.0) + step))
@@ -162,15 +167,24 @@ class _Menus:
         As `choose` takes them.
     seconds : float
         For each plan that is sought.
+    apart : bool
+        Whether another process seeks it.
     """
 
     def __init__(
-        self, ledger: Ledger[Kind], limit_bytes: int, options: Options, seconds: float
+        self,
+        ledger: Ledger[Kind],
+        limit_bytes: int,
+        options: Options,
+        seconds: float,
+        *,
+        apart: bool = False,
     ) -> None:
         self.ledger = ledger
         self.limit_bytes = limit_bytes
         self.options = options
         self.limits = msgspec.structs.replace(options.limits, seconds=seconds)
+        self.plan = plan_apart if apart else plan_with
         self.plans = {kind: kind.menu for kind in ledger.calls}
         self.uniform: list[dict[Kind, Holding]] = [{kind: kind.least for kind in self.plans}]
 
@@ -228,7 +242,7 @@ class _Menus:
         task = Task(
             graph=graph.with_outside(outside_bytes), budget_bytes=graph.constant_bytes + room_bytes
         )
-        plan = plan_with(self.options.planner, task, self.limits, self.options.progress).plan
+        plan = self.plan(self.options.planner, task, self.limits, self.options.progress).plan
         if plan is None:
             return None
         found = holding_of(graph, plan)

@@ -182,7 +182,7 @@ class StepPlans:
 
         def search(progress: Progress) -> PartPlans | None:
             own = dataclasses.replace(options, progress=progress)
-            return choose(measured, left_bytes, own)
+            return choose(measured, left_bytes, own, apart=True)
 
         situation.search(search)
 

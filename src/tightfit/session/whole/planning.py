@@ -272,17 +272,19 @@ def _shortly(options: Options) -> Options:
 
 
 def _search(one: Specialisation, around: Surroundings, task: Task, options: Options) -> None:
-    one.search(around, _searching(one, task, options))
+    one.search(around, _searching(one, task, options, apart=True))
 
 
-def _searching(one: Specialisation, task: Task, options: Options) -> Callable[[Progress], Outcome]:
-    """Return the full search; it holds neither the model nor its optimizer."""
+def _searching(
+    one: Specialisation, task: Task, options: Options, *, apart: bool = False
+) -> Callable[[Progress], Outcome]:
+    """Return the full search, here or apart; it holds neither the model nor its optimizer."""
     known = one.known.smallest(task.gradients)
     options = dataclasses.replace(options, optimizer=None, shared=None)
 
     def search(progress: Progress) -> Outcome:
         own = dataclasses.replace(options, progress=progress)
-        return plan_step(task, own, known)
+        return plan_step(task, own, known, apart=apart)
 
     return search
 

@@ -1,8 +1,9 @@
 """Run a function in a process of its own that can be stopped for good.
 
 Solvers overrun their limits inside presolve or one large linear program, cannot be interrupted
-there, and some cannot be loaded into one process. A child can be killed; what it reported until
-then is kept. It runs `main`, never the user's main module, and imports no torch.
+there, and some cannot be loaded into one process; a planner in a thread keeps a program that trains
+waiting for the interpreter's lock. A child can be killed; what it reported until then is kept. It
+runs `main`, never the user's main module, imports no torch, and ends when its parent does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import importlib
 import os
 import queue
+import signal
 import struct
 import subprocess
 import sys
@@ -23,7 +25,10 @@ from typing import BinaryIO
 __all__ = ["main", "run_in_child"]
 
 _HEADER = struct.Struct("<Q")
-_PROGRAM = "from tightfit.planners.solvers.child import main; main()"
+_PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # the parent decides
+    "import sys; sys.path[:] = sys.argv[2:]; from tightfit.planners.child import main; main()"
+)
 Report = Callable[[bytes], None]
 
 
@@ -55,21 +60,23 @@ def run_in_child(target: str, payload: bytes, *, seconds: float, on_report: Repo
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, target],
+            [sys.executable, "-c", _PROGRAM, target, *map(str, sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
+            stderr=errors,  # no session of its own: Linux would let it take as much as all others
         )
+        assert child.stdin is not None
         try:
             finished = _exchange(child, payload, deadline, on_report)
         finally:
             child.kill()
             child.wait()
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
         if finished and child.returncode not in (0, -9):
             errors.seek(0)
             tail = errors.read()[-2000:].decode(errors="replace")
-            raise RuntimeError(f"the solver's process ended with {child.returncode}:\n{tail}")
+            raise RuntimeError(f"the process of {target} ended with {child.returncode}:\n{tail}")
         return finished
 
 
@@ -80,8 +87,9 @@ def _exchange(
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     reader = threading.Thread(target=_read_all, args=(child.stdout, inbox), daemon=True)
     reader.start()
-    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-        pipe.write(payload)
+    with contextlib.suppress(BrokenPipeError):  # its end shows the child that its parent is gone
+        child.stdin.write(_HEADER.pack(len(payload)) + payload)
+        child.stdin.flush()
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -115,10 +123,18 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     module, _, name = sys.argv[1].partition(":")
-    payload = sys.stdin.buffer.read()
+    stdin = sys.stdin.buffer
+    (length,) = _HEADER.unpack(stdin.read(_HEADER.size))
+    payload = stdin.read(length)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def report(message: bytes) -> None:
         out.write(_HEADER.pack(len(message)) + message)
         out.flush()
 
     getattr(importlib.import_module(module), name)(payload, report)
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # until the pipe is closed: nothing more is written to it
+    os.kill(os.getpid(), signal.SIGTERM)
