@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tightfit
+from benchmarks.training import let_search_end
 from tightfit.session import stages as pipeline
 from tightfit.session.whole import planning
 
@@ -36,6 +37,7 @@ def train(steps: int = 1, **keywords) -> tightfit.Report:
     for _ in range(steps):
         model(torch.ones(8, 16)).sum().backward()
         model.zero_grad()
+    let_search_end()
     return tightfit.report(model)
 
 
