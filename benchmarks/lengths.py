@@ -111,11 +111,13 @@ def write_page(rows: list[dict[str, Any]]) -> None:
     lines = [
         "# Inputs of many lengths",
         "",
-        "A plan holds for one shape of inputs. The first shape waits for measurements and the "
-        "planner. Every further one starts with costs scaled from the nearest shape at hand and "
-        "the best of the plans that need no search (an earlier process's, a greedy one, those of "
-        "other shapes, each verified); a thread of low priority then searches a better one, which "
-        "takes over between two steps. `fit(..., shapes=[...])` plans expected shapes beforehand, "
+        "A plan holds for one shape of inputs. The first call waits for the trace, for each "
+        "operator to have run once where nothing is known of it, and for a plan found in a moment. "
+        "Every further shape starts with costs scaled from the nearest shape at hand and the best "
+        "of the plans that need no search (an earlier process's, a greedy one, those of other "
+        "shapes, each verified). A better plan is searched in another process of low priority, "
+        "which takes neither the interpreter's lock nor a core from the steps, and takes over "
+        "between two of them. `fit(..., shapes=[...])` plans expected shapes beforehand, "
         "the largest first, so that a budget too small shows at once. The 16 shapes used last "
         "keep their plans.",
         "",

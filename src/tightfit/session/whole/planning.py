@@ -27,7 +27,7 @@ from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress, announce
 from tightfit.session.memory.budget import Needs
 from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
-from tightfit.session.options import USUAL_LIMITS, Options
+from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
 from tightfit.session.whole.compiling import fastest_plan
@@ -46,7 +46,6 @@ __all__ = [
 _QUICKLY = Limits(seconds=1.0)
 _AT_ONCE = Limits(seconds=0.15)
 _MOST_OPS_AT_ONCE = 2500  # in which a moment is enough to find a smaller budget
-_TOGETHER = Limits(seconds=2.0)
 _ANY_GAP = 1e3  # of overhead: more than any plan has
 _WORTH_A_WORD = 0.001  # of overhead that a plan saves
 _GOOD_ENOUGH = 0.1  # of overhead, for the few seconds until a search has found a better plan
@@ -237,8 +236,8 @@ def _first_outcome(
 ) -> Outcome:
     """Return a plan to start with: the best at hand while a search goes on, else a searched one."""
     asked = waits or options.planner != DEFAULT
-    if not one.is_further and (asked or options.ranks is not None):
-        return _searching(one, task, options if asked else _shortly(options))(options.progress)
+    if asked and not one.is_further:
+        return _searching(one, task, options)(options.progress)
     outcome, is_final = agreed(
         options.ranks,
         f"quick plan {task.budget_bytes} {task.gradients} {fingerprint(task.graph)}",
@@ -262,13 +261,6 @@ def _any_outcome(one: Specialisation, task: Task, options: Options) -> Outcome:
     first = _searching(one, task, dataclasses.replace(options, limits=limits))(options.progress)
     assert first.plan is not None
     return judged(task, first.plan)
-
-
-def _shortly(options: Options) -> Options:
-    """Return options of a search that all processes wait for, unless it is as long as asked for."""
-    if options.limits != USUAL_LIMITS:
-        return options
-    return dataclasses.replace(options, limits=_TOGETHER)
 
 
 def _search(one: Specialisation, around: Surroundings, task: Task, options: Options) -> None:
