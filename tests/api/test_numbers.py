@@ -90,6 +90,36 @@ class Momentum(Base):
         return self.out(self.norm(x))
 
 
+class Queue(Base):
+    """Writes where a pointer says, and moves it: the keys of momentum contrast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(16, 24))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x):
+        kept = self.queue.clone()
+        with torch.no_grad():
+            place = int(self.place)
+            self.queue[:, place : place + 4] = x[:4].double().T
+            self.place[0] = (place + 4) % 24
+        return self.out(x) + self.b(self.a(x @ kept @ kept.T)).sum()
+
+
+class Ring(Base):
+    """Writes one row after the other, and a number into one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ring", torch.zeros(8, 16))
+
+    def loss(self, x):
+        self.ring[int(self.count)] = x[0].detach()
+        self.ring[0, 0] = self.schedule.item()
+        return self.out(x + self.ring.sum(0))
+
+
 class Compared(Base):
     """One number decides, another one does not."""
 
@@ -117,7 +147,9 @@ class Size(Base):
         return self.out(x[: self.count.item()])
 
 
-INPUTS = {Whole: 2, Fraction: 2, ReadBefore: 2, Arguments: 2, Computed: 1, Returned: 2, Momentum: 2}
+OF_ARITHMETIC = dict.fromkeys((Whole, Fraction, ReadBefore, Arguments, Returned, Momentum), 2)
+OF_PLACES = dict.fromkeys((Queue, Ring), 2)
+INPUTS = {**OF_ARITHMETIC, **OF_PLACES, Computed: 1}
 DECISIONS = dict.fromkeys((Compared, OfItsClass, Chance, Size), 6)
 
 

@@ -2,15 +2,15 @@
 
 The length of a schedule, a factor that a buffer counts up to: such a number is another one in every
 step, and a plan for each would never run twice. While a step is traced it stands for itself, as a
-symbol. What computes with it goes into the graph; what asks which number it is fails, and the
-number is a decision then.
+symbol. What computes with it goes into the graph, what it places in a tensor does, too
+(`stretches`); what asks which number it is fails, and the number is a decision then.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from tightfit.capture.decisions.stretches import Writes
 from tightfit.torch_private import core as private
 
 __all__ = ["Numbers", "is_carried", "number_carried"]
@@ -60,13 +61,16 @@ class Numbers(TorchFunctionMode):
 
     Parameters
     ----------
-    deciding : set of int
+    deciding : container of int
         Those that decide what runs, by the order in which numbers are asked for.
+    placed : iterable of int
+        The writes that are traced as those that a number places, whether one does or not.
     """
 
-    def __init__(self, deciding: frozenset[int] = frozenset()) -> None:
+    def __init__(self, deciding: Container[int] = frozenset(), placed: Iterable[int] = ()) -> None:
         super().__init__()
         self.deciding = deciding
+        self.writes = Writes(placed)
         self._order: dict[str, int] = {}  # by symbol
         self._marks = 0
         self.start()
@@ -75,6 +79,7 @@ class Numbers(TorchFunctionMode):
         """Begin anew: the tracer runs the forward several times."""
         self._asked = 0
         self._values: dict[int, float | int] = {}
+        self.writes.start()
 
     def take(self, tensor: torch.Tensor, ask: Callable[[], Any], value: Any) -> Any:
         """Return what stands for the next number that is asked for; None if that decides.
@@ -122,6 +127,8 @@ class Numbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if func is torch.Tensor.__setitem__ and self.writes.take(*args):
+            return None
         if func in _BATCH_NORMS:
             if len(args) > _MOMENTUM:
                 args = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = ["trace_with_numbers"]
 aten = torch.ops.aten
 
 _MOST_ATTEMPTS = 6
+_ALL = range(sys.maxsize)
 
 
 def trace_with_numbers(
@@ -74,11 +76,20 @@ def _with_inputs(call: TracedCall, joint: JointGraph, strides: TrueStrides | Non
             deciders = numbers.deciders(_in_sizes(found))
             if not deciders:
                 _settle(found.module.graph, numbers)
-                return found if _is_same(joint.module.graph, found.module.graph) else joint
+                plain = _with_places(call, joint, strides, numbers)
+                return found if _is_same(plain.module.graph, found.module.graph) else joint
         if deciders <= deciding:
             break
         deciding |= deciders
     return joint
+
+
+def _with_places(
+    call: TracedCall, joint: JointGraph, strides: TrueStrides | None, numbers: Numbers
+) -> JointGraph:
+    """Return the step with its own numbers, what numbers place in a tensor written alike."""
+    placed = numbers.writes.placed
+    return trace(call, strides, Numbers(_ALL, placed)) if placed else joint
 
 
 def _in_sizes(joint: JointGraph) -> Iterator[str]:

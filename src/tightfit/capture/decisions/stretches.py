@@ -1,0 +1,136 @@
+"""What is written into a stretch of a tensor whose place is a number, such as a queue's pointer.
+
+A slice that begins at a symbol has no place that a trace could note; rows that are counted from
+there have: the step is one, wherever the stretch lies. The pointer itself is such a write, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tightfit.torch_private import core as private
+
+__all__ = ["Stretch", "Writes", "stretch_of"]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """So many rows of a tensor.
+
+    Parameters
+    ----------
+    dimension : int
+        Along which they follow each other.
+    begin : int or torch.SymInt
+        The first.
+    length : int
+        How many there are.
+    is_row : bool
+        Whether it is named as one row, without that dimension.
+    """
+
+    dimension: int
+    begin: Any
+    length: int
+    is_row: bool = False
+
+    def write(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Write a value where the stretch lies; it may be one to be repeated, or of another type.
+
+        Raises
+        ------
+        IndexError
+            If it lies beyond the end, when the step runs.
+        """
+        shape = list(tensor.shape)
+        shape[self.dimension : self.dimension + 1] = [] if self.is_row else [self.length]
+        value = value.to(tensor.dtype).expand(shape)
+        rows = torch.arange(self.length, device=tensor.device) + self.begin
+        tensor.index_copy_(
+            self.dimension, rows, value.unsqueeze(self.dimension) if self.is_row else value
+        )
+
+
+def stretch_of(index: Any) -> Stretch | None:
+    """Return the one stretch that an index names; None: it names something else."""
+    parts = index if isinstance(index, tuple) else (index,)
+    named = [(d, part) for d, part in enumerate(parts) if not _is_everything(part)]
+    if len(named) != 1:
+        return None
+    ((dimension, part),) = named
+    if type(part) in (int, torch.SymInt):
+        return Stretch(dimension, part, 1, is_row=True)
+    if not isinstance(part, slice) or part.step is not None:
+        return None
+    if not all(isinstance(end, int | torch.SymInt) for end in (part.start, part.stop)):
+        return None
+    length = part.stop - part.start
+    if private.symbols_in(length) or int(length) <= 0:
+        return None
+    return Stretch(dimension, part.start, int(length))
+
+
+def _is_everything(part: Any) -> bool:
+    return isinstance(part, slice) and part.start is part.stop is part.step is None
+
+
+class Writes:
+    """The writes of a forward, by the order in which they come, and those that take numbers.
+
+    Parameters
+    ----------
+    placed : iterable of int
+        Those that are traced as if they took one, whether they do or not.
+    """
+
+    def __init__(self, placed: Iterable[int] = ()) -> None:
+        self.placed = set(placed)
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew: the tracer runs the forward several times."""
+        self._seen = 0
+
+    def take(self, tensor: Any, index: Any, value: Any) -> bool:
+        """Write where a number says, or a number; return whether this was such a write."""
+        number = self._seen
+        self._seen += 1
+        if not isinstance(tensor, torch.Tensor) or _is_differentiated(tensor, value):
+            return False
+        stretch = stretch_of(index) if isinstance(value, torch.Tensor) else None
+        taken = value if stretch is None else stretch.begin
+        if number not in self.placed and (
+            isinstance(taken, torch.Tensor) or not private.symbols_in(taken)
+        ):
+            return False
+        if stretch is not None and value.device == tensor.device:
+            stretch.write(tensor, value)
+        elif isinstance(value, _NUMBERS) and _names_a_view(index):
+            tensor[index].fill_(value)
+        else:
+            return False
+        self.placed.add(number)
+        return True
+
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def _is_differentiated(tensor: torch.Tensor, value: Any) -> bool:
+    differs = isinstance(value, torch.Tensor) and value.requires_grad
+    return torch.is_grad_enabled() and (tensor.requires_grad or differs)
+
+
+def _names_a_view(index: Any) -> bool:
+    """Whether an index selects what lies in the tensor itself: plain numbers and slices."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is Ellipsis or type(part) is int or _is_plain(part) for part in parts)
+
+
+def _is_plain(part: Any) -> bool:
+    ends = (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)
+    return isinstance(part, slice) and all(end is None or type(end) is int for end in ends)
