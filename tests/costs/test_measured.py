@@ -38,6 +38,21 @@ def test_workspace_is_the_peak_without_the_outputs():
     assert result.output_bytes == (256 * KIB,)
 
 
+def test_what_another_thread_frees_or_takes_meanwhile_is_no_workspace():
+    held = [torch.ones(64, KIB) for _ in range(3)]
+    taken = [held.pop]  # what the runs do beside their work: the first one is not measured
+    taken += [held.pop, lambda: held.append(torch.ones(64, KIB))]
+
+    def negated(x: torch.Tensor) -> torch.Tensor:
+        if taken:
+            taken.pop(0)()
+        return x.neg()
+
+    result = measure(negated, torch.ones(64, KIB))
+    assert result.workspace_bytes == 0
+    assert not taken
+
+
 def test_outputs_that_are_missing_or_share_memory():
     x, weight = torch.ones(2, 3, 16, 16), torch.ones(8, 3, 3, 3)
     gradient = torch.ones(2, 8, 14, 14)

@@ -42,6 +42,8 @@ _FEWEST_REPEATS = 3
 _MOST_REPEATS = 9
 _DRAWN = 65_521  # random numbers of synthetic contents; a prime: rows differ
 _SHORT_RUNS = 3
+_MOST_DISTURBED = 3  # runs of a call in each of which another thread took or freed memory
+_GRANULARITY = 64  # bytes, to which the CPU's allocator is counted
 
 SHORT_S = 2e-3
 """A call that takes less runs several times to be measured."""
@@ -178,15 +180,44 @@ def metered_run(
 ) -> tuple[Any, Measurement]:
     """Run a call once; return what it returns, and its bytes with the time of the processor.
 
-    The time of a call of less than `SHORT_S` says little: its first run sets things up.
+    The time of a call of less than `SHORT_S` says little: its first run sets things up. Where more
+    or less is there afterwards than what it made, another thread has asked for memory or freed
+    some meanwhile: the call runs again, unless it writes what it was given or does so each time.
     """
+    before_bytes = None
+    for _ in range(_MOST_DISTURBED):
+        outputs, run, growth_bytes = _run(function, arguments, keyword_arguments, device)
+        repeats = not any(alias >= 0 for alias in run.aliases) and growth_bytes != before_bytes
+        if not repeats or device.type != "cpu" or _is_made(outputs, growth_bytes):
+            return outputs, run
+        del outputs  # they would lie beside those of the next run
+        before_bytes = growth_bytes
+    return _run(function, arguments, keyword_arguments, device)[:2]
+
+
+def _run(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    device: torch.device,
+) -> tuple[Any, Measurement, int]:
+    """Run a call; return what it returns, what it took, and how much more is there afterwards."""
     clock = _clock()
     begin = clock()
-    outputs, peak = measure_peak(lambda: function(*arguments, **keyword_arguments), device=device)
+    outputs, peak = measure_peak(lambda: function(*arguments, **keywords), device=device)
     cost = clock() - begin
     taken = max(0, peak.peak_bytes - peak.growth_bytes)
-    shape = _describe(outputs, arguments, keyword_arguments)
-    return outputs, Measurement(cost_s=cost, workspace_bytes=taken, **shape)
+    shape = _describe(outputs, arguments, keywords)
+    return outputs, Measurement(cost_s=cost, workspace_bytes=taken, **shape), peak.growth_bytes
+
+
+def _is_made(outputs: Any, growth_bytes: int) -> bool:
+    """Whether as much came as some outputs take, each storage rounded or not."""
+    flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    tensors = [x for x in flat if isinstance(x, torch.Tensor) and not private.is_zero_tensor(x)]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    least_bytes = sum(storages.values())
+    return least_bytes <= growth_bytes <= least_bytes + _GRANULARITY * len(storages)
 
 
 def fixed_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
