@@ -16,6 +16,11 @@ from benchmarks.training_loops.run import Run
 __all__ = ["data_parallel", "trainer"]
 
 
+_KEPT: list[nn.Module] = []
+"""Until the process ends: PyTorch 2.13 hangs, rarely, where a wrapper is freed right after its last
+step. Its group joins a thread then, holding the lock of Python that the thread waits for."""
+
+
 def data_parallel(run: Run) -> None:
     """DistributedDataParallel over two processes with gloo."""
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{run.port}", rank=run.rank, world_size=2)
@@ -43,6 +48,7 @@ def data_parallel(run: Run) -> None:
         optimizer.step()
         run.note(loss)
     run.trained(model)
+    _KEPT.append(wrapped)
     dist.destroy_process_group()
 
 

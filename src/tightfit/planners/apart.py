@@ -31,7 +31,7 @@ class _Asked(msgspec.Struct, frozen=True):
 def plan_apart(
     name: str, task: Task, limits: Limits, progress: Progress = SILENT, known: Plan | None = None
 ) -> Outcome:
-    """As `registry.plan_with`, in another process, of the priority of the calling thread.
+    """As `registry.plan_with`, in another process that gives way to all others.
 
     Where no other process can be started, or it fails or hangs, the planner runs in this one.
 
@@ -51,7 +51,9 @@ def plan_apart(
         asked = msgspec.msgpack.encode(_Asked(name, task, limits, known))
         seconds = _LONGEST * limits.seconds + _LITTLE_S
         try:
-            run_in_child(f"{__name__}:serve", asked, seconds=seconds, on_report=answered)
+            run_in_child(
+                f"{__name__}:serve", asked, seconds=seconds, on_report=answered, gives_way=True
+            )
         except (OSError, RuntimeError):
             answers.clear()
     return answers[0] if answers else plan_with(name, task, limits, progress, known)

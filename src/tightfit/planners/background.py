@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -15,7 +12,6 @@ from tightfit.progress import Progress, Until
 
 __all__ = ["Search", "searching"]
 
-_LOWEST_PRIORITY = 19
 _FAREWELL_S = 2.0
 _MOST_ATTEMPTS = 5
 
@@ -26,12 +22,13 @@ Found = TypeVar("Found")
 
 
 class Search(Generic[Found]):
-    """A planner that runs in a thread of low priority; searches run one after the other.
+    """A search that runs in a thread; searches run one after the other.
 
     Parameters
     ----------
     plan : callable
-        Given a progress, returns what it has found; touches nothing else.
+        Given a progress, returns what it has found; touches nothing else. What takes long in it
+        belongs into another process (`apart`): whoever trains waits for the interpreter's lock.
     """
 
     def __init__(self, plan: Callable[[Progress], Found]) -> None:
@@ -69,7 +66,6 @@ class Search(Generic[Found]):
         self._stopped.set()
 
     def _run(self) -> None:
-        _give_way()
         attempts = _MOST_ATTEMPTS
         try:
             with _ONE_AT_A_TIME:
@@ -92,13 +88,6 @@ class Search(Generic[Found]):
 def searching() -> bool:
     """Whether any search goes on in this process: it takes processor time."""
     return bool(_UNFINISHED)
-
-
-def _give_way() -> None:
-    """Let the thread run only when nobody else wants the processor, where the system can."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 @atexit.register

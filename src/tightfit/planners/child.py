@@ -24,15 +24,18 @@ from typing import BinaryIO
 
 __all__ = ["main", "run_in_child"]
 
+_LOWEST_PRIORITY = 19
 _HEADER = struct.Struct("<Q")
 _PROGRAM = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # the parent decides
-    "import sys; sys.path[:] = sys.argv[2:]; from tightfit.planners.child import main; main()"
+    "import sys; sys.path[:] = sys.argv[3:]; from tightfit.planners.child import main; main()"
 )
 Report = Callable[[bytes], None]
 
 
-def run_in_child(target: str, payload: bytes, *, seconds: float, on_report: Report) -> bool:
+def run_in_child(
+    target: str, payload: bytes, *, seconds: float, on_report: Report, gives_way: bool = False
+) -> bool:
     """Call ``target(payload, report)`` in a child process.
 
     Parameters
@@ -46,6 +49,9 @@ def run_in_child(target: str, payload: bytes, *, seconds: float, on_report: Repo
     on_report : callable
         Called here with everything the child reports, and with ``b""`` every 0.2 s in between.
         What it raises ends the child.
+    gives_way : bool
+        Whether the child runs only when nobody else wants the processor, where the system can
+        see to that.
 
     Returns
     -------
@@ -60,7 +66,7 @@ def run_in_child(target: str, payload: bytes, *, seconds: float, on_report: Repo
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, target, *map(str, sys.path)],
+            [sys.executable, "-c", _PROGRAM, target, str(int(gives_way)), *map(str, sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,  # no session of its own: Linux would let it take as much as all others
@@ -120,6 +126,8 @@ def _read_all(stream: BinaryIO, inbox: queue.SimpleQueue[bytes | None]) -> None:
 
 def main() -> None:
     """Serve one call: the payload from standard input, reports to standard output."""
+    if sys.argv[2] == "1" and hasattr(os, "nice"):
+        os.nice(_LOWEST_PRIORITY)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     module, _, name = sys.argv[1].partition(":")
