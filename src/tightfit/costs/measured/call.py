@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.allocator.tally import if_room
 from tightfit.torch_private import core as private
 
@@ -43,7 +44,6 @@ _MOST_REPEATS = 9
 _DRAWN = 65_521  # random numbers of synthetic contents; a prime: rows differ
 _SHORT_RUNS = 3
 _MOST_DISTURBED = 3  # runs of a call in each of which another thread took or freed memory
-_GRANULARITY = 64  # bytes, to which the CPU's allocator is counted
 
 SHORT_S = 2e-3
 """A call that takes less runs several times to be measured."""
@@ -188,7 +188,7 @@ def metered_run(
     for _ in range(_MOST_DISTURBED):
         outputs, run, growth_bytes = _run(function, arguments, keyword_arguments, device)
         repeats = not any(alias >= 0 for alias in run.aliases) and growth_bytes != before_bytes
-        if not repeats or device.type != "cpu" or _is_made(outputs, growth_bytes):
+        if not repeats or device.type != "cpu" or _is_made(outputs, growth_bytes, device.type):
             return outputs, run
         del outputs  # they would lie beside those of the next run
         before_bytes = growth_bytes
@@ -211,13 +211,11 @@ def _run(
     return outputs, Measurement(cost_s=cost, workspace_bytes=taken, **shape), peak.growth_bytes
 
 
-def _is_made(outputs: Any, growth_bytes: int) -> bool:
-    """Whether as much came as some outputs take, each storage rounded or not."""
+def _is_made(outputs: Any, growth_bytes: int, kind: str) -> bool:
+    """Whether as much came as some outputs take, their storages rounded or not."""
     flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    tensors = [x for x in flat if isinstance(x, torch.Tensor) and not private.is_zero_tensor(x)]
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
-    least_bytes = sum(storages.values())
-    return least_bytes <= growth_bytes <= least_bytes + _GRANULARITY * len(storages)
+    least, most = (resident_tensor_bytes(flat, size) for size in (1, granularity_of(kind)))
+    return least <= growth_bytes <= most
 
 
 def fixed_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
