@@ -14,7 +14,7 @@ import torch
 
 from tightfit.torch_private import core as private
 
-__all__ = ["Stretch", "Writes", "stretch_of"]
+__all__ = ["Writes"]
 
 
 @dataclass(frozen=True)
@@ -101,20 +101,21 @@ class Writes:
         self._seen += 1
         if not isinstance(tensor, torch.Tensor) or _is_differentiated(tensor, value):
             return False
-        stretch = stretch_of(index) if isinstance(value, torch.Tensor) else None
-        taken = value if stretch is None else stretch.begin
-        if number not in self.placed and (
-            isinstance(taken, torch.Tensor) or not private.symbols_in(taken)
-        ):
-            return False
-        if stretch is not None and value.device == tensor.device:
+        if isinstance(value, torch.Tensor):
+            stretch = stretch_of(index) if value.device == tensor.device else None
+            if stretch is None or not self._is_taken(number, stretch.begin):
+                return False
             stretch.write(tensor, value)
-        elif isinstance(value, _NUMBERS) and _names_a_view(index):
+        elif isinstance(value, _NUMBERS) and _names_a_view(index) and self._is_taken(number, value):
             tensor[index].fill_(value)
         else:
             return False
         self.placed.add(number)
         return True
+
+    def _is_taken(self, number: int, taken: Any) -> bool:
+        """Whether a write takes a number of the step, or is traced as if it did."""
+        return number in self.placed or bool(private.symbols_in(taken))
 
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -132,5 +133,7 @@ def _names_a_view(index: Any) -> bool:
 
 
 def _is_plain(part: Any) -> bool:
-    ends = (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)
-    return isinstance(part, slice) and all(end is None or type(end) is int for end in ends)
+    """Whether a part of an index is a slice whose ends are no symbols."""
+    return isinstance(part, slice) and all(
+        end is None or type(end) is int for end in (part.start, part.stop, part.step)
+    )
