@@ -10,6 +10,7 @@ from torch import nn
 
 import tightfit
 from benchmarks.training import let_search_end
+from support.planning import planners_called
 from tightfit.session import stages as pipeline
 from tightfit.session.whole import planning
 
@@ -17,17 +18,8 @@ from tightfit.session.whole import planning
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the names of the planners that are called, in a cache of the test's own."""
-    calls: list[str] = []
-    for how in ("plan_with", "plan_apart"):
-        original = getattr(pipeline, how)
-
-        def counted(name, *rest, original=original, **named):
-            calls.append(name)
-            return original(name, *rest, **named)
-
-        monkeypatch.setattr(pipeline, how, counted)
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
-    return calls
+    return planners_called(monkeypatch, pipeline, "plan_with", "plan_apart")
 
 
 def train(steps: int = 1, **keywords) -> tightfit.Report:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tightfit
+from support.planning import planners_called
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
 from tightfit.planners.background import Search, searching
@@ -103,15 +104,7 @@ class TestFurtherShapes:
 
     def test_an_earlier_process_already_knows_the_plan(self, tmp_path, monkeypatch):
         monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
-        searched: list[str] = []
-        for planning in ("plan_with", "plan_apart"):
-            original = getattr(stages, planning)
-
-            def counted(name, *rest, original=original, **named):
-                searched.append(name)
-                return original(name, *rest, **named)
-
-            monkeypatch.setattr(stages, planning, counted)
+        searched = planners_called(monkeypatch, stages, "plan_with", "plan_apart")
         budget_bytes = int(0.7 * eager_peak_bytes(256))
         for process in range(2):
             model = reader()

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from support.papers import chain, peak_bytes
+from support.planning import planners_called
 from tightfit.errors import BadInput
 from tightfit.planners import apart
 from tightfit.planners.apart import plan_apart
@@ -23,14 +24,7 @@ LIMITS = Limits(seconds=5.0)
 @pytest.fixture
 def planned_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the planners that run in this process."""
-    names: list[str] = []
-
-    def counted(name, *rest, **named):
-        names.append(name)
-        return plan_with(name, *rest, **named)
-
-    monkeypatch.setattr(apart, "plan_with", counted)
-    return names
+    return planners_called(monkeypatch, apart, "plan_with")
 
 
 def test_another_process_finds_the_same(planned_here: list[str]) -> None:

@@ -1,0 +1,31 @@
+"""Which planners a test calls."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from benchmarks.training import let_search_end
+
+__all__ = ["planners_called"]
+
+
+def planners_called(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, *functions: str
+) -> list[str]:
+    """Return the names of the planners that functions of a module are called with from now on.
+
+    No search of an earlier test goes on in the background by then.
+    """
+    let_search_end()
+    names: list[str] = []
+    for function in functions:
+        original = getattr(module, function)
+
+        def counted(name, *rest, original=original, **named):
+            names.append(name)
+            return original(name, *rest, **named)
+
+        monkeypatch.setattr(module, function, counted)
+    return names
