@@ -22,6 +22,7 @@ from tightfit.errors import (
     TightfitError,
 )
 from tightfit.execution.attach import attached
+from tightfit.plan.cache import PlanCache
 from tightfit.session import stages
 
 
@@ -337,6 +338,13 @@ class TestBudgets:
         report = tightfit.report(model)
         assert report.overhead == 0
         assert report.status == "optimal"
+
+    def test_an_earlier_plan_that_recomputes_nothing_is_best_at_once(self, monkeypatch):
+        monkeypatch.setattr(PlanCache, "load", lambda *_: None)  # as where other things lie around
+        for _ in range(2):
+            model = fitted()
+            model(batch()).sum().backward()
+            assert tightfit.report(model).status == "optimal"
 
     def test_what_exceeds_the_budget_between_steps_is_refused_or_warned_of(self):
         for mode in ("raise", "warn"):

@@ -12,7 +12,7 @@ from tightfit.plan.assemble import assemble
 from tightfit.plan.plan import Compute, Outcome, Plan, Status
 from tightfit.plan.simulate import Simulation, simulate
 from tightfit.plan.verify import verify
-from tightfit.planners.base import Task
+from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import least_overhead
 
 __all__ = ["NO_PLAN_HERE", "finish", "judged", "no_plan", "planned", "simulated"]
@@ -62,13 +62,12 @@ def finish(
         note = f"{note}; the bound of {bound_source} was wrong and is withdrawn".lstrip("; ")
         bound, bound_source = least, "withdrawn"
     bound = min(bound, result.overhead)
-    status: Status = "optimal" if result.overhead - bound <= gap else "feasible"
     return Outcome(
         plan=plan,
         overhead=result.overhead,
         bound=bound,
         bound_source=bound_source,
-        status=status,
+        status=_status(result.overhead, bound, gap),
         seconds=time.perf_counter() - started,
         peak_bytes=result.peak_bytes,
         note=note,
@@ -105,8 +104,16 @@ def planned(task: Task, computes: Sequence[Compute]) -> Plan:
     return assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
 
 
-def judged(task: Task, plan: Plan) -> Outcome:
+def judged(
+    task: Task, plan: Plan, *, bound: float | None = None, bound_source: str = "given"
+) -> Outcome:
     """Verify a plan of unknown quality against the graph at hand; return what it is worth.
+
+    Parameters
+    ----------
+    bound : float, optional
+        A proven lower bound on the overhead (a fraction) at this budget; by default only what
+        must run anyway.
 
     Raises
     ------
@@ -116,12 +123,17 @@ def judged(task: Task, plan: Plan) -> Outcome:
     plan = msgspec.structs.replace(plan, budget_bytes=task.budget_bytes)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
+    bound = min(least_overhead(task.graph) if bound is None else bound, result.overhead)
     return Outcome(
         plan=plan,
         overhead=result.overhead,
-        bound=min(least_overhead(task.graph), result.overhead),
-        bound_source="given",
-        status="feasible",
+        bound=bound,
+        bound_source=bound_source,
+        status=_status(result.overhead, bound, Limits().gap),
         seconds=0.0,
         peak_bytes=result.peak_bytes,
     )
+
+
+def _status(overhead: float, bound: float, gap: float) -> Status:
+    return "optimal" if overhead - bound <= gap else "feasible"

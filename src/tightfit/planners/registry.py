@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import msgspec
-
 from tightfit.errors import BadInput, InvalidPlan
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Outcome, Plan
@@ -292,7 +290,5 @@ def plan_with(
     outcome = entry.load()(task, limits or Limits(), progress)
     if outcome.plan is None and outcome.status != "infeasible" and known is not None:
         with contextlib.suppress(InvalidPlan):
-            return msgspec.structs.replace(
-                judged(task, known), bound=outcome.bound, bound_source=outcome.bound_source
-            )
+            return judged(task, known, bound=outcome.bound, bound_source=outcome.bound_source)
     return outcome

@@ -304,7 +304,7 @@ def _quick_outcome(
     found = _judged(task, (msgspec.structs.replace(plan, graph=own) for plan in others))
     best = min(found, key=lambda outcome: outcome.overhead, default=None)
     if best is not None and (one.known.has_retired or best.overhead < _GOOD_ENOUGH):
-        return best, False
+        return best, best.status == "optimal"
     quick = plan_at_once(task, options)
     if quick.plan is None or (best is not None and best.overhead <= quick.overhead):
         return best, False
