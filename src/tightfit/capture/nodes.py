@@ -26,9 +26,11 @@ __all__ = [
     "is_view",
     "note_kept_forward",
     "note_random",
+    "note_terms",
     "note_view",
     "note_views",
     "storage_bytes",
+    "terms_of",
     "writes_in_place",
 ]
 
@@ -37,6 +39,7 @@ aten = torch.ops.aten
 _VIEW = "tightfit_view"
 _RANDOM = "tightfit_random"
 _FORWARD = "tightfit_forward"
+_TERMS = "tightfit_terms"
 
 
 def is_getitem(node: fx.Node) -> bool:
@@ -137,6 +140,16 @@ def note_kept_forward(node: fx.Node) -> None:
 def is_kept_forward(node: fx.Node) -> bool:
     """Whether a node belongs to the forward though nothing that the forward returns needs it."""
     return node.meta.get(_FORWARD, False)
+
+
+def note_terms(node: fx.Node, count: int) -> None:
+    """Note of a gradient how many terms autograd has added up in it."""
+    node.meta[_TERMS] = count
+
+
+def terms_of(node: fx.Node) -> int:
+    """Return how many terms autograd has added up in a gradient; 1 for any other node."""
+    return node.meta.get(_TERMS, 1)
 
 
 def draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from tightfit.eviction.log.instructions import (
     Result,
 )
 from tightfit.torch_private import core as private
+from tightfit.torch_private import engine
 
 __all__ = ["Recorder"]
 
@@ -134,7 +135,7 @@ class Recorder(private.TorchDispatchMode):
         kwargs = kwargs or {}
         if not self._is_on:
             return func(*args, **kwargs)
-        if private.in_backward() and not self._is_backward:
+        if engine.in_backward() and not self._is_backward:
             self._is_backward = True
             self._instructions.append(Backward())
         inputs = _tensors((args, kwargs))

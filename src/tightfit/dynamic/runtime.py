@@ -26,6 +26,7 @@ from tightfit.dynamic.repeater import Repeater
 from tightfit.dynamic.room import Room, is_refusal
 from tightfit.dynamic.settled import Settled
 from tightfit.torch_private import core as private
+from tightfit.torch_private import engine
 from tightfit.torch_private.storages import below_modes, let_go_of_failed_backward, storage_of
 
 __all__ = ["Runtime"]
@@ -153,7 +154,7 @@ class Runtime(Core, private.TorchDispatchMode):
 
     def let_go_of_failed(self) -> None:
         """Free what autograd holds of a backward in which an operator has failed."""
-        if self._has_failed and not private.in_backward():
+        if self._has_failed and not engine.in_backward():
             self._has_failed = False
             let_go_of_failed_backward()
 
@@ -271,7 +272,7 @@ class Runtime(Core, private.TorchDispatchMode):
             if operator.takes_dtype and isinstance(outputs, torch.Tensor):
                 noted.fix(outputs.dtype)
             call = noted.call(func, cost, drawn_from, with_grad)
-        is_backward = not with_grad and private.in_backward()
+        is_backward = not with_grad and engine.in_backward()
         now = self._ledger.clock, self._ledger.operators
         made = [
             Content(storage.nbytes(), call, is_backward, operator.makes_blank, *now)

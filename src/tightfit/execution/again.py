@@ -14,7 +14,7 @@ import torch
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
-from tightfit.torch_private import core as private
+from tightfit.torch_private import engine
 
 __all__ = ["Again", "Plainly"]
 
@@ -62,7 +62,7 @@ class Again:
             for base, output in self._outputs.items()
             if (gradient := by_position.get(canonical.get(base, base))) is not None
         }
-        wanted = [p for _, p in self._joint.gradients if private.asks_for_gradient(self._inputs[p])]
+        wanted = [p for _, p in self._joint.gradients if engine.asks_for_gradient(self._inputs[p])]
         if not wanted or not came:
             return {}
         if not torch.is_grad_enabled() and self._meets_its_derivative():
@@ -82,14 +82,14 @@ class Again:
     def _meets_its_derivative(self) -> bool:
         """Whether the backward that runs now goes through the forward that was run again."""
         owners = [x for x in self._inputs if isinstance(x, torch.Tensor) and x.requires_grad]
-        seen = {private.gradient_node(x) for x in owners}
-        waiting = [private.gradient_node(output) for output in self._outputs.values()]
+        seen = {engine.gradient_node(x) for x in owners}
+        waiting = [engine.gradient_node(output) for output in self._outputs.values()]
         while waiting:
             node = waiting.pop()
             if node in seen:
                 continue
             seen.add(node)
-            if private.runs_in_this_backward(node):
+            if engine.runs_in_this_backward(node):
                 return True
             waiting.extend(before for before, _ in node.next_functions if before is not None)
         return False

@@ -19,6 +19,7 @@ import torch
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import base_of, is_random
 from tightfit.errors import InvalidPlan
+from tightfit.execution.sums import first_sums
 from tightfit.execution.writing import Function, Writer
 from tightfit.graph.ir import OpId, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
@@ -26,7 +27,7 @@ from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
 __all__ = ["Program", "lower", "write_back"]
 
 Forward: TypeAlias = Callable[[list[Any]], tuple[list[Any], list[Any]]]
-Backward: TypeAlias = Callable[[list[Any], list[Any]], Iterator[list[torch.Tensor]]]
+Backward: TypeAlias = Callable[..., Iterator[list[torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class Program:
     forward : callable
         Takes the list of placeholder tensors (emptied), returns (raw outputs, saved).
     backward : callable
-        A generator function of (saved, tangents), both emptied; yields lists of gradients.
+        A generator function of (saved, tangents), both emptied; yields lists of gradients. A third
+        argument is told the placeholder and the first term of each gradient of `sums`, and returns
+        what that gradient begins with.
     groups : tuple of tuple of int
         For each yielded list, the placeholder positions the gradients belong to.
     late_reads : tuple of (int, int)
@@ -52,6 +55,8 @@ class Program:
     kept : tuple of int
         Placeholders that the backward reads, in the order in which they come first in what is
         saved; (): not known.
+    sums : frozenset of int
+        Placeholders whose gradients are sums that can go on where those of other calls ended.
     """
 
     forward: Forward
@@ -61,6 +66,7 @@ class Program:
     source: str
     names: Mapping[str, Any]
     kept: tuple[int, ...] = ()
+    sums: frozenset[int] = frozenset()
 
 
 def lower(
@@ -128,6 +134,7 @@ class _Lowering:
         own = {"clock": clock, "turn": turn, "write_back": write_back}
         self.writer = Writer(captured, own)
         self.draws = _RepeatedDraws(captured, plan, self.writer)
+        self.first_sums = first_sums(captured, plan)
         gradients = captured.joint.gradients
         self.gradient_of = {captured.value_of[base_of(n)]: (n, i) for n, i in gradients}
         self.returns = ""
@@ -152,7 +159,11 @@ class _Lowering:
         call = self.captured.calls[step.op][step.alternative]
         overwritten = self.captured.graph.ops[step.op].alternatives[step.alternative].overwrites
         function = self.writer.function
-        expression = self.writer.call(call)
+        first = self.first_sums.get(step.op)
+        if first is None:
+            expression = self.writer.call(call)
+        else:
+            expression = self.writer.call(call, first.term, f"begun({first.position}, {{}})")
         afterwards = self.draws.before(step.op)
         stale = self.writer.forget(overwritten) if overwritten is not None else []
         names = [self._output_name(value) for value in call.outputs]
@@ -209,6 +220,7 @@ class _Lowering:
             source,
             MappingProxyType(names),
             tuple(self.writer.backward.last_reads),
+            frozenset(first.position for first in self.first_sums.values()),
         )
 
     def _source(self) -> str:
@@ -227,7 +239,7 @@ class _Lowering:
             *writer.forward.lines,
             f"    return {self.returns}, [{kept}]",
             "",
-            "def backward(saved, tangents):",
+            "def backward(saved, tangents, begun=lambda position, term: term):",
             *_unpack([*constants, *writer.saved], "saved"),
             *_unpack(tangents, "tangents"),
             *writer.backward.lines,

@@ -81,9 +81,9 @@ def placed_program(program: Program, turns: Turns, places: Places) -> Program:
         saved.append(step)  # which lives as long as the call awaits its backward
         return raw, saved
 
-    def backward(saved: list[Any], tangents: list[Any]) -> Iterator[list[torch.Tensor]]:
+    def backward(saved: list[Any], *given: Any) -> Iterator[list[torch.Tensor]]:
         step = saved.pop()
-        pieces = program.backward(saved, tangents)
+        pieces = program.backward(saved, *given)
         try:
             while (gradients := turns.run(step, lambda: next(pieces, None))) is not None:
                 yield gradients

@@ -22,12 +22,11 @@ from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import Again
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import refuse_others, tangent, unplanned
+from tightfit.execution.sums import Sums, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
 
 __all__ = ["Repeated", "Run", "Runner"]
-
-aten = torch.ops.aten
 
 
 class Runner:
@@ -60,11 +59,7 @@ class Runner:
         self.differentiable = frozenset(index for index, _ in self.tangents)
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.written = {position for _, position in joint.write_backs}
-        self.summed = {
-            position
-            for node, position in joint.gradients
-            if node.target in (aten.add.Tensor, aten.add_.Tensor)
-        }
+        self.summed = {position for node, position in joint.gradients if is_sum(node)}
         self.wants_gradient = {
             self.canonical[info.base]
             for info in joint.outputs
@@ -80,8 +75,10 @@ class Runner:
             for i, x in enumerate(inputs)
         ]
         run.begin(self, detached)
+        if self.summed:
+            run.sums = Sums(self.announce_sum)
         for position in self.summed:
-            run.watch_sum(position, inputs[position])
+            run.sums.watch(position, inputs[position])
         raw: Any = ()
         for index in range(len(groups) - 1, -1, -1):
             owners = [inputs[position] for position in groups[index]]
@@ -181,7 +178,7 @@ class Run:
         self.on_finish = on_finish
         self.without_gradient: tuple[int, ...] = ()
         self.unplanned: tuple[int, ...] = ()
-        self.sums: dict[int, int] = {}
+        self.sums: Sums | None = None
         self._repeated = repeated
         self._again: Again | None = None
 
@@ -194,26 +191,6 @@ class Run:
         """Return the outputs that are made anew outside the program, and let go of them."""
         aliases, self.aliases = self.aliases, {}
         return aliases
-
-    def watch_sum(self, position: int, owner: torch.Tensor) -> None:
-        """Say it if a gradient that is a sum is added to one that came from outside the plan.
-
-        Plain PyTorch adds one term after the other, so the result may differ in its last bit. A
-        gradient that came later was added into ours, as plain PyTorch does.
-        """
-        waiting = weakref.ref(self)  # the parameter must not keep a run that is let go of
-
-        def arrived(gradient: torch.Tensor) -> None:
-            handle.remove()
-            run = waiting()
-            own = run.sums.pop(position, None) if run is not None else None
-            runner = run.runner if run is not None else None
-            if own is None or own == gradient.data_ptr() or runner is None:
-                return
-            runner.announce_sum(position)
-
-        handle = owner.register_hook(arrived)
-        weakref.finalize(self, handle.remove).atexit = False
 
     @property
     def unused(self) -> frozenset[int]:
@@ -262,7 +239,9 @@ class Run:
         saved, self.saved = self.saved, None
         self.state = "backward"
         self.on_start(self)
-        self.generator = runner.program.backward(saved or [], tangents)
+        goes_on = self.sums is not None and runner.program.sums
+        begun = (self.sums.begin,) if goes_on else ()
+        self.generator = runner.program.backward(saved or [], tangents, *begun)
 
     def _start_again(self, by_position: dict[int, torch.Tensor | None]) -> None:
         """Differentiate the call as plain PyTorch does: its gradients are to have a history."""
@@ -388,9 +367,8 @@ class Run:
             raise
         groups = self.runner.program.groups
         positions = groups[index] if groups else ()
-        for position, gradient in zip(positions, gradients, strict=False):
-            if position in self.runner.summed:
-                self.sums[position] = gradient.data_ptr()
+        if self.sums is not None:
+            self.sums.hand_over(positions, gradients)
         if index + 1 >= len(groups):
             self._end("done")
         if self.without_gradient:
@@ -424,6 +402,8 @@ class Run:
             self.generator.close()
         self.generator = None
         self.versions = []
+        if self.sums is not None:
+            self.sums.end()
         self.on_finish(self)
 
     @property

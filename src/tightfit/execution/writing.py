@@ -155,9 +155,14 @@ class Writer:
 
     # -- expressions --------------------------------------------------------------------------
 
-    def call(self, call: Call) -> str:
-        """Return the code of a call."""
-        arguments = [self.literal(a) for a in call.args]
+    def call(self, call: Call, wrapped: fx.Node | None = None, around: str = "{}") -> str:
+        """Return the code of a call, with something around one of its arguments."""
+        arguments = [
+            around.format(self.literal(a))
+            if wrapped is not None and a is wrapped
+            else self.literal(a)
+            for a in call.args
+        ]
         arguments += [f"{k}={self.literal(v)}" for k, v in call.kwargs.items()]
         return f"{self._constant(direct(call.function))}({', '.join(arguments)})"
 

@@ -85,7 +85,6 @@ __all__ = [
     "fake_modules",
     "forward_metadata",
     "hidden_changes_without_tangents",
-    "in_backward",
     "is_made_of_others",
     "is_pytree_node",
     "is_traced",
@@ -471,26 +470,3 @@ def traced_twin(tensor: torch.Tensor) -> torch.Tensor:
     mode = torch._guards.detect_fake_mode()
     assert mode is not None  # of the tracer
     return functional_tensor.FunctionalTensor.to_functional(mode.from_tensor(tensor))
-
-
-def in_backward() -> bool:
-    """Return whether autograd's engine runs what runs now."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def gradient_node(tensor: torch.Tensor) -> Any:
-    """Return the node of autograd to which the gradient of a tensor goes."""
-    return torch.autograd.graph.get_gradient_edge(tensor).node
-
-
-def asks_for_gradient(tensor: torch.Tensor) -> bool:
-    """Whether the backward that runs now computes the gradient of a tensor."""
-    try:
-        return runs_in_this_backward(gradient_node(tensor))
-    except RuntimeError:  # a leaf for which `torch.autograd.grad` was called
-        return True
-
-
-def runs_in_this_backward(node: Any) -> bool:
-    """Whether the backward that runs now goes through a node of autograd."""
-    return torch._C._will_engine_execute_node(node)

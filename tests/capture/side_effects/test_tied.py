@@ -118,6 +118,87 @@ def test_any_number_and_kind_of_readers(kinds: list[str], names: int, casts: boo
     assert_equal(Several(kinds, names), casts)
 
 
+class Offset(nn.Module):
+    """Adds to its weight before it is read twice: autograd adds up there, and hands on one term."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 4)
+        self.readers = nn.ModuleList(Reader("transposed", self.weight) for _ in range(2))
+
+    def forward(self, x: Tensor, i: Tensor) -> Tensor:
+        weight = self.weight + 1
+        x = torch.tanh(torch.tanh(x @ weight) @ weight)
+        for reader in self.readers:
+            x = torch.tanh(reader(x, i))
+        return x.square().mean()
+
+
+def of_several_calls(model: nn.Module, calls: int) -> list[Tensor | None]:
+    """Return the gradients of the sum of the losses of several calls, some on one made input."""
+    torch.manual_seed(2)
+    source = torch.randn(8, WIDTH, requires_grad=True)
+    x, i = source * 2, torch.randint(0, ROWS, (calls, 8))
+    losses = [model(x if number else torch.randn(8, WIDTH), i[number]) for number in range(calls)]
+    torch.stack(losses).sum().backward()
+    return [source.grad, *(p.grad for p in model.parameters())]
+
+
+def assert_equal_in_several_calls(model: nn.Module, calls: int, budget: str = "1GiB") -> None:
+    expected = of_several_calls(copy.deepcopy(model), calls)
+    found = of_several_calls(tightfit.fit(model, budget, costs="unit", cache=False), calls)
+    for a, b in zip(expected, found, strict=True):
+        assert a is None or (b is not None and torch.equal(a, b) and a.stride() == b.stride())
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_terms_of_several_calls_are_added_up_one_by_one(kind: str) -> None:
+    torch.manual_seed(0)
+    assert_equal_in_several_calls(Several([kind, "transposed", kind], 1), 3)
+
+
+@pytest.mark.parametrize("calls", [2, 4])
+def test_a_sum_of_autograds_own_is_one_term(calls: int) -> None:
+    torch.manual_seed(0)
+    assert_equal_in_several_calls(Offset(), calls)
+
+
+@settings(max_examples=15, derandomize=True)
+@given(
+    st.lists(st.sampled_from(sorted(READERS)), min_size=2, max_size=5),
+    st.sampled_from([1, 2, 3]),
+    st.integers(2, 4),
+)
+def test_any_readers_in_any_number_of_calls(kinds: list[str], names: int, calls: int) -> None:
+    torch.manual_seed(0)
+    assert_equal_in_several_calls(Several(kinds, names), calls)
+
+
+def test_models_that_share_a_weight_add_to_one_sum() -> None:
+    torch.manual_seed(0)
+    both = [Several(["linear", "transposed"], 1) for _ in range(2)]
+    both[1].weight0 = both[0].weight0
+    plain = copy.deepcopy(both)
+    fitted = [tightfit.fit(model, "1GiB", costs="unit", cache=False) for model in both]
+    x, i = torch.randn(8, WIDTH), torch.randint(0, ROWS, (8,))
+    for models in (plain, fitted):
+        torch.stack([model(x + number, i) for number, model in enumerate(models)]).sum().backward()
+    assert torch.equal(plain[0].weight0.grad, fitted[0].weight0.grad)
+
+
+def test_gradients_that_are_asked_for_are_sums_of_one_backward_each() -> None:
+    torch.manual_seed(0)
+    model = Several(["linear", "transposed", "summed"], 1)
+    plain, fitted = copy.deepcopy(model), tightfit.fit(model, "1GiB", costs="unit", cache=False)
+    x, i = torch.randn(8, WIDTH), torch.randint(0, ROWS, (8,))
+    found = []
+    for each in (plain, fitted):
+        losses = [each(x + number, i) for number in range(3)]
+        first = torch.autograd.grad(losses[2], each.weight0)
+        found.append([*first, *torch.autograd.grad(losses[0] + losses[1], each.weight0)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 class Inputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,14 @@ from tightfit.torch_private import traces
 
 __all__ = ["KeptGraph", "kept_graph", "traced_again"]
 
-_NOTES = ("seq_nr", "partitioner_tag", "tightfit_random", "tightfit_forward", "tightfit_call")
+_NOTES = (
+    "seq_nr",
+    "partitioner_tag",
+    "tightfit_random",
+    "tightfit_forward",
+    "tightfit_call",
+    "tightfit_terms",
+)
 _LARGEST_CONSTANT = 1 << 16
 _NO_MODULES = OpaqueModules((), frozenset(), False)
 

@@ -8,7 +8,7 @@ name: it would be written at capture and never again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,10 +30,13 @@ class StandInsInBackward(TorchFunctionMode):
     ----------
     module : nn.Module
         That holds all members.
+    asked : callable
+        Told of which outputs and inputs gradients are to be traced, before they are.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, asked: Callable[..., None]) -> None:
         super().__init__()
+        self._asked = asked
         modules = dict(module.named_modules(remove_duplicate=False))
         self._buffers = {name: each._buffers for name, each in modules.items() if each._buffers}
         self._parameters = [each._parameters for each in modules.values() if each._parameters]
@@ -50,6 +53,7 @@ class StandInsInBackward(TorchFunctionMode):
     ) -> Any:
         if func is not torch.autograd.grad or not private.is_tracing():
             return func(*args, **(kwargs or {}))
+        self._asked(*args, **(kwargs or {}))
         before = {name: dict(buffers) for name, buffers in self._buffers.items()}
         weights = [dict(parameters) for parameters in self._parameters]
         self._put(self._stand_ins, self._weights)

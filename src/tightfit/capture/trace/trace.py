@@ -27,7 +27,12 @@ from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
-from tightfit.capture.nodes import is_traced_in_backward, note_kept_forward, note_random
+from tightfit.capture.nodes import (
+    is_traced_in_backward,
+    note_kept_forward,
+    note_random,
+    note_terms,
+)
 from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opaque_operator
 from tightfit.capture.operators.linalg import is_check
 from tightfit.capture.operators.masks import MasksAskedFor
@@ -53,6 +58,7 @@ from tightfit.capture.side_effects.saving import without_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.errors import explained
 from tightfit.capture.trace.strides import TrueStrides, note_calls, with_true_strides
+from tightfit.capture.trace.terms import terms_of_gradients
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -91,7 +97,8 @@ class _Callee(nn.Module):
         for name, module in call.owners.items():
             self.add_module(name, module)
         self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
-        self.in_backward = StandInsInBackward(self)
+        self.terms: list[int] = []  # of the gradient of each input that has one
+        self.in_backward = StandInsInBackward(self, self._note_terms)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable on what the tracer gives for its inputs; return the tensors it makes."""
@@ -143,6 +150,10 @@ class _Callee(nn.Module):
         if self._loss_alone:
             self.detached |= _beside_the_loss(tensors, self.structure.loss)
         return tuple(t.detach() if i in self.detached else t for i, t in enumerate(tensors))
+
+    def _note_terms(self, outputs: Any, inputs: Any, *_: Any, **named: Any) -> None:
+        if isinstance(outputs, Sequence) and isinstance(inputs, Sequence):  # as the tracer asks
+            self.terms = terms_of_gradients(outputs, inputs)
 
     def is_parameter(self, tensor: Any) -> bool:
         """Whether a tensor stood for a parameter when the forward was last traced."""
@@ -227,10 +238,10 @@ def trace(
         "opaque": opaque.found(),
         "detached": callee.detached,
     }
-    return _read(joint, kept)
+    return _read(joint, kept, callee.terms)
 
 
-def _read(joint: Any, kept: dict[str, Any]) -> JointGraph:
+def _read(joint: Any, kept: dict[str, Any], terms: Sequence[int]) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     refuse_backward_writes(module.graph)
     _refuse_communication(module, kept["origins"])
@@ -246,6 +257,7 @@ def _read(joint: Any, kept: dict[str, Any]) -> JointGraph:
     write_backs: list[tuple[fx.Node, int]] = []
     raw: list[Any] = []
     gradients: list[tuple[fx.Node, int]] = []
+    count = iter(terms)
     for node, descriptor in zip(flat, descriptors, strict=True):
         match descriptor:
             case private.InputMutationAOTOutput():
@@ -253,8 +265,10 @@ def _read(joint: Any, kept: dict[str, Any]) -> JointGraph:
             case private.PlainAOTOutput() | private.IntermediateBaseAOTOutput():
                 raw.append(node)
             case private.GradAOTOutput():
+                arriving = next(count)
                 if node is not None:
                     gradients.append((node, position[descriptor.grad_of]))
+                    note_terms(node, arriving)
             case None:
                 pass
             case _:

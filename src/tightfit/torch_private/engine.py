@@ -1,0 +1,50 @@
+"""What autograd's engine does now: which backward runs, and where a gradient goes in its graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = [
+    "asks_for_gradient",
+    "gradient_edge",
+    "gradient_node",
+    "in_backward",
+    "running_backward",
+    "runs_in_this_backward",
+]
+
+
+def running_backward() -> int:
+    """Return the number of the backward that runs now; -1: none does."""
+    return torch._C._current_graph_task_id()
+
+
+def in_backward() -> bool:
+    """Return whether autograd's engine runs what runs now."""
+    return running_backward() != -1
+
+
+def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Return where in autograd's graph the gradient of a tensor goes: a node, and its place."""
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def gradient_node(tensor: torch.Tensor) -> Any:
+    """Return the node of autograd to which the gradient of a tensor goes."""
+    return gradient_edge(tensor)[0]
+
+
+def asks_for_gradient(tensor: torch.Tensor) -> bool:
+    """Whether the backward that runs now computes the gradient of a tensor."""
+    try:
+        return runs_in_this_backward(gradient_node(tensor))
+    except RuntimeError:  # a leaf for which `torch.autograd.grad` was called
+        return True
+
+
+def runs_in_this_backward(node: Any) -> bool:
+    """Whether the backward that runs now goes through a node of autograd."""
+    return torch._C._will_engine_execute_node(node)
