@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from support.memory import held_pages
 from tightfit.allocator import (
     CpuMeter,
     ProfilerMeter,
@@ -200,8 +201,8 @@ def test_meter_refuses_other_devices():
 
 def test_held_bytes_are_the_resident_memory():
     held = resident_bytes()
-    touched = torch.ones(16 * KIB * KIB)
-    assert CpuMeter().held_bytes() >= held + touched.nbytes // 2
+    touched = held_pages(64 * KIB * KIB)
+    assert CpuMeter().held_bytes() >= held + len(touched) // 2
 
 
 def test_recorded_lifetimes():

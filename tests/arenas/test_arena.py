@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tightfit
+from support.memory import in_a_fresh_process
 from tightfit.allocator import CpuMeter, resident_bytes
 from tightfit.allocator.replay import poisoned
 from tightfit.errors import BadInput
@@ -242,7 +243,10 @@ def test_nothing_leaks_and_pages_are_given_back() -> None:
 
 
 def test_a_loop_that_turns_into_another_is_laid_out_anew_and_not_held_twice() -> None:
-    gc.collect()
+    in_a_fresh_process(_turns_into_another)
+
+
+def _turns_into_another() -> None:
     before = resident_bytes()
     held: list[int] = []
     with tightfit.arena() as arena:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import tightfit
+from support.memory import held_pages
 from tightfit.allocator import anonymous_bytes
 from tightfit.allocator.replay import poisoned
 from tightfit.api.report import Report
@@ -76,11 +78,11 @@ def test_plans_leave_room_for_what_the_process_holds_beside_tensors() -> None:
     gc.collect()
     model = fitted(wide_net(), "112MiB")
     held: list[int] = []
-    ballast: list[bytearray] = []
+    ballast: list[mmap.mmap] = []
 
     def after(step: int) -> None:
         if step == 0:
-            ballast.append(bytearray(b"x") * (24 * MIB))  # not of PyTorch's allocator
+            ballast.append(held_pages(24 * MIB))  # not of PyTorch's allocator
         held.append(anonymous_bytes())
 
     before = anonymous_bytes()
@@ -96,7 +98,7 @@ def test_plans_leave_room_for_what_the_process_holds_beside_tensors() -> None:
 
 def test_the_first_plan_leaves_room_for_what_is_there_before_it_runs() -> None:
     model = fitted(wide_net(), "112MiB")
-    ballast = bytearray(b"x") * (24 * MIB)
+    ballast = held_pages(24 * MIB)
     trained(model, images(), 1)
     report = tightfit.report(model)
     assert isinstance(report, Report) and report.held is not None
@@ -109,11 +111,11 @@ def test_where_no_plan_leaves_enough_training_goes_on_and_it_is_said(
 ) -> None:
     plain = trained(wide_net(), images(), 6)
     model = fitted(wide_net(), "40MiB")
-    ballast: list[bytearray] = []
+    ballast: list[mmap.mmap] = []
 
     def after(step: int) -> None:
         if step == 0:
-            ballast.append(bytearray(b"x") * (64 * MIB))
+            ballast.append(held_pages(64 * MIB))
 
     assert_same(trained(model, images(), 6, after=after), plain)
     said = capsys.readouterr().err

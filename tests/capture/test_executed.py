@@ -59,6 +59,17 @@ def test_a_profiler_of_the_user_is_told_of_everything_and_goes_on():
     assert {"doubled", "dispatch"} <= seen
 
 
+def test_garbage_is_collected_as_before_after_traces_of_two_threads():
+    before = gc.get_threshold()
+    first, second = fewer_collections(), fewer_collections()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold() > before
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
+
+
 def test_garbage_is_collected_as_before_after_a_trace():
     frozen, thresholds = gc.get_freeze_count(), gc.get_threshold()
     gc.unfreeze()

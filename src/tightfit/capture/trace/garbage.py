@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 __all__ = ["fewer_collections"]
 
 _OBJECTS = 50_000  # that are made between two collections
 _YOUNG = 1  # generations: those of objects that have lived through one collection at most
-_FROZEN_HERE: list[bool] = []  # of each of these contexts that is open
+
+
+@dataclass
+class _Before:
+    """How the program collects, for as long as any of these contexts is open, in any thread."""
+
+    thresholds: tuple[int, int, int]
+    has_frozen: bool
+    contexts: int = 0
+
+
+_LOCK = threading.Lock()
+_BEFORE: list[_Before] = []  # one while any is open
 
 
 @contextlib.contextmanager
@@ -22,19 +36,34 @@ def fewer_collections() -> Iterator[None]:
     frozen its own objects, or collects still more seldom, that stays so. Garbage of the trace is
     gone at its end: what still holds its tensors then is nothing that dies by itself.
     """
-    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
-    if 0 < thresholds[0] < _OBJECTS:
-        gc.set_threshold(_OBJECTS, *thresholds[1:])
-    if not frozen:
-        gc.freeze()
-    _FROZEN_HERE.append(not frozen)
+    with _LOCK:
+        before = _begun()
+        before.contexts += 1
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
-        if any(_FROZEN_HERE):
-            gc.collect()
-        else:
+        if before.has_frozen:
             gc.collect(_YOUNG)
-        if _FROZEN_HERE.pop():
-            gc.unfreeze()
+        else:
+            gc.collect()
+        with _LOCK:
+            before.contexts -= 1
+            if not before.contexts:
+                _end(_BEFORE.pop())
+
+
+def _begun() -> _Before:
+    if not _BEFORE:
+        before = _Before(gc.get_threshold(), gc.get_freeze_count() > 0)
+        _BEFORE.append(before)
+        if 0 < before.thresholds[0] < _OBJECTS:
+            gc.set_threshold(_OBJECTS, *before.thresholds[1:])
+        if not before.has_frozen:
+            gc.freeze()
+    return _BEFORE[0]
+
+
+def _end(before: _Before) -> None:
+    gc.set_threshold(*before.thresholds)
+    if not before.has_frozen:
+        gc.unfreeze()

@@ -1,0 +1,25 @@
+"""Memory of a process that does not depend on what earlier tests have left in its heap."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import mmap
+import multiprocessing
+from collections.abc import Callable
+
+__all__ = ["held_pages", "in_a_fresh_process"]
+
+
+def in_a_fresh_process(function: Callable[[], None]) -> None:
+    """Run a function in an interpreter of its own; raise what it raises."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        pool.submit(function).result()
+
+
+def held_pages(size_bytes: int) -> mmap.mmap:
+    """Return memory that is resident now and was not before, whatever the heap has free."""
+    pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for page in range(0, size_bytes, mmap.PAGESIZE):
+        pages[page] = 1
+    return pages
