@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -12,45 +14,59 @@ from tightfit.execution.attach import attached
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
 from tightfit.plan import Compute, assemble, keep_everything
+from tightfit.plan.plan import Gradients
 from tightfit.session.whole.specialisation import Planned
 
 
-def test_a_parameter_changed_inside_backward_is_not_read_again():
-    """An optimizer that steps inside backward must not reach what a recomputation still reads."""
+@torch.no_grad()
+def descend(parameter: torch.Tensor) -> None:
+    parameter.sub_(parameter.grad)
+
+
+@pytest.mark.parametrize("gradients", ["fresh", "accumulated"])
+def test_a_parameter_changed_inside_backward_is_not_read_again(gradients: Gradients) -> None:
+    """An optimizer that steps inside backward must not reach what a recomputation still reads.
+
+    A fresh gradient waits for that; one that goes into an existing one cannot, and is refused.
+    """
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    plain = copy.deepcopy(model)
     tightfit.fit(model, "1GiB", costs="unit")
     x = torch.randn(5, 8)
     model(x).square().sum().backward()
     shape = attached(model).specialisations[-1]
     for _ in range(2):
-        model.zero_grad()
+        model.zero_grad(set_to_none=gradients == "fresh")
         model(x).square().sum().backward()
     planned = list(shape.plans.values())[-1]
+    assert planned.outcome.plan is not None and planned.outcome.plan.gradients == gradients
     last = [op for op in planned.graph.ops if op.target == "aten.addmm"][-1]
     plan = assemble(
         planned.graph,
         [*keep_everything(planned.graph), Compute(last.id)],
         budget_bytes=1 << 40,
+        gradients=gradients,
         group_bytes=1,
     )
     runner = Runner(shape.captured, lower(shape.captured, plan))
     recomputing = Planned(planned.graph, planned.outcome, runner)
     for around in list(shape.plans):  # whatever lies around the next call
         shape.take(around, recomputing)
-    model.zero_grad()
-    model(x).square().sum().backward()
-
-    @torch.no_grad()
-    def descend(parameter: torch.Tensor) -> None:
-        parameter.add_(1)
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(descend)
-    model.zero_grad()
+    for each in (model, plain):
+        for parameter in each.parameters():
+            parameter.register_post_accumulate_grad_hook(descend)
+        each.zero_grad(set_to_none=gradients == "fresh")
+    plain(x).square().sum().backward()
     loss = model(x).square().sum()
     assert attached(model).last is recomputing
-    with pytest.raises(TightfitError, match="changed during backward"):
+    if gradients == "accumulated":
+        with pytest.raises(TightfitError, match="changed during backward"):
+            loss.backward()
+    else:
         loss.backward()
+        for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(own, expected)
 
 
 class Twice(nn.Module):

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
+from torch import fx
 
 from tightfit.capture.captured import Captured
 from tightfit.capture.nodes import base_of, is_random
@@ -23,6 +24,7 @@ from tightfit.execution.sums import first_sums
 from tightfit.execution.writing import Function, Writer
 from tightfit.graph.ir import OpId, ValueId
 from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
+from tightfit.torch_private import core as private
 
 __all__ = ["Program", "lower", "write_back"]
 
@@ -137,6 +139,8 @@ class _Lowering:
         self.first_sums = first_sums(captured, plan)
         gradients = captured.joint.gradients
         self.gradient_of = {captured.value_of[base_of(n)]: (n, i) for n, i in gradients}
+        self.last_reads = _last_reads(captured, plan)
+        self.finished: list[ValueId] = []  # gradients that are to be handed over
         self.returns = ""
 
     def run(self) -> Program:
@@ -147,12 +151,14 @@ class _Lowering:
                 case Free(value):
                     self.writer.release(value)
                 case HandOver(values):
-                    self._hand_over(values)
+                    self.finished += values
+                    self._hand_over(number)
                 case Enter(segment):
                     if segment > 0:
                         self._cross()
         if self.writer.function is self.writer.forward:
             self._cross()
+        self._hand_over(len(self.plan.instructions))
         return self._assemble()
 
     def _compute(self, number: int, step: Compute) -> None:
@@ -186,7 +192,17 @@ class _Lowering:
             return "_"
         return self.writer.make(value)
 
-    def _hand_over(self, values: Sequence[ValueId]) -> None:
+    def _hand_over(self, now: int) -> None:
+        """Hand over what is finished; what is read may be changed as soon as its gradient is there.
+
+        Fresh gradients are held to the end in any case: those of what is still read wait for that.
+        """
+        values = self.finished
+        if self.plan.gradients == "fresh":
+            values = [v for v in values if self.last_reads.get(self.gradient_of[v][1], -1) < now]
+        if not values:
+            return
+        self.finished = [v for v in self.finished if v not in values]
         pairs = [self.gradient_of[v] for v in values]
         function = self.writer.function
         gradients = [self.writer.reference(node) for node, _ in pairs]
@@ -292,6 +308,21 @@ class _RepeatedDraws:
         get_state, set_state = _generator_access(device)
         self._writer.take(get_state=get_state, set_state=set_state)
         return "get_state", "set_state"
+
+
+def _last_reads(captured: Captured, plan: Plan) -> dict[int, int]:
+    """Return the last instruction of a plan that reads each placeholder, by its position."""
+    positions = {node: i for i, node in enumerate(captured.joint.placeholders)}
+    last: dict[int, int] = {}
+    for number, step in enumerate(plan.instructions):
+        if not isinstance(step, Compute):
+            continue
+        call = captured.calls[step.op][step.alternative]
+        arguments = fx.node.map_arg((call.args, call.kwargs), base_of)
+        for node in private.pytree.tree_leaves(arguments):
+            if isinstance(node, fx.Node) and node in positions:
+                last[positions[node]] = number
+    return last
 
 
 def _unpack(names: Sequence[str], source: str) -> list[str]:

@@ -188,6 +188,7 @@ class Writer:
             undone = _undone(node)
             if undone is not None:
                 return self.reference(undone)
+            self._note_read(base_of(node))
             return self.function.view(node) or self._new_view(node)
         if node in self._positions:
             position = self._positions[node]
@@ -219,6 +220,12 @@ class Writer:
             self.keep_for_backward(name, f"{name}.detach()" if keeps else name)
             self._taken_over.add(value)
         return name
+
+    def _note_read(self, base: fx.Node) -> None:
+        """Note that a placeholder is read, through a view that was made before, perhaps."""
+        position = self._positions.get(base)
+        if position is not None and self._captured.joint.sources[position].kind != "tangent":
+            self.function.placeholder(position)
 
     def _new_view(self, node: fx.Node) -> str:
         if is_getitem(node):
