@@ -235,10 +235,10 @@ class Fitted:
             return self._run_in_parts(reason, given)
 
     def _refuse_second_forward(self) -> None:
-        waiting, allowed = len(self.waiting), self.options.in_flight
+        allowed = self.options.in_flight
         if allowed is None and self.route is not self._whole:
             allowed = 1
-        if allowed is not None and waiting >= allowed:
+        if allowed is not None and (waiting := len(self.waiting)) >= allowed:
             raise second_forward(self.name, waiting)
 
     def _run_in_parts(self, reason: CaptureError, given: Arguments) -> Any:

@@ -57,6 +57,7 @@ from tightfit.capture.side_effects.outside import PREFIX, AllFound
 from tightfit.capture.side_effects.saving import without_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.errors import explained
+from tightfit.capture.trace.in_place import LayoutsInPlace
 from tightfit.capture.trace.strides import TrueStrides, note_calls, with_true_strides
 from tightfit.capture.trace.terms import terms_of_gradients
 from tightfit.capture.traced_call import TracedCall
@@ -222,6 +223,7 @@ def trace(
             stack.enter_context(callee.repeated)
             stack.enter_context(opaque)
             stack.enter_context(callee.in_backward)
+            stack.enter_context(LayoutsInPlace())
             if numbers is not None:
                 stack.enter_context(private.symbolic_numbers())
                 stack.enter_context(numbers.read_by(call.function, call.modules))

@@ -17,6 +17,7 @@ from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput, CaptureError, CompileError, without_frames
 from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.lower import write_back
 from tightfit.execution.runtime import Run
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
@@ -155,7 +156,7 @@ def first_call(
     except BaseException:
         before.restore()
         for buffer, value in buffers.items():
-            buffer.copy_(value)
+            write_back(buffer, value)  # which may have taken another shape
         raise
 
 

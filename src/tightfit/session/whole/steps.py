@@ -322,9 +322,10 @@ class WholeSteps:
 
     def _backward_ended(self, run: Run) -> None:
         self.watch.after_backward(run)
-        if not self.waiting:
+        is_open = bool(self.waiting)
+        if not is_open:
             self._plans.flight.end()
-        is_open = bool(self.waiting) or run.state == "again"  # what is derived of it is to come
+        is_open |= run.state == "again"  # what is derived of it is to come
         end_in_company(self.account, self.options, is_open=is_open)
 
     def _backward_started(self, one: Specialisation) -> Callable[[Run], None]:

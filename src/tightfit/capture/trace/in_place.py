@@ -1,0 +1,71 @@
+"""What is written in place keeps its layout in the trace.
+
+The tracer turns an operator that writes in place into the one that returns a new result, and some
+of these lay it out otherwise: rows of a transposed tensor that is masked in place come out one
+after the other. Whatever follows would run on another layout than plain PyTorch's, and may round
+otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from tightfit.capture.nodes import draws
+from tightfit.torch_private import core as private
+
+__all__ = ["LayoutsInPlace"]
+
+aten = torch.ops.aten
+
+
+class LayoutsInPlace(private.TorchDispatchMode):
+    """Traces a write in place that would change a layout as a result that is copied into place."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        written = args[0] if args else None
+        if not isinstance(written, torch.Tensor) or written.is_contiguous():
+            return func(*args, **kwargs)
+        anew = _result_anew(func)
+        if anew is None or draws(func, args, kwargs) or not _lies_otherwise(anew, args, kwargs):
+            return func(*args, **kwargs)
+        return aten.copy_.default(written, anew(*args, **kwargs))
+
+
+@functools.cache
+def _result_anew(func: Any) -> Any:
+    """Return the operator that gives what another one writes over its first argument, or None."""
+    if not isinstance(func, private.OpOverload) or func is aten.copy_.default:
+        return None
+    name, _, overload = func.name().removeprefix("aten::").partition(".")
+    if not name.endswith("_") or torch.Tag.inplace_view in func.tags:
+        return None
+    return getattr(getattr(aten, name[:-1], None), overload or "default", None)
+
+
+def _lies_otherwise(anew: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a result lies otherwise than the first argument, as far as that can be told."""
+    with private.without_modes():
+        given, named = private.pytree.tree_map(_shape_of, (args, kwargs))
+        try:
+            result = anew(*given, **named)
+        except (RuntimeError, TypeError, NotImplementedError):  # no kernel for shapes alone
+            return False
+        pairs = zip(result.shape, result.stride(), given[0].stride(), strict=True)
+        return any(own != before for size, own, before in pairs if size > 1)
+
+
+def _shape_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        sizes = value.shape, value.stride()
+        return torch.empty_strided(*sizes, dtype=value.dtype, device="meta")
+    if isinstance(value, torch.SymFloat | torch.SymInt | torch.SymBool):
+        return 1
+    return value
