@@ -80,6 +80,7 @@ __all__ = [
     "autocast_nesting",
     "backward_without_autocast",
     "caches_parametrizations",
+    "call_parameter",
     "composite",
     "fake_mode_of",
     "fake_modules",
@@ -463,6 +464,11 @@ def is_tracing() -> bool:
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for another one while a step is traced, and has no values."""
     return isinstance(tensor, FakeTensor | functional_tensor.FunctionalTensor)
+
+
+def call_parameter(tensor: torch.Tensor) -> None:
+    """Let what stands for a parameter in a trace be an instance of `nn.Parameter`, too."""
+    tensor._is_param = True  # type: ignore[attr-defined]
 
 
 def traced_twin(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+import tightfit
 import tightfit.capture.trace.trace as tracing
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
@@ -62,3 +65,25 @@ def test_state_that_the_trace_alone_changes_ends_no_capture(ends, monkeypatch) -
     assert ends == ["backward"]
     monkeypatch.undo()
     assert graph == captured(Counting("not")).graph
+
+
+class AsksWhatItHas(nn.Module):
+    """Treats parameters otherwise than buffers, whatever they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("fixed", torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in (self.layer.weight, self.fixed):
+            x = x @ weight if isinstance(weight, nn.Parameter) else x * weight.sum()
+        return x.sum()
+
+
+def test_what_stands_for_a_parameter_says_that_it_is_one() -> None:
+    torch.manual_seed(0)
+    plain = AsksWhatItHas()
+    fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
+    x = torch.randn(3, 4)
+    assert torch.equal(plain(x), fitted(x))

@@ -123,6 +123,8 @@ class _Callee(nn.Module):
         self._looks = False  # the tracer runs the forward twice
         self.in_backward.note()
         self._traced_parameters = {id(p): p for p in self.parameters()}
+        for parameter in self._traced_parameters.values():
+            private.call_parameter(parameter)
         outside = self._replacing or contextlib.nullcontext()
         with (
             torch.autograd.set_detect_anomaly(False),  # the tracer notes a stack for each operator
