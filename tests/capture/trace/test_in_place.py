@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
+from tightfit.errors import CaptureError
 
 MASK = torch.rand(32, 24, generator=torch.Generator().manual_seed(0)) > 0.5
 ROWS = torch.tensor([1, 5, 7])
@@ -26,7 +27,6 @@ WRITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "index_put": lambda x, w: x.index_put_((ROWS,), w[:3, :24]),
     "scatter": lambda x, w: x.scatter_(0, FIRST, 1.0),
     "scatter_add": lambda x, w: x.scatter_add_(0, FIRST, w[:1, :24]),
-    "addmm": lambda x, w: x.addmm_(w, x.clone()),
     "clamp": lambda x, w: x.clamp_(min=0.1),
     "lerp": lambda x, w: x.lerp_(w[:, :24], 0.3),
 }
@@ -85,3 +85,13 @@ def test_a_backward_of_pytorch_that_writes_in_place_keeps_its_layout() -> None:
         each(x).backward()
     for a, b in zip(plain.parameters(), fitted.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
+
+
+def test_a_product_that_is_written_into_a_transposed_tensor_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its kernel adds up in another order for a new result."""
+    monkeypatch.setitem(WRITES, "addmm", lambda x, w: x.addmm_(w, x.clone()))
+    fitted = tightfit.fit(Writes("addmm", True), "1GiB", costs="unit", cache=False)
+    with pytest.raises(CaptureError, match="lies transposed"):
+        fitted(torch.randn(24, 32))

@@ -14,11 +14,15 @@ from typing import Any
 import torch
 
 from tightfit.capture.nodes import draws
+from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
 __all__ = ["LayoutsInPlace"]
 
 aten = torch.ops.aten
+
+
+_PRODUCTS = (aten.addmm.default, aten.addbmm.default, aten.baddbmm.default)
 
 
 class LayoutsInPlace(private.TorchDispatchMode):
@@ -36,6 +40,11 @@ class LayoutsInPlace(private.TorchDispatchMode):
         anew = _result_anew(func)
         if anew is None or draws(func, args, kwargs) or not _lies_otherwise(anew, args, kwargs):
             return func(*args, **kwargs)
+        if anew in _PRODUCTS:
+            raise CaptureError(
+                f"{func} writes a product into a tensor that lies transposed: a new one would be "
+                "added up in another order. Way out: make a new one, or a contiguous tensor"
+            )
         return aten.copy_.default(written, anew(*args, **kwargs))
 
 
