@@ -20,6 +20,7 @@ from tightfit.capture.nodes import (
     base_of,
     is_getitem,
     is_traced_in_backward,
+    lies_without_gaps,
     storage_bytes,
 )
 from tightfit.graph.ir import Exactness, Op, Use, Value
@@ -338,15 +339,9 @@ def arguments_of(node: fx.Node) -> tuple[Any, ...]:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements of a (fake) tensor fill their storage, each at one place."""
-    order = sorted(range(tensor.dim()), key=tensor.stride)
-    expected = 1
-    for dimension in order:
-        if tensor.shape[dimension] == 1:
-            continue
-        if tensor.stride(dimension) != expected:
-            return False
-        expected *= tensor.shape[dimension]
-    return tensor.numel() > 0 and storage_bytes(tensor) == tensor.numel() * tensor.element_size()
+    if tensor.numel() == 0 or not lies_without_gaps(tensor):
+        return False
+    return storage_bytes(tensor) == tensor.numel() * tensor.element_size()
 
 
 def _result(node: fx.Node, index: int) -> fx.Node:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tightfit.capture.nodes import draws
+from tightfit.capture.nodes import draws, lies_without_gaps
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
@@ -36,6 +36,8 @@ class LayoutsInPlace(private.TorchDispatchMode):
         kwargs = kwargs or {}
         written = args[0] if args else None
         if not isinstance(written, torch.Tensor) or written.is_contiguous():
+            return func(*args, **kwargs)
+        if not lies_without_gaps(written):  # a part of a tensor, into which the result is put again
             return func(*args, **kwargs)
         anew = _result_anew(func)
         if anew is None or draws(func, args, kwargs) or not _lies_otherwise(anew, args, kwargs):
