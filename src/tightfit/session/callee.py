@@ -49,4 +49,14 @@ class Callee:
         """Whether an input or a parameter requires a gradient."""
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in given.leaves):
             return True
-        return any(p.requires_grad for m in self.modules.values() for p in m.parameters())
+        return any(map(_needs_gradient, self.modules.values()))
+
+
+def _needs_gradient(module: nn.Module) -> bool:
+    """Whether a parameter requires a gradient: the first one that does ends the search."""
+    own = vars(module)
+    if "_parameters" not in own:  # a scripted module has them elsewhere
+        return any(p.requires_grad for p in module.parameters())
+    if any(p is not None and p.requires_grad for p in own["_parameters"].values()):
+        return True
+    return any(m is not None and _needs_gradient(m) for m in own["_modules"].values())

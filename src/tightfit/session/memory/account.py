@@ -288,24 +288,25 @@ class Account:
         self._state = state
         if self._tally is not None:
             self._tally.keep_to(None, 0)
-        for keeper in self._keepers():
-            keeper._refuse_more()
+        keepers = self._keepers()
+        for keeper in keepers:
+            keeper._refuse_more(keepers)
 
-    def _refuse_more(self) -> None:
+    def _refuse_more(self, keepers: Sequence[Account]) -> None:
         """Refuse what would exceed the own limit and those of others, as things stand now."""
         if self._state == "free" or self._tally is None:
             return
         if self._state == "resting":
-            limit_bytes = sum(keeper._limit_bytes or 0 for keeper in self._keepers())
+            limit_bytes = sum(keeper._limit_bytes or 0 for keeper in keepers)
         else:
-            limit_bytes = sum(map(self._left_to, self._keepers()))
+            limit_bytes = sum(map(self._left_to, keepers))
         if self.held_bytes() <= limit_bytes:
             self._tally.keep_to(limit_bytes, self._before_now)
 
     def count_again(self) -> None:
         """Count what was there before anew: something was refused, and it may hold less now."""
         self._count_before()
-        self._refuse_more()
+        self._refuse_more(self._keepers())
 
     def _count_before(self) -> None:
         if self._tally is not None and self._limit_bytes is not None:
