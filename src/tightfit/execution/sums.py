@@ -8,6 +8,7 @@ nothing.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -83,8 +84,8 @@ def _first_sum(gradient: fx.Node) -> fx.Node | None:
     return first
 
 
-class _OnTheirWay:
-    """Sums that were handed over in the backward that runs now, until autograd takes them on."""
+class _OnTheirWay(threading.local):
+    """Sums that this thread handed over in the backward that it runs now."""
 
     def __init__(self) -> None:
         self._backward = -1

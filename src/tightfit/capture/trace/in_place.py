@@ -34,20 +34,17 @@ class LayoutsInPlace(private.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        written = args[0] if args else None
-        if not isinstance(written, torch.Tensor) or written.is_contiguous():
-            return func(*args, **kwargs)
-        if not lies_without_gaps(written):  # a part of a tensor, into which the result is put again
-            return func(*args, **kwargs)
         anew = _result_anew(func)
-        if anew is None or draws(func, args, kwargs) or not _lies_otherwise(anew, args, kwargs):
+        if anew is None or not _may_lie_otherwise(args[0]) or draws(func, args, kwargs):
+            return func(*args, **kwargs)
+        if not _lies_otherwise(anew, args, kwargs):
             return func(*args, **kwargs)
         if anew in _PRODUCTS:
             raise CaptureError(
                 f"{func} writes a product into a tensor that lies transposed: a new one would be "
                 "added up in another order. Way out: make a new one, or a contiguous tensor"
             )
-        return aten.copy_.default(written, anew(*args, **kwargs))
+        return aten.copy_.default(args[0], anew(*args, **kwargs))
 
 
 @functools.cache
@@ -59,6 +56,12 @@ def _result_anew(func: Any) -> Any:
     if not name.endswith("_") or torch.Tag.inplace_view in func.tags:
         return None
     return getattr(getattr(aten, name[:-1], None), overload or "default", None)
+
+
+def _may_lie_otherwise(written: Any) -> bool:
+    """Whether a result may lie otherwise than what it is written into; parts are put in again."""
+    is_tensor = isinstance(written, torch.Tensor)
+    return is_tensor and not written.is_contiguous() and lies_without_gaps(written)
 
 
 def _lies_otherwise(anew: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
