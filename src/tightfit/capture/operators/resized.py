@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +15,17 @@ __all__ = ["ResizedTensors"]
 
 
 class ResizedTensors(TorchFunctionMode):
-    """Gives an empty traced tensor other memory where it is to grow: what it has cannot."""
+    """Gives an empty traced tensor other memory where it is to grow: what it has cannot.
+
+    Parameters
+    ----------
+    members : iterable of torch.Tensor or None
+        Parameters and buffers, as they are traced: they cannot grow.
+    """
+
+    def __init__(self, members: Iterable[torch.Tensor | None]) -> None:
+        super().__init__()
+        self._members = {id(member): member for member in members}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -26,17 +37,20 @@ class ResizedTensors(TorchFunctionMode):
                 wanted = [wanted[0].shape]
             options = {"dtype": tensor.dtype, "device": tensor.device}
             anew = torch.empty(*wanted, **options, **kwargs)
+            if id(tensor) in self._members and tensor.numel() < anew.numel():
+                raise _grows(tensor, anew)
             if tensor.numel() == 0:
-                tensor.set_(anew)
-            if tensor.numel() < anew.numel():
-                raise CaptureError(
-                    f"the forward pass gives a tensor of shape {tuple(tensor.shape)} the shape "
-                    f"{tuple(anew.shape)} (resize_), which a planned step cannot. Way out: make it "
-                    "as large as it will be before the model is fitted (run the model once)",
-                    cause="state",  # may be set up the first time
-                )
-            return tensor if tensor.shape == anew.shape else func(*args, **kwargs)
+                return tensor.set_(anew)
         return func(*args, **kwargs)
+
+
+def _grows(tensor: torch.Tensor, anew: torch.Tensor) -> CaptureError:
+    return CaptureError(
+        f"the forward pass gives a buffer of shape {tuple(tensor.shape)} the shape "
+        f"{tuple(anew.shape)} (resize_), which a planned step cannot. Way out: make it as large as "
+        "it will be before the model is fitted (run the model once)",
+        cause="state",  # may be set up the first time
+    )
 
 
 def _is_plain(tensor: Any) -> bool:

@@ -135,7 +135,7 @@ class _Callee(nn.Module):
             NumbersAskedFor(tracing=True),
             MasksAskedFor(),
             TracedProducts(),
-            ResizedTensors(),
+            ResizedTensors(members.values()),
         ):
             output = self._opaque.function(*args, **kwargs)
             self._recorder.refuse_seeding()
