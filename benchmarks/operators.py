@@ -13,6 +13,7 @@ plain PyTorch. One line for each case that is not equal, and a summary, go to
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import sys
@@ -133,7 +134,7 @@ def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
-def cases() -> Iterator[tuple[str, str, str]]:
+def cases(most_samples: int) -> Iterator[tuple[str, str, str]]:
     """Yield operator, layout and outcome."""
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -147,7 +148,8 @@ def cases() -> Iterator[tuple[str, str, str]]:
         if not samples:
             continue
         ended = time.monotonic() + MOST_SECONDS
-        for sample in (samples[i] for i in sorted({0, len(samples) // 2, len(samples) - 1})):
+        chosen = sorted({0, len(samples) // 2, len(samples) - 1})[-most_samples:]
+        for sample in (samples[i] for i in chosen):
             for layout in LAYOUTS:
                 if time.monotonic() > ended:
                     break
@@ -161,12 +163,15 @@ def cases() -> Iterator[tuple[str, str, str]]:
 
 def main() -> None:
     """Compare all; write what is not equal, and a summary."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=3, help="of each operator, at most")
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     operators: set[str] = set()
     with RESULTS.open("w") as file:
-        for name, layout, found in cases():
+        for name, layout, found in cases(options.samples):
             kind = found.partition(":")[0]
             counts[kind] += 1
             operators.add(name)
@@ -175,7 +180,8 @@ def main() -> None:
                     json.dumps({"operator": name, "layout": layout, "outcome": found}) + "\n"
                 )
                 print(name, layout, found, flush=True)
-        summary = {**circumstances(1, rounds=1), "operators": len(operators), **counts}
+        summary = {**circumstances(1, rounds=1), "samples": options.samples}
+        summary |= {"operators": len(operators), **counts}
         file.write(json.dumps(summary) + "\n")
         print(summary)
 
