@@ -74,11 +74,7 @@ class Runner:
             x.detach() if isinstance(x, torch.Tensor) and not self._is_written(i, x) else x
             for i, x in enumerate(inputs)
         ]
-        run.begin(self, detached)
-        if self.summed:
-            run.sums = Sums(self.announce_sum)
-        for position in self.summed:
-            run.sums.watch(position, inputs[position])
+        run.begin(self, detached, {position: inputs[position] for position in self.summed})
         raw: Any = ()
         for index in range(len(groups) - 1, -1, -1):
             owners = [inputs[position] for position in groups[index]]
@@ -182,10 +178,14 @@ class Run:
         self._repeated = repeated
         self._again: Again | None = None
 
-    def begin(self, runner: Runner, inputs: list[Any]) -> None:
-        """Take what the forward program runs on."""
+    def begin(self, runner: Runner, inputs: list[Any], summed: Mapping[int, torch.Tensor]) -> None:
+        """Take what the forward program runs on, and whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
+        if summed:
+            self.sums = Sums(runner.announce_sum)
+            for position, owner in summed.items():
+                self.sums.watch(position, owner)
 
     def take_aliases(self) -> dict[int, Any]:
         """Return the outputs that are made anew outside the program, and let go of them."""

@@ -188,13 +188,9 @@ class Writer:
             undone = _undone(node)
             if undone is not None:
                 return self.reference(undone)
-            self._note_read(base_of(node))
+            self._placeholder(base_of(node))  # which is read, also where the view is there already
             return self.function.view(node) or self._new_view(node)
-        if node in self._positions:
-            position = self._positions[node]
-            if self._captured.joint.sources[position].kind != "tangent":
-                return self.function.placeholder(position)
-        return self._value(self._captured.value_of[node])
+        return self._placeholder(node) or self._value(self._captured.value_of[node])
 
     def take(self, **named: Any) -> None:
         """Let the code take things from outside by the names given."""
@@ -221,11 +217,12 @@ class Writer:
             self._taken_over.add(value)
         return name
 
-    def _note_read(self, base: fx.Node) -> None:
-        """Note that a placeholder is read, through a view that was made before, perhaps."""
-        position = self._positions.get(base)
-        if position is not None and self._captured.joint.sources[position].kind != "tangent":
-            self.function.placeholder(position)
+    def _placeholder(self, node: fx.Node) -> str | None:
+        """Return the name of a placeholder that is read now; None for what is a value."""
+        position = self._positions.get(node)
+        if position is None or self._captured.joint.sources[position].kind == "tangent":
+            return None
+        return self.function.placeholder(position)
 
     def _new_view(self, node: fx.Node) -> str:
         if is_getitem(node):

@@ -31,7 +31,7 @@ class ResizedTensors(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in (torch.Tensor.resize_, torch.Tensor.resize_as_) and _is_plain(args[0]):
+        if func in (torch.Tensor.resize_, torch.Tensor.resize_as_) and self._may_grow(args[0]):
             tensor, *wanted = args
             if func is torch.Tensor.resize_as_:
                 wanted = [wanted[0].shape]
@@ -43,6 +43,10 @@ class ResizedTensors(TorchFunctionMode):
                 return tensor.set_(anew)
         return func(*args, **kwargs)
 
+    def _may_grow(self, tensor: Any) -> bool:
+        is_asked = private.is_traced(tensor) and not tensor.requires_grad
+        return is_asked and (tensor.numel() == 0 or id(tensor) in self._members)
+
 
 def _grows(tensor: torch.Tensor, anew: torch.Tensor) -> CaptureError:
     return CaptureError(
@@ -51,7 +55,3 @@ def _grows(tensor: torch.Tensor, anew: torch.Tensor) -> CaptureError:
         "it will be before the model is fitted (run the model once)",
         cause="state",  # may be set up the first time
     )
-
-
-def _is_plain(tensor: Any) -> bool:
-    return private.is_traced(tensor) and not tensor.requires_grad
