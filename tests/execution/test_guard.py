@@ -94,3 +94,25 @@ def test_steps_that_take_turns_have_peaks_of_their_own() -> None:
     second.backward()
     assert first.close().others_ran is False
     assert second.close().others_ran is False
+
+
+def test_garbage_that_is_collected_in_the_forward_is_nothing_that_user_code_holds() -> None:
+    guard, garbage = Guard("cpu", "raise"), [held(300)]
+    guard.before_forward(lambda: 0, 100 * KIB)
+    garbage.clear()
+    guard.after_forward()
+    guard.before_backward()
+    guard.after_backward()
+    step = guard.close()
+    assert step is None or step.outside_bytes == 0
+
+
+def test_garbage_that_is_collected_while_a_step_is_planned_hides_nothing_of_it() -> None:
+    guard, garbage = Guard("cpu", "raise"), [held(300)]
+    guard.before_forward(lambda: 0, 100 * KIB)
+    garbage.clear()
+    guard.leave_out_garbage()
+    held(50)
+    guard.after_forward()
+    step = guard.close()
+    assert step is None or 50 * KIB <= step.forward_bytes < 60 * KIB

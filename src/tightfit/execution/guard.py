@@ -193,6 +193,12 @@ class Guard:
             self._start = self.meter.live_bytes()
             self.meter.reset_peak()
 
+    def leave_out_garbage(self) -> None:
+        """Leave out what lay about when the window was opened and has been collected since."""
+        if self.meter is not None and self._open is not None and self._start is not None:
+            self.take_peak()  # while it lay about
+            self._start = min(self._start, self.meter.live_bytes())
+
     def after_forward(self) -> None:
         """Note the peak of the forward program."""
         if self.meter is not None and self._open is not None:
@@ -305,7 +311,8 @@ class Guard:
         peak = self.meter.peak_bytes() - (self._start or 0)
         self.meter.reset_peak()
         name = f"{ended}_bytes"
-        self._open[name] = max(self._open.get(name, 0), peak)
+        # below 0 where garbage that lay about at the start was collected meanwhile
+        self._open[name] = max(self._open.get(name, peak), peak)
         self._phase = begun
         return peak
 

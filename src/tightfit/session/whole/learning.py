@@ -109,6 +109,11 @@ class Watch:
         elif self.guard is not None:
             self.guard.after_backward()
 
+    def leave_out_garbage(self) -> None:
+        """Leave out what lay about when the measured window was opened and was collected since."""
+        if self.guard is not None:
+            self.guard.leave_out_garbage()
+
     def restart(self) -> None:
         """Begin the measured window anew: what happened in it so far belongs to no step."""
         if self.guard is not None:

@@ -148,8 +148,10 @@ class Plans:
             self.flight.begin(one, alone, options, len(waiting), looks=looks)
             around, planned = self._fitting(one, inputs, options, waits=waits)
         self.more_bytes = one.held_more(planned, around)
-        if options.compile and all(planned is not each for each in known):
-            self._watch.restart()  # what compiling and trying took belongs to no step
+        if all(planned is not each for each in known):
+            self._watch.leave_out_garbage()  # making a plan makes Python collect it
+            if options.compile:
+                self._watch.restart()  # what compiling and trying took belongs to no step
         return planned
 
     def _fitting(
