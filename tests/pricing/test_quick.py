@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from tightfit.allocator import measure_peak
@@ -125,6 +127,42 @@ def test_workspaces_sizes_and_layouts_are_those_of_many_measurements(
         for way in op.alternatives
         for variant in way.variants
     )
+
+
+class Product(nn.Module):
+    """A matrix times another, as they lie, turned, or with gaps between rows."""
+
+    def __init__(self, sizes: tuple[int, int], ways: tuple[str, str], dtype: torch.dtype) -> None:
+        super().__init__()
+        rows, columns = sizes[::-1] if ways[1] == "turned" else sizes
+        gap = 3 if ways[1] == "with gaps" else 0
+        self.weight = nn.Parameter(torch.randn(rows, columns + gap, dtype=dtype))
+        self.bias = nn.Parameter(torch.randn(sizes[1], dtype=dtype))
+        self.ways, self.sizes = ways, sizes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = {"turned": x.t(), "with gaps": x[:, : self.sizes[0]]}.get(self.ways[0], x)
+        weight = self.weight[:, : self.sizes[1]] if self.ways[1] == "with gaps" else self.weight
+        weight = self.weight.t() if self.ways[1] == "turned" else weight
+        return torch.addmm(self.bias, x, weight).sum() + torch.mm(x, weight).square().sum()
+
+
+@settings(max_examples=25)
+@given(
+    st.tuples(*[st.sampled_from((1, 2, 17, 256))] * 3),
+    st.tuples(*[st.sampled_from(("as it lies", "turned", "with gaps"))] * 2),
+    st.sampled_from((torch.float32, torch.float64, torch.bfloat16)),
+)
+def test_what_products_take_is_known_without_running_them(
+    sizes: tuple[int, int, int], ways: tuple[str, str], dtype: torch.dtype
+) -> None:
+    rows, inner, columns = sizes
+    shapes = {"as it lies": (rows, inner), "turned": (inner, rows), "with gaps": (rows, inner + 5)}
+    model = Product((inner, columns), ways, dtype)
+    captured = step_of(model, torch.randn(shapes[ways[0]], dtype=dtype))
+    ours, theirs = quick_costs(captured, SILENT), measured_costs(captured, SILENT)
+    assert bytes_of(ours.captured.graph) == bytes_of(theirs.captured.graph)
+    assert ours.strides == theirs.strides
 
 
 def test_a_call_runs_once_and_never_when_the_disk_knows_it(monkeypatch) -> None:

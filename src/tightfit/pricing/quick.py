@@ -1,7 +1,7 @@
 """Prices at once: each distinct call runs at most once, and only where its bytes are not plain.
 
-Elementwise kernels take no workspace and lay their results out as traced: of each such operator
-one call is timed, and the others are scaled from it by what they move. Every other call runs once,
+What kernels take is plain of some (`tightfit.pricing.plain`): of each such operator one call is
+timed, and the others are scaled from it by what they compute or move. Every other call runs once,
 for its workspace and its layout, if there is room for it; its time is taken on the way. What steps
 teach later replaces these costs (`tightfit.pricing.in_steps`).
 """
@@ -25,6 +25,7 @@ from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId
 from tightfit.pricing.fewer_rows import rows_of, shortened
+from tightfit.pricing.plain import plain_footprint
 from tightfit.pricing.price import Priced, may_need_workspace, priced_by, without_room
 from tightfit.pricing.promises import promises_kept
 from tightfit.pricing.records import (
@@ -44,6 +45,7 @@ _LAUNCH_S = 3e-6  # the least a scaled call costs
 _TYPICAL_BYTES = 4 << 20  # moved by the call of an operator that others are scaled from
 _STRETCH_BYTES = 16 << 20  # moved at least by a call of which a stretch is a part
 _BYTES_PER_S = 5e9  # of an operator of which nothing is known
+_NUMBERS_BYTES = 256  # numbers as tensors: all that a call works with whose bytes are plain
 _ROUNDING = 1.07  # of workspaces that are foretold from fewer rows
 _HELD = 4  # times what a call reads and makes: what a run of it holds, about
 
@@ -222,7 +224,7 @@ def _asked(captured: Captured, as_there: set[OpId], *, alone: bool) -> dict[str,
     graph = captured.graph
     asked: dict[str, _Asked] = {}
     for op, calls, node in zip(graph.ops, captured.calls, captured.nodes, strict=True):
-        plain = UNKNOWN if op.id in as_there else _plain(calls[0], flat_outputs(node))
+        plain = UNKNOWN if op.id in as_there else plain_footprint(calls[0], flat_outputs(node))
         for way, call in zip(op.alternatives, calls, strict=True):
             key = key_of(call)
             if key in asked:
@@ -256,35 +258,6 @@ def _read_bytes(call: Call) -> int:
     return sum(storage_bytes(leaf) for leaf in leaves)
 
 
-def _plain(call: Call, outputs: Sequence[Any]) -> Footprint | None:
-    """Return the footprint of an elementwise call, None if it has to run for it.
-
-    Its result is dense and laid out as an argument of its shape and type; every other tensor of
-    that shape is laid out alike, and of the same type, so that nothing is converted on the way.
-    """
-    function = call.function
-    if not isinstance(function, private.OpOverload) or len(outputs) != 1:
-        return None
-    made = outputs[0]
-    if torch.Tag.pointwise not in function.tags or function._schema.is_mutable:
-        return None
-    if not isinstance(made, torch.Tensor) or storage_bytes(made) != made.numel() * made.itemsize:
-        return None
-    read = [x for n in call.nodes() for x in flat_outputs(n) if isinstance(x, torch.Tensor)]
-    alike = [x for x in read if x.shape == made.shape]
-    if not alike or any(x.stride() != made.stride() for x in alike):
-        return None
-    if any(x.dtype != made.dtype or x.device != made.device for x in read):
-        return None
-    return Footprint(
-        workspace_bytes=0,
-        output_bytes=(storage_bytes(made),),
-        output_strides=(tuple(made.stride()),),
-        aliases=(-1,),
-        none_outputs=(),
-    )
-
-
 def _typical(asked: Iterable[_Asked]) -> list[_Asked]:
     """Return one call of each operator: the largest that is quickly run, else the smallest."""
     by_kind: dict[str, list[_Asked]] = defaultdict(list)
@@ -298,22 +271,25 @@ def _typical(asked: Iterable[_Asked]) -> list[_Asked]:
 
 def _scaled(asked: Mapping[str, _Asked], known: Mapping[str, Brief]) -> dict[str, Measurement]:
     """Return what is known of every call; what did not run is scaled from its operator's calls."""
-    largest: dict[str, tuple[_Asked, Brief]] = {}
+    largest: dict[tuple[str, bool], tuple[_Asked, Brief]] = {}  # calls that must run, and others
     for key, record in known.items():
         one = asked[key]
-        if one.kind not in largest or one.work > largest[one.kind][0].work:
-            largest[one.kind] = one, record
-    return {
-        key: known.get(key) or _estimate(one, *largest.get(one.kind, (one, None)))
-        for key, one in asked.items()
-    }
+        kind = one.kind, one.plain is None
+        if kind not in largest or one.work > largest[kind][0].work:
+            largest[kind] = one, record
+    found: dict[str, Measurement] = {}
+    for key, one in asked.items():
+        must_run = one.plain is None
+        alike = largest.get((one.kind, must_run)) or largest.get((one.kind, not must_run))
+        found[key] = known.get(key) or _estimate(one, *(alike or (one, None)))
+    return found
 
 
 def _estimate(one: _Asked, like_asked: _Asked, like: Brief | None) -> Measurement:
     """Return what a call that did not run takes, from another one of its operator.
 
-    Its time grows with its work, its workspace with what it reads and makes. What an elementwise
-    call works with, such as a number as a tensor, does not grow.
+    Its time grows with its work, its workspace with what it reads and makes. What a call works
+    with whose bytes are plain, such as a number as a tensor, does not grow.
     """
     footprint = one.plain or UNKNOWN
     if like is None:
@@ -326,5 +302,7 @@ def _estimate(one: _Asked, like_asked: _Asked, like: Brief | None) -> Measuremen
         if one.by_stretches:
             growth = max(1.0, min(growth, _STRETCH_BYTES / like_asked.work))
         workspace_bytes = int(like.workspace_bytes * growth)
+        if one.plain is not None:
+            workspace_bytes = min(workspace_bytes, _NUMBERS_BYTES)
     fields = msgspec.structs.asdict(footprint) | {"workspace_bytes": workspace_bytes}
     return Measurement(cost_s=max(_LAUNCH_S, cost_s), **fields)

@@ -1,0 +1,86 @@
+"""What is known of the bytes of a call without running it.
+
+Elementwise kernels, and products of matrices on a CPU, take no workspace and lay their results out
+as traced. Others choose how they compute by what they are given, and run for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tightfit.capture.captured import Call
+from tightfit.capture.nodes import flat_outputs, storage_bytes
+from tightfit.costs.measured.call import Footprint
+from tightfit.torch_private import core as private
+
+__all__ = ["plain_footprint"]
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm.default: (0, 1), _aten.addmm.default: (1, 2)}  # which arguments are matrices
+_EXACT = (torch.float32, torch.float64)  # other types are packed, or converted
+
+
+def plain_footprint(call: Call, outputs: Sequence[Any]) -> Footprint | None:
+    """Return the footprint of a call; None if it has to run for it.
+
+    Parameters
+    ----------
+    call : Call
+        How an op is run.
+    outputs : sequence
+        What it makes, as traced.
+    """
+    if len(outputs) != 1 or not isinstance(outputs[0], torch.Tensor):
+        return None
+    made = outputs[0]
+    if storage_bytes(made) != made.numel() * made.itemsize:
+        return None
+    if not (_is_elementwise(call, made) or _is_product(call, made)):
+        return None
+    return Footprint(
+        workspace_bytes=0,
+        output_bytes=(storage_bytes(made),),
+        output_strides=(tuple(made.stride()),),
+        aliases=(-1,),
+        none_outputs=(),
+    )
+
+
+def _is_elementwise(call: Call, made: torch.Tensor) -> bool:
+    """Whether a kernel treats each element by itself, and has nothing to convert or to turn.
+
+    Its result is dense and laid out as an argument of its shape and type; every other tensor of
+    that shape is laid out alike, and of the same type, so that nothing is converted on the way.
+    """
+    function = call.function
+    if not isinstance(function, private.OpOverload):
+        return False
+    if torch.Tag.pointwise not in function.tags or function._schema.is_mutable:
+        return False
+    read = [x for n in call.nodes() for x in flat_outputs(n) if isinstance(x, torch.Tensor)]
+    alike = [x for x in read if x.shape == made.shape]
+    if not alike or any(x.stride() != made.stride() for x in alike):
+        return False
+    return all(_is_like(x, made) for x in read)
+
+
+def _is_product(call: Call, made: torch.Tensor) -> bool:
+    """Whether a kernel multiplies two matrices as they lie, rows or columns without gaps."""
+    places = _PRODUCTS.get(call.function)
+    if places is None or made.device.type != "cpu" or made.dtype not in _EXACT:
+        return False
+    matrices = [flat_outputs(call.args[place])[0] for place in places]
+    read = [x for n in call.nodes() for x in flat_outputs(n)]
+    return (
+        made.stride() == (made.shape[1], 1)
+        and all(_is_like(x, made) for x in read)
+        and all(x.stride() in ((x.shape[1], 1), (1, x.shape[0])) for x in matrices)
+    )
+
+
+def _is_like(read: Any, made: torch.Tensor) -> bool:
+    is_tensor = isinstance(read, torch.Tensor)
+    return is_tensor and read.dtype == made.dtype and read.device == made.device
