@@ -69,7 +69,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "reads",
         "opaque decisions",
         "joint_graph traced_call",
-        "captured probe trace normalise",
+        "captured probe trace normalise updates",
         "recall",
         "lift foreign partitioner input_uses",
         "around_data",

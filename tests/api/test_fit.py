@@ -259,8 +259,8 @@ class TestGradients:
 
     def test_second_backward_is_refused_clearly(self):
         loss = fitted()(batch()).sum()
-        loss.backward(retain_graph=True)
-        with pytest.raises(TightfitError, match="second time"):
+        loss.backward()
+        with pytest.raises(TightfitError, match=r"second time.*retain_graph"):
             loss.backward()
 
     def test_create_graph_is_refused_clearly(self):

@@ -25,9 +25,21 @@ class Student(nn.Module):
         return {"loss": (logits - y).square().mean(), "logits": logits}
 
 
-def distilled(run: Run, dropout: float = 0.0) -> None:
+class Counting(Student):
+    """Scales by how often it has run."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        self.calls.add_(1)
+        return super().forward(x * self.calls, y)
+
+
+def distilled(run: Run, dropout: float = 0.0, norm: bool = False) -> None:
     """Learn from data and from a teacher, whose share is no part of the model's own loss."""
-    model, teacher = Student(dropout), nn.Linear(32, 32)
+    model, teacher = Student(dropout, norm), nn.Linear(32, 32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     run.fit(model, optimizer=optimizer)
     for _ in range(run.steps):
@@ -44,11 +56,15 @@ def distilled(run: Run, dropout: float = 0.0) -> None:
     run.trained(model)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["no draws", "dropout"])
-def test_bits_and_budget_from_the_first_step_on(dropout: float, capfd) -> None:
+@pytest.mark.parametrize(
+    "dropout, norm",
+    [(0.0, False), (0.3, False), (0.3, True)],
+    ids=["no draws", "dropout", "dropout and running statistics"],
+)
+def test_bits_and_budget_from_the_first_step_on(dropout: float, norm: bool, capfd) -> None:
     def lived(budget_bytes: int | None):
         return live(
-            lambda run: distilled(run, dropout),
+            lambda run: distilled(run, dropout, norm),
             Run(budget_bytes, steps=4, small=True, costs="unit"),
         )
 
@@ -61,13 +77,15 @@ def test_bits_and_budget_from_the_first_step_on(dropout: float, capfd) -> None:
 
 
 def test_what_cannot_be_run_twice_is_refused_once() -> None:
-    model = tightfit.fit(Student(0.0, norm=True), "1GiB", costs="unit")
+    model = tightfit.fit(Counting(), "1GiB", costs="unit")
     x, y = torch.randn(8, 32), torch.randn(8, 32)
 
     def step() -> None:
         output = model(x, y)
         (output["loss"] + output["logits"].mean()).backward()
 
-    with pytest.raises(tightfit.PlanMismatch, match=r"writes buffers.*run the step again"):
+    with pytest.raises(
+        tightfit.PlanMismatch, match=r"writes model.calls and reads it.*run the step again"
+    ):
         step()
     step()

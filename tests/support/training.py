@@ -111,6 +111,23 @@ def several(model, fit):
     return steps(model, optimizer, loss_of=loss_of)
 
 
+@way("several backwards through a forward (`retain_graph`)")
+def retained(model, fit):
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for x, y in batches():
+        output = model(x)
+        first, second = F.cross_entropy(output, y), output.square().mean()
+        first.backward(retain_graph=True)
+        second.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses += [first.detach(), second.detach(), torch.rand(1)]
+        del output, first, second
+    return losses
+
+
 @way("autocast with GradScaler")
 def scaler(model, fit):
     optimizer = sgd(model)

@@ -1,13 +1,14 @@
-"""A call whose outputs have other gradients than its plan has room for, planned anew in backward.
+"""A call that is run again in its backward, by another plan or once more by its own.
 
 An output beside a loss is planned to receive no gradient. If code after the call takes it into a
 loss all the same, what the plan keeps is let go of, and another plan runs forward and backward of
-that call at once, within the same budget.
+that call at once, within the same budget. A backward that comes after another one finds nothing
+kept: the plan's forward runs again, and its backward in step with autograd's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,15 @@ from tightfit.errors import PlanMismatch
 from tightfit.execution.lower import Program
 from tightfit.torch_private import core as private
 
-__all__ = ["Planned", "gradients_at_once", "refuse_others", "tangent", "unplanned"]
+__all__ = [
+    "Planned",
+    "gradients_at_once",
+    "gradients_in_turn",
+    "grouped",
+    "refuse_others",
+    "tangent",
+    "unplanned",
+]
 
 
 class Planned(Protocol):
@@ -34,7 +43,15 @@ class Planned(Protocol):
 def gradients_at_once(
     planned: Planned, inputs: Sequence[Any], came: Mapping[int, torch.Tensor]
 ) -> dict[int, torch.Tensor | None]:
-    """Run forward and backward of a call; return the gradients by positions of placeholders.
+    """Run forward and backward of a call; return the gradients by positions of placeholders."""
+    groups = gradients_in_turn(planned, inputs, came)
+    return {position: gradient for group in groups for position, gradient in group.items()}
+
+
+def gradients_in_turn(
+    planned: Planned, inputs: Sequence[Any], came: Mapping[int, torch.Tensor]
+) -> Iterator[dict[int, torch.Tensor | None]]:
+    """Run the forward of a call; return what runs its backward, a group of gradients at a time.
 
     Parameters
     ----------
@@ -57,12 +74,34 @@ def gradients_at_once(
     missing = frozenset(index for index, _ in planned.tangents if index not in left)
     with private.without_autocast():
         _, saved = planned.program.forward(ready)
-        tangents = [tangent(left.pop(index, None), meta) for index, meta in planned.tangents]
-        groups = list(planned.program.backward(saved, tangents))
-    positions = [position for group in planned.program.groups for position in group]
-    found = dict(zip(positions, [g for group in groups for g in group], strict=True))
+    tangents = [tangent(left.pop(index, None), meta) for index, meta in planned.tangents]
     nothing = planned.without_gradient(missing) if missing else frozenset[int]()
-    return {position: None if position in nothing else g for position, g in found.items()}
+    return _by_position(planned.program, saved, tangents, nothing)
+
+
+def _by_position(
+    program: Program, saved: list[Any], tangents: list[Any], nothing: Set[int]
+) -> Iterator[dict[int, torch.Tensor | None]]:
+    backward = program.backward(saved, tangents)
+    for positions in program.groups:
+        with private.without_autocast():
+            gradients = next(backward)
+        yield {p: None if p in nothing else g for p, g in zip(positions, gradients, strict=True)}
+        gradients.clear()
+
+
+def grouped(
+    found: Iterable[dict[int, torch.Tensor | None]], groups: Sequence[Sequence[int]]
+) -> Iterator[list[torch.Tensor | None]]:
+    """Yield gradients in the groups in which autograd expects them; hold what comes early."""
+    waiting: dict[int, torch.Tensor | None] = {}
+    coming = iter(found)
+    for positions in groups or ((),):
+        while not waiting.keys() >= set(positions):
+            waiting |= next(coming)
+        yield [waiting.pop(position) for position in positions]
+    for _ in coming:
+        pass
 
 
 def refuse_others(

@@ -9,7 +9,7 @@ freed while the rest of backward goes on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +21,12 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import Again
 from tightfit.execution.lower import Program
-from tightfit.execution.otherwise import refuse_others, tangent, unplanned
+from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
+from tightfit.execution.reached import Reached
 from tightfit.execution.sums import Sums, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
+from tightfit.torch_private import engine
 
 __all__ = ["Repeated", "Run", "Runner"]
 
@@ -143,6 +145,10 @@ class Repeated(Protocol):
         """Plan it for the gradients of outputs that came; return those of placeholders."""
         ...
 
+    def once_more(self, came: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
+        """Run it for a further backward; return the gradients of placeholders as they come."""
+        ...
+
 
 class Run:
     """One forward that awaits its backward.
@@ -152,8 +158,8 @@ class Run:
     on_start, on_finish : callable
         Told when backward begins and when its last gradient has been handed over.
     repeated : Repeated, optional
-        Runs the call again: for a backward that is to be differentiated, or that has gradients of
-        other outputs than planned for.
+        Runs the call again: for a backward that is to be differentiated, that has gradients of
+        other outputs than planned for, or that comes after another one (retain_graph).
     """
 
     def __init__(
@@ -172,8 +178,7 @@ class Run:
         self.state = "new"
         self.on_start = on_start
         self.on_finish = on_finish
-        self.without_gradient: tuple[int, ...] = ()
-        self.unplanned: tuple[int, ...] = ()
+        self.reached = Reached()
         self.sums: Sums | None = None
         self._repeated = repeated
         self._again: Again | None = None
@@ -191,19 +196,6 @@ class Run:
         """Return the outputs that are made anew outside the program, and let go of them."""
         aliases, self.aliases = self.aliases, {}
         return aliases
-
-    @property
-    def unused(self) -> frozenset[int]:
-        """The outputs that were planned to receive a gradient and have received none."""
-        assert self.runner is not None
-        outputs = len(self.runner.joint.outputs)
-        return frozenset(index for index in self.without_gradient if index < outputs)
-
-    @property
-    def used(self) -> frozenset[int]:
-        """The outputs that have received a gradient, planned or not."""
-        assert self.runner is not None
-        return (self.runner.differentiable - self.unused) | frozenset(self.unplanned)
 
     def forward(self) -> tuple[torch.Tensor, ...]:
         """Run the forward program; keep what backward needs."""
@@ -231,9 +223,9 @@ class Run:
             self._start_again(by_position)
             return
         self._check_startable()
-        late = self._note_gradients(by_position)
-        if late:
-            self._start_otherwise(by_position, late)
+        is_further = self.state == "retained"
+        if self._note_gradients(by_position) or is_further:
+            self._start_otherwise(by_position, is_further=is_further)
             return
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
@@ -270,12 +262,14 @@ class Run:
         self.generator = ([found.get(p) for p in positions] for positions in groups)
 
     def _check_startable(self) -> None:
-        if self.state != "forward done":
+        if self.state not in ("forward done", "retained"):
+            first = "say retain_graph=True to the first, "
+            if self.reached.is_retained:
+                first = "of a model planned in blocks, retain_graph=True keeps nothing: "
             raise TightfitError(
                 "backward ran through a tightfit step a second time, but its activations are "
-                "freed by the first (retain_graph=True keeps nothing of a planned step). Call "
-                "the model again, or sum the losses and call backward once. "
-                f"{WITHOUT_A_PLAN}"
+                f"freed by the first. Way out: {first}call the model again, or sum the losses "
+                f"and call backward once. {WITHOUT_A_PLAN}"
             )
         if torch.is_grad_enabled() and self._repeated is None:
             raise TightfitError(
@@ -309,53 +303,60 @@ class Run:
         )
 
     def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
-        """Note which outputs have no gradient; return those that were to have none, and have."""
+        """Note which outputs have gradients; return those that were to have none, and have."""
         assert self.runner is not None
-        differentiable = self.runner.differentiable
-        self.without_gradient = tuple(i for i in differentiable if by_position.get(i) is None)
-        return tuple(i for i, g in by_position.items() if g is not None and i not in differentiable)
+        self.reached.begin(
+            by_position,
+            self.runner.differentiable,
+            len(self.runner.joint.outputs),
+            retained=engine.keeps_graph(),
+        )
+        return self.reached.unplanned
 
     def _refuse(self, late: tuple[int, ...]) -> None:
         self.state = "refused"
-        self.unplanned = late
         self.on_start(self)
         raise unplanned(late[0])
 
     def _start_otherwise(
-        self, by_position: dict[int, torch.Tensor | None], late: tuple[int, ...]
+        self, by_position: dict[int, torch.Tensor | None], *, is_further: bool
     ) -> None:
-        """Run the call with another plan, as outputs have gradients that were to have none."""
-        runner, repeated = self.runner, self._repeated
-        if runner is None or repeated is None:
-            self._refuse(late)
+        """Run the call again: outputs have gradients that were to have none, or others before."""
+        runner, repeated, reached = self.runner, self._repeated, self.reached
+        assert runner is not None
+        if repeated is None:
+            self._refuse(reached.unplanned)
             return
-        self.state, self.unplanned = "otherwise", late
+        self.state = "otherwise"
         self.saved, self.versions = None, []
         self.on_start(self)
+        groups = runner.program.groups
+        came = {i: g for i, g in by_position.items() if g is not None}
+        by_position.clear()
         try:
-            came = {i: g for i, g in by_position.items() if g is not None}
-            found = repeated.otherwise(came)
-            refuse_others(found, runner.program.groups, late)
+            if reached.unplanned:
+                found = repeated.otherwise(came)
+                refuse_others(found, groups, reached.unplanned)
+                self.generator = ([found.get(p) for p in group] for group in groups or ((),))
+            else:
+                self.generator = grouped(repeated.once_more(came), groups)
         except BaseException as error:
             self._end("failed")
             if is_refusal(error):
                 what = "A loss took an output that was planned to have no gradient."
+                if is_further:
+                    what = "A further backward (retain_graph=True) runs the forward again."
                 raise budget_exceeded(error, what) from error
             raise
-        groups = runner.program.groups or ((),)
-        self.generator = ([found.get(p) for p in positions] for positions in groups)
 
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
         """Return the next group of finished gradients; None as in eager, where nothing comes in."""
         assert self.runner is not None
         if self._again is not None:
             return next(self.generator)
-        if self.state == "otherwise":
-            gradients = next(self.generator)
-            if index + 1 >= len(self.runner.program.groups):
-                self._end("done")
-            return gradients
-        self._check_late_reads(index)
+        is_otherwise = self.state == "otherwise"
+        if not is_otherwise:
+            self._check_late_reads(index)
         try:
             with private.without_autocast():
                 gradients = next(self.generator, [])
@@ -367,12 +368,12 @@ class Run:
             raise
         groups = self.runner.program.groups
         positions = groups[index] if groups else ()
-        if self.sums is not None:
+        if self.sums is not None and not is_otherwise:
             self.sums.hand_over(positions, gradients)
         if index + 1 >= len(groups):
             self._end("done")
-        if self.without_gradient:
-            nothing = self.runner.without_gradient(frozenset(self.without_gradient))
+        if self.reached.missing:
+            nothing = self.runner.without_gradient(frozenset(self.reached.missing))
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
@@ -396,8 +397,10 @@ class Run:
                 )
 
     def _end(self, state: str) -> None:
-        self.state = state
-        self._repeated = None
+        is_retained = self.reached.is_retained and self._repeated is not None
+        self.state = "retained" if state == "done" and is_retained else state
+        if self.state != "retained":
+            self._repeated = None
         if self.generator is not None:
             self.generator.close()
         self.generator = None

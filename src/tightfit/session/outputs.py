@@ -7,7 +7,7 @@ from collections.abc import Set
 from typing import Any
 
 from tightfit.capture.captured import Captured
-from tightfit.execution.runtime import Run
+from tightfit.execution.reached import Reached
 from tightfit.graph.ir import ValueId
 from tightfit.graph.liveness import eager_peak_bytes
 
@@ -30,10 +30,10 @@ class Usage:
         self._zero: dict[Any, frozenset[int]] = {}
         self._steps: Counter[Any] = Counter()
 
-    def note(self, key: Any, run: Run) -> None:
+    def note(self, key: Any, reached: Reached) -> None:
         """Note which outputs of a call receive a gradient, now that its backward has begun."""
-        used = self._used[key] = self._used.get(key, frozenset()) | run.used
-        self._unused[key] = (self._unused.get(key, frozenset()) | run.unused) - used
+        used = self._used[key] = self._used.get(key, frozenset()) | reached.used
+        self._unused[key] = (self._unused.get(key, frozenset()) | reached.unused) - used
 
     def settled(self, key: Any, captured: Captured | None = None) -> frozenset[int]:
         """Return the outputs to plan without a gradient, now that a step's backwards have begun.

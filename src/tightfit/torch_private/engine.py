@@ -11,6 +11,7 @@ __all__ = [
     "gradient_edge",
     "gradient_node",
     "in_backward",
+    "keeps_graph",
     "running_backward",
     "runs_in_this_backward",
 ]
@@ -24,6 +25,11 @@ def running_backward() -> int:
 def in_backward() -> bool:
     """Return whether autograd's engine runs what runs now."""
     return running_backward() != -1
+
+
+def keeps_graph() -> bool:
+    """Return whether the backward that runs now may be followed by another one (retain_graph)."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:

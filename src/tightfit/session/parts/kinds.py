@@ -196,9 +196,9 @@ class KnownCalls:
     def learn_outputs(self, part: Part, key: Any, run: Run) -> None:
         """Note which outputs of a call have received no gradient, or did though planned without."""
         if run.state == "refused":
-            self._detached[key] = self._detached.get(key, frozenset()) - run.used
+            self._detached[key] = self._detached.get(key, frozenset()) - run.reached.used
             self._known.pop(key, None)
-        self._usage.note(key, run)
+        self._usage.note(key, run.reached)
         self._called.setdefault(key, part)
 
     def settle_outputs(self) -> None:

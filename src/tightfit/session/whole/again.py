@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from tightfit.capture.calls.structure import Arguments, structure_of
 from tightfit.capture.side_effects.attributes import WithKept
 from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
-from tightfit.execution.otherwise import Planned, gradients_at_once, unplanned
+from tightfit.execution.otherwise import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["CalledAgain", "Replan"]
+__all__ = ["CalledAgain", "PlanOnceMore", "Replan"]
+
+_T = TypeVar("_T")
 
 Replan: TypeAlias = Callable[[Specialisation, Arguments], Planned]
 """Plans a call as what is known by now of the gradients of its outputs asks for."""
 
+PlanOnceMore: TypeAlias = Callable[[Specialisation, list[Any]], Planned]
+"""Plans a call for what is held now."""
+
 
 class CalledAgain:
-    """One planned call, to be run again if its backward is differentiated, or is another one.
+    """One planned call, to be run again if its backward is differentiated, or not the only one.
 
     It runs what the call was captured from, on what the call was given, as long as all of that is
     what it was. The inputs are held for it until the backward has ended: a plan counts them.
@@ -37,17 +43,25 @@ class CalledAgain:
         What the call was given.
     replan : callable
         Plans it for other gradients of outputs.
+    plan_once_more : callable
+        Plans it, on tensors, for one backward more.
     """
 
     def __init__(
-        self, captures: Captures, one: Specialisation, given: Arguments, replan: Replan
+        self,
+        captures: Captures,
+        one: Specialisation,
+        given: Arguments,
+        replan: Replan,
+        plan_once_more: PlanOnceMore,
     ) -> None:
         self._captures = captures
         self._one = one
         self._replan = replan
+        self._plan_once_more = plan_once_more
         self._given = given
-        guesses = bool(one.captured.joint.detached) and not captures.knows_outputs(one)
-        draws = guesses and any(op.random_state_bytes for op in one.captured.graph.ops)
+        may_repeat = captures.may_repeat(one)
+        draws = may_repeat and any(op.random_state_bytes for op in one.captured.graph.ops)
         self._before = GeneratorStates(captures.callee.modules) if draws else None
         self._as_they_were: list[Any] = []
 
@@ -58,7 +72,7 @@ class CalledAgain:
 
     def plainly(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Run the forward again; return its tensors, flattened, and those of the placeholders."""
-        reason = _why_not(self._one, drawing=False) or self._what_changed()
+        reason = _why_not_plainly(self._one) or self._what_changed()
         if reason is not None:
             raise _cannot(self._captures.callee.name, reason)
         captures, given = self._captures, self._given
@@ -72,31 +86,70 @@ class CalledAgain:
     def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
         """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
 
-        Returns the gradients of placeholders.
+        What it writes goes into copies: it has been written. Returns the gradients of
+        placeholders.
         """
-        reason = _why_not(self._one, drawing=self._before is not None) or self._what_changed()
+        reason = self._why_not_once_more()
         if reason is not None:
             raise unplanned(max(came), reason)
-        given = self._given
         with torch.enable_grad():
-            planned = self._replan(self._one, given)
-            inputs = self._captures.inputs(self._one, given)
+            planned = self._replan(self._one, self._given)
+            inputs = self._inputs_once_more()
+        return self._drawing_the_same(lambda: gradients_at_once(planned, inputs, came))
+
+    def once_more(self, came: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
+        """Run the call with its plan for a further backward, drawing what it drew.
+
+        What it writes goes into copies: it has been written. Returns what runs the backward and
+        yields the gradients of placeholders.
+        """
+        self._captures.note_repeated(self._one)
+        reason = self._why_not_once_more()
+        if reason is not None:
+            raise _only_once(self._captures.callee.name, reason)
+        with torch.enable_grad():
+            inputs = self._inputs_once_more()
+            planned = self._plan_once_more(self._one, inputs)
+        return self._drawing_the_same(lambda: gradients_in_turn(planned, inputs, came))
+
+    def _why_not_once_more(self) -> str | None:
+        """Return why the planned forward cannot be run twice with the same gradients."""
+        captured, joint = self._one.captured, self._one.captured.joint
+        if self._before is None and any(op.random_state_bytes for op in captured.graph.ops):
+            return "its forward drew random numbers, which are kept from the next call on"
+        if joint.opaque.changes_state:
+            return "an opaque module writes its state"
+        if read := decided_by_updates(joint):
+            return f"its forward writes {read[0]} and reads it, too"
+        return self._what_changed(besides={position for _, position in joint.write_backs})
+
+    def _inputs_once_more(self) -> list[Any]:
+        """Return the placeholders; what is written has been written, and is a copy."""
+        inputs = list(self._captures.inputs(self._one, self._given))
+        for _, position in self._one.captured.joint.write_backs:
+            inputs[position] = inputs[position].detach().clone()
+        return inputs
+
+    def _drawing_the_same(self, run: Callable[[], _T]) -> _T:
+        """Run something with the random numbers that the call has drawn."""
         if self._before is None:
-            return gradients_at_once(planned, inputs, came)
+            return run()
         now = GeneratorStates(self._captures.callee.modules)
         self._before.restore()
         try:
-            return gradients_at_once(planned, inputs, came)
+            return run()
         finally:
             now.restore()
 
-    def _what_changed(self) -> str | None:
-        """Return what keeps the call from being run as it was."""
+    def _what_changed(self, besides: Set[int] = frozenset()) -> str | None:
+        """Return what keeps the call from being run as it was; some placeholders do not count."""
         captures, given = self._captures, self._given
         with torch.enable_grad():
             if not captures.serves(self._one, given):
                 return "modules or modes were changed since the call"
-            if _state_of(captures.inputs(self._one, given)) != self._as_they_were:
+            now = _state_of(captures.inputs(self._one, given))
+            pairs = enumerate(zip(now, self._as_they_were, strict=True))
+            if any(one != other for i, (one, other) in pairs if i not in besides):
                 return (
                     "a parameter, buffer or input was changed since the call: change it after "
                     "backward"
@@ -112,16 +165,10 @@ def _state_of(inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _why_not(one: Specialisation, *, drawing: bool) -> str | None:
-    """Return why a step cannot be run twice with the same result and no further effect.
-
-    Parameters
-    ----------
-    drawing : bool
-        Whether it can draw the same numbers twice.
-    """
+def _why_not_plainly(one: Specialisation) -> str | None:
+    """Return why a forward cannot be run twice with the same result and no further effect."""
     captured, joint = one.captured, one.captured.joint
-    if not drawing and any(op.random_state_bytes for op in captured.graph.ops):
+    if any(op.random_state_bytes for op in captured.graph.ops):
         return "its forward draws random numbers"
     if joint.write_backs or joint.opaque.changes_state:
         return "its forward writes buffers or inputs"
@@ -131,6 +178,14 @@ def _why_not(one: Specialisation, *, drawing: bool) -> str | None:
     if joint.structure.numbers or "alias_of_output" in kinds:
         return "it returns numbers, or views of one another"
     return None
+
+
+def _only_once(name: str, reason: str) -> TightfitError:
+    return TightfitError(
+        f"backward runs through a step of {name} a further time (retain_graph=True): for that its "
+        f"forward is run again, and here it cannot be, as {reason}. Call the model again, or sum "
+        f"the losses and call backward once. {WITHOUT_A_PLAN}"
+    )
 
 
 def _cannot(name: str, reason: str) -> TightfitError:

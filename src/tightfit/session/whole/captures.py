@@ -65,6 +65,7 @@ class Captures:
         self._takes_more = False  # than a loss, of what a call returns
         self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
+        self._repeated: set[Any] = set()  # signatures of calls with several backwards
         self._kept: frozenset[Kept] = frozenset()
         self._read: ReadAttributes | None = None  # None: any may be
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
@@ -330,19 +331,23 @@ class Captures:
             one.forget_plans()
         self._by_signature.clear()
 
-    def knows_outputs(self, one: Specialisation) -> bool:
-        """Whether a backward has shown which outputs of a step receive gradients."""
-        return one in self._shown
+    def may_repeat(self, one: Specialisation) -> bool:
+        """Whether a step may be run again in its backward: so it was, or none has been seen."""
+        return one not in self._shown or one.key in self._repeated
+
+    def note_repeated(self, one: Specialisation) -> None:
+        """Note that backward runs through calls of a step more than once."""
+        self._repeated.add(one.key)
 
     def learn_outputs(self, one: Specialisation, run: Run) -> None:
         """Note which outputs have received gradients; drop a plan that is made for others."""
-        used, unused = run.used, run.unused
+        used, unused = run.reached.used, run.reached.unused
         if not unused and self._shown.get(one) == used:
             return  # as in the step before
         self._shown[one] = used
-        self._takes_more |= bool(run.unplanned)
+        self._takes_more |= bool(run.reached.unplanned)
         before = self._detached.get(one.key, frozenset())
-        self._usage.note(one.key, run)
+        self._usage.note(one.key, run.reached)
         unused = self._usage.settled(one.key, one.captured)
         self._detached[one.key] = (before | unused) - used
         if self._detached[one.key] == before:

@@ -301,7 +301,9 @@ class WholeSteps:
         """Run the forward of a plan; return its flattened outputs."""
         planned = self.last = self._planned(one, inputs)
         self._addresses.begin_step((one.key, planned.number), self)
-        again = CalledAgain(self.captures, one, given, self._planned_otherwise)
+        again = CalledAgain(
+            self.captures, one, given, self._planned_otherwise, self._planned_once_more
+        )
         run = Run(self._backward_started(one), self._backward_ended, again)
         self.runs.add(run)
         self._calls += 1
@@ -313,6 +315,10 @@ class WholeSteps:
         planned = self.last = self._captured_anew(unfit, given)[1]
         announce(f"{self.callee.name}: an output that had no gradient before has one: planned anew")
         return planned.runner
+
+    def _planned_once_more(self, one: Specialisation, inputs: list[Any]) -> Runner:
+        """Return what runs a call again for a further backward, with what is held now."""
+        return self._planned(one, inputs).runner
 
     def _planned(self, one: Specialisation, inputs: list[Any], *, waits: bool = False) -> Planned:
         """Return the plan for the constants of now; `waits`: search it now, nobody trains yet."""
@@ -332,7 +338,10 @@ class WholeSteps:
         def started(run: Run) -> None:
             if one.tuner is not None:
                 one.tuner.begin()
-            self.watch.before_backward()
+            if run.reached.backwards == 1:
+                self.watch.before_backward()
+            else:
+                self.watch.close()  # the planned step is over; what comes belongs to none
             self.captures.learn_outputs(one, run)
 
         return started

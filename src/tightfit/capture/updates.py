@@ -1,0 +1,59 @@
+"""What a step updates, and whether anything else is decided by it: statistics decide nothing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from tightfit.capture.joint_graph import JointGraph
+
+__all__ = ["decided_by_updates"]
+
+aten = torch.ops.aten
+_BATCH_NORMS = {  # the statistics among their arguments, and what only they decide among results
+    aten._native_batch_norm_legit_functional.default: ((3, 4), (3, 4)),
+    aten._batch_norm_with_update_functional.default: ((3, 4), (4, 5)),
+}
+_IS_TRAINING = 5  # of the arguments of the first; the second always trains
+
+
+def decided_by_updates(joint: JointGraph) -> list[str]:
+    """Return the buffers and inputs that a step writes and whose content decides what it returns.
+
+    Where there are none, the step has the same results and gradients when it is run again after
+    it has written.
+    """
+    written = {joint.placeholders[position]: position for _, position in joint.write_backs}
+    asked = [node for node in joint.module.graph.nodes if node.target in joint.questions]
+    roots = [node for node, _ in joint.gradients]
+    waiting = [*asked, *roots, *(x for x in joint.raw_outputs if isinstance(x, fx.Node))]
+    seen: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting.extend(_read(node))
+    return [joint.sources[position].name for node, position in written.items() if node in seen]
+
+
+def _read(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield what decides a node's value."""
+    for read in node.all_input_nodes:
+        if node.target is operator.getitem and read.target in _BATCH_NORMS:
+            yield from _read_by_batch_norm(read, node.args[1])
+        else:
+            yield read
+
+
+def _read_by_batch_norm(node: fx.Node, result: object) -> Iterator[fx.Node]:
+    """Yield what decides one result of a batch norm: in training, statistics decide only theirs."""
+    statistics, updated = _BATCH_NORMS[node.target]  # pyright: ignore
+    trains = "update" in str(node.target) or bool(node.args[_IS_TRAINING])
+    for place, read in enumerate(node.args):
+        if isinstance(read, fx.Node) and not (
+            trains and result not in updated and place in statistics
+        ):
+            yield read
