@@ -165,6 +165,31 @@ def test_what_products_take_is_known_without_running_them(
     assert ours.strides == theirs.strides
 
 
+@settings(max_examples=15)
+@given(
+    st.sampled_from((torch.softmax, torch.log_softmax)),
+    st.tuples(*[st.sampled_from((1, 3, 64, 1000))] * 2),
+    st.integers(-2, 1),
+    st.sampled_from((torch.float32, torch.float64, torch.bfloat16)),
+)
+def test_what_softmaxes_take_is_known_without_running_them(
+    softmax: Callable[..., torch.Tensor], sizes: tuple[int, int], dim: int, dtype: torch.dtype
+) -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(sizes, dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = softmax(x * self.weight, dim)
+            return (rows * rows.sin() + softmax((x + self.weight).t(), dim).t()).sum()
+
+    captured = step_of(Rows(), torch.randn(sizes, dtype=dtype))
+    ours, theirs = quick_costs(captured, SILENT), measured_costs(captured, SILENT)
+    assert bytes_of(ours.captured.graph) == bytes_of(theirs.captured.graph)
+    assert ours.strides == theirs.strides
+
+
 def test_a_call_runs_once_and_never_when_the_disk_knows_it(monkeypatch) -> None:
     captured = CASES["images"]()
     with running(monkeypatch) as ran:

@@ -1,7 +1,7 @@
 """What is known of the bytes of a call without running it.
 
-Elementwise kernels, and products of matrices on a CPU, take no workspace and lay their results out
-as traced. Others choose how they compute by what they are given, and run for it.
+Elementwise kernels, and on a CPU products of matrices and softmaxes of rows, take no workspace and
+lay their results out as traced. Others choose how they compute by what they are given: they run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from tightfit.torch_private import core as private
 
 __all__ = ["plain_footprint"]
 
-_aten = torch.ops.aten
-_PRODUCTS = {_aten.mm.default: (0, 1), _aten.addmm.default: (1, 2)}  # which arguments are matrices
+aten = torch.ops.aten
+_PRODUCTS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2)}  # which arguments are matrices
+_SOFTMAXES = {  # which argument is the dimension; those before it are tensors
+    aten._softmax.default: 1,
+    aten._log_softmax.default: 1,
+    aten._softmax_backward_data.default: 2,
+    aten._log_softmax_backward_data.default: 2,
+}
 _EXACT = (torch.float32, torch.float64)  # other types are packed, or converted
 
 
@@ -38,7 +44,8 @@ def plain_footprint(call: Call, outputs: Sequence[Any]) -> Footprint | None:
     made = outputs[0]
     if storage_bytes(made) != made.numel() * made.itemsize:
         return None
-    if not (_is_elementwise(call, made) or _is_product(call, made)):
+    known = _is_elementwise(call, made) or _is_product(call, made) or _is_softmax(call, made)
+    if not known:
         return None
     return Footprint(
         workspace_bytes=0,
@@ -78,6 +85,17 @@ def _is_product(call: Call, made: torch.Tensor) -> bool:
         made.stride() == (made.shape[1], 1)
         and all(_is_like(x, made) for x in read)
         and all(x.stride() in ((x.shape[1], 1), (1, x.shape[0])) for x in matrices)
+    )
+
+
+def _is_softmax(call: Call, made: torch.Tensor) -> bool:
+    """Whether a kernel treats each row by itself, rows lying one after the other."""
+    place = _SOFTMAXES.get(call.function)
+    if place is None or made.device.type != "cpu" or made.dtype not in _EXACT:
+        return False
+    read = [x for n in call.nodes() for x in flat_outputs(n)]
+    return call.args[place] in (-1, made.dim() - 1) and all(
+        _is_like(x, made) and x.is_contiguous() for x in (*read, made)
     )
 
 

@@ -43,6 +43,7 @@ __all__ = ["quick_costs"]
 
 _LAUNCH_S = 3e-6  # the least a scaled call costs
 _TYPICAL_BYTES = 4 << 20  # moved by the call of an operator that others are scaled from
+_LARGE_BYTES = 256 << 20  # read and made by a call that need not run, and takes long
 _STRETCH_BYTES = 16 << 20  # moved at least by a call of which a stretch is a part
 _BYTES_PER_S = 5e9  # of an operator of which nothing is known
 _NUMBERS_BYTES = 256  # numbers as tensors: all that a call works with whose bytes are plain
@@ -121,7 +122,8 @@ def quick_costs(
     ]
     chosen = [one for one in fitting if one.plain is None]
     if neighbour is None:
-        chosen += _typical([one for one in fitting if one.plain is not None])
+        short = (one for one in fitting if one.running_bytes <= _LARGE_BYTES)
+        chosen += _typical([one for one in short if one.plain is not None])
     calls = [one.call for one in chosen]
     known = recorded(captured, calls, Brief, _brief, progress)
     if room_bytes is not None:
