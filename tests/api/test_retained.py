@@ -117,6 +117,23 @@ def test_what_reads_the_buffers_it_writes_is_refused_by_name() -> None:
         loss.backward()
 
 
+def test_a_model_planned_in_blocks_says_that_it_keeps_nothing() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(50, 16, sparse=True)
+            self.layers = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(self.words(x))
+
+    model = tightfit.fit(Words(), "1GiB", costs="unit", cache=False)
+    loss = model(torch.randint(50, (8,))).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(TightfitError, match=r"second time.*in blocks.*call the model again"):
+        loss.backward()
+
+
 def test_a_parameter_changed_between_two_backwards_is_refused() -> None:
     model = tightfit.fit(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), "1GiB", costs="unit")
     loss = model(torch.randn(8, 4)).sum()

@@ -263,13 +263,13 @@ class Run:
 
     def _check_startable(self) -> None:
         if self.state not in ("forward done", "retained"):
-            first = "say retain_graph=True to the first, "
+            why, first = "", "say retain_graph=True to the first, "
             if self.reached.is_retained:
-                first = "of a model planned in blocks, retain_graph=True keeps nothing: "
+                why, first = ", whatever retain_graph says: the model is planned in blocks", ""
             raise TightfitError(
                 "backward ran through a tightfit step a second time, but its activations are "
-                f"freed by the first. Way out: {first}call the model again, or sum the losses "
-                f"and call backward once. {WITHOUT_A_PLAN}"
+                f"freed by the first{why}. Way out: {first}call the model again, or sum the "
+                f"losses and call backward once. {WITHOUT_A_PLAN}"
             )
         if torch.is_grad_enabled() and self._repeated is None:
             raise TightfitError(
