@@ -86,8 +86,16 @@ def _by_position(
     for positions in program.groups:
         with private.without_autocast():
             gradients = next(backward)
-        yield {p: None if p in nothing else g for p, g in zip(positions, gradients, strict=True)}
+        found = [None if p in nothing else g for p, g in zip(positions, gradients, strict=True)]
         gradients.clear()
+        yield dict(zip(positions, _handed_over(found), strict=True))
+
+
+def _handed_over(gradients: list[Any]) -> Iterator[Any]:
+    """Yield gradients and hold none of them: autograd copies what another one holds."""
+    gradients.reverse()
+    while gradients:
+        yield gradients.pop()
 
 
 def grouped(
