@@ -6,6 +6,7 @@ lay their results out as traced. Others choose how they compute by what they are
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,8 +96,15 @@ def _is_softmax(call: Call, made: torch.Tensor) -> bool:
         return False
     read = [x for n in call.nodes() for x in flat_outputs(n)]
     return call.args[place] in (-1, made.dim() - 1) and all(
-        _is_like(x, made) and x.is_contiguous() for x in (*read, made)
+        _is_like(x, made) and x.stride() == _strides_of_rows(x) for x in (*read, made)
     )
+
+
+def _strides_of_rows(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides that PyTorch gives a new tensor, those of single rows included."""
+    sizes = [*tensor.shape[1:], 1]
+    strides = itertools.accumulate(reversed(sizes), lambda stride, size: stride * max(1, size))
+    return tuple(strides)[::-1]
 
 
 def _is_like(read: Any, made: torch.Tensor) -> bool:
