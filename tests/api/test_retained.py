@@ -107,6 +107,20 @@ class Averaged(nn.Module):
         return self.inner(x + self.seen)
 
 
+class Prepared(nn.Module):
+    """Sets itself up by its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("ready", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            self.ready.fill_(1)
+        return self.inner(x)
+
+
 def test_what_reads_the_buffers_it_writes_is_refused_by_name() -> None:
     model = tightfit.fit(Averaged(), "1GiB", costs="unit", cache=False)
     loss = model(torch.randn(8, 4)).sum()
@@ -114,6 +128,14 @@ def test_what_reads_the_buffers_it_writes_is_refused_by_name() -> None:
     with pytest.raises(
         TightfitError, match=r"writes model.seen and reads it.*Call the model again"
     ):
+        loss.backward()
+
+
+def test_what_its_own_writes_decide_otherwise_is_refused_by_name() -> None:
+    model = tightfit.fit(Prepared(), "1GiB", costs="unit", cache=False)
+    loss = model(torch.randn(8, 4)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(TightfitError, match="changed since the call"):
         loss.backward()
 
 

@@ -18,6 +18,7 @@ from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.flops import flops_of
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import (
+    ancestors_of,
     base_of,
     flat_outputs,
     is_getitem,
@@ -152,13 +153,7 @@ class _Lifter:
         roots += [n for n in graph.nodes if is_kept_forward(n) or question_of(n)]
         drawn = [n for n in graph.nodes if is_op(n) and is_random(n)]
         roots += [n for n in drawn if not is_traced_in_backward(n)]
-        found: set[fx.Node] = set()
-        while roots:
-            node = roots.pop()
-            if node not in found:
-                found.add(node)
-                roots.extend(node.all_input_nodes)
-        return found
+        return ancestors_of(roots)
 
     def _add_op(self, node: fx.Node, segment: int) -> None:
         number = len(self.ops)

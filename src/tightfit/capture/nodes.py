@@ -6,7 +6,7 @@ What neither the operator's schema nor its fake tensors tell is noted on its nod
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import fx
 from tightfit.torch_private import core as private
 
 __all__ = [
+    "ancestors_of",
     "base_of",
     "draws",
     "flat_outputs",
@@ -181,3 +182,26 @@ def draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
     if operator.overloadpacket is aten.native_dropout:
         return bool(args[2]) and bool(args[1])
     return True
+
+
+def ancestors_of(
+    roots: Iterable[fx.Node],
+    reads: Callable[[fx.Node], Iterable[fx.Node]] = lambda node: node.all_input_nodes,
+) -> set[fx.Node]:
+    """Return some nodes and all that they are computed from.
+
+    Parameters
+    ----------
+    roots : iterable of fx.Node
+        Where to begin.
+    reads : callable
+        Which nodes one is computed from: all that it reads, unless given.
+    """
+    found: set[fx.Node] = set()
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(reads(node))
+    return found

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.nodes import ancestors_of
 
 __all__ = ["decided_by_updates"]
 
@@ -27,16 +29,11 @@ def decided_by_updates(joint: JointGraph) -> list[str]:
     it has written.
     """
     written = {joint.placeholders[position]: position for _, position in joint.write_backs}
-    asked = [node for node in joint.module.graph.nodes if node.target in joint.questions]
-    roots = [node for node, _ in joint.gradients]
-    waiting = [*asked, *roots, *(x for x in joint.raw_outputs if isinstance(x, fx.Node))]
-    seen: set[fx.Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            waiting.extend(_read(node))
-    return [joint.sources[position].name for node, position in written.items() if node in seen]
+    roots = [node for node in joint.module.graph.nodes if question_of(node)]
+    roots += [node for node, _ in joint.gradients]
+    roots += [node for node in joint.raw_outputs if isinstance(node, fx.Node)]
+    deciding = ancestors_of(roots, _read)
+    return [joint.sources[position].name for node, position in written.items() if node in deciding]
 
 
 def _read(node: fx.Node) -> Iterator[fx.Node]:

@@ -8,7 +8,7 @@ kept: the plan's forward runs again, and its backward in step with autograd's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -86,30 +86,27 @@ def _by_position(
     for positions in program.groups:
         with private.without_autocast():
             gradients = next(backward)
-        found = [None if p in nothing else g for p, g in zip(positions, gradients, strict=True)]
-        gradients.clear()
-        yield dict(zip(positions, _handed_over(found), strict=True))
+        yield _taken(gradients, positions, nothing)
 
 
-def _handed_over(gradients: list[Any]) -> Iterator[Any]:
-    """Yield gradients and hold none of them: autograd copies what another one holds."""
-    gradients.reverse()
-    while gradients:
-        yield gradients.pop()
+def _taken(
+    gradients: list[Any], positions: Sequence[int], nothing: Set[int]
+) -> dict[int, torch.Tensor | None]:
+    """Take gradients out of their list: autograd copies what another one holds, too."""
+    found = {p: None if p in nothing else g for p, g in zip(positions, gradients, strict=True)}
+    gradients.clear()
+    return found
 
 
 def grouped(
-    found: Iterable[dict[int, torch.Tensor | None]], groups: Sequence[Sequence[int]]
+    coming: Iterator[dict[int, torch.Tensor | None]], groups: Sequence[Sequence[int]]
 ) -> Iterator[list[torch.Tensor | None]]:
     """Yield gradients in the groups in which autograd expects them; hold what comes early."""
     waiting: dict[int, torch.Tensor | None] = {}
-    coming = iter(found)
     for positions in groups or ((),):
         while not waiting.keys() >= set(positions):
             waiting |= next(coming)
         yield [waiting.pop(position) for position in positions]
-    for _ in coming:
-        pass
 
 
 def refuse_others(

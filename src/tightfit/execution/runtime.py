@@ -223,9 +223,8 @@ class Run:
             self._start_again(by_position)
             return
         self._check_startable()
-        is_further = self.state == "retained"
-        if self._note_gradients(by_position) or is_further:
-            self._start_otherwise(by_position, is_further=is_further)
+        if self._note_gradients(by_position) or self.reached.backwards > 1:
+            self._start_otherwise(by_position)
             return
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
@@ -318,9 +317,7 @@ class Run:
         self.on_start(self)
         raise unplanned(late[0])
 
-    def _start_otherwise(
-        self, by_position: dict[int, torch.Tensor | None], *, is_further: bool
-    ) -> None:
+    def _start_otherwise(self, by_position: dict[int, torch.Tensor | None]) -> None:
         """Run the call again: outputs have gradients that were to have none, or others before."""
         runner, repeated, reached = self.runner, self._repeated, self.reached
         assert runner is not None
@@ -344,7 +341,7 @@ class Run:
             self._end("failed")
             if is_refusal(error):
                 what = "A loss took an output that was planned to have no gradient."
-                if is_further:
+                if reached.backwards > 1:
                     what = "A further backward (retain_graph=True) runs the forward again."
                 raise budget_exceeded(error, what) from error
             raise

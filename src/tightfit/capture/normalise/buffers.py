@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tightfit.capture.nodes import base_of, is_getitem, note_kept_forward
-from tightfit.capture.normalise.rewriting import Rewriting, ancestors_of, readers_of
+from tightfit.capture.nodes import ancestors_of, base_of, is_getitem, note_kept_forward
+from tightfit.capture.normalise.rewriting import Rewriting, readers_of
 from tightfit.torch_private import core as private
 
 __all__ = ["correct_statistics", "own_write_backs", "snapshot_mutated"]

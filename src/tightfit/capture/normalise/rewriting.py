@@ -13,7 +13,7 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.torch_private import core as private
 
-__all__ = ["Rewriting", "ancestors_of", "readers_of"]
+__all__ = ["Rewriting", "readers_of"]
 
 
 class Rewriting:
@@ -140,16 +140,4 @@ def readers_of(base: fx.Node) -> set[fx.Node]:
             waiting.extend(node.users)
         elif node.op == "call_function" and not is_getitem(node):
             found.add(node)
-    return found
-
-
-def ancestors_of(roots: list[fx.Node]) -> set[fx.Node]:
-    """Return some nodes and all that they are computed from."""
-    found: set[fx.Node] = set()
-    waiting = list(roots)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
     return found

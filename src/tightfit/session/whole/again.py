@@ -60,9 +60,8 @@ class CalledAgain:
         self._replan = replan
         self._plan_once_more = plan_once_more
         self._given = given
-        may_repeat = captures.may_repeat(one)
-        draws = may_repeat and any(op.random_state_bytes for op in one.captured.graph.ops)
-        self._before = GeneratorStates(captures.callee.modules) if draws else None
+        remembers = captures.may_repeat(one) and _draws(one)
+        self._before = GeneratorStates(captures.callee.modules) if remembers else None
         self._as_they_were: list[Any] = []
 
     def noted(self, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
@@ -114,8 +113,8 @@ class CalledAgain:
 
     def _why_not_once_more(self) -> str | None:
         """Return why the planned forward cannot be run twice with the same gradients."""
-        captured, joint = self._one.captured, self._one.captured.joint
-        if self._before is None and any(op.random_state_bytes for op in captured.graph.ops):
+        joint = self._one.captured.joint
+        if self._before is None and _draws(self._one):
             return "its forward drew random numbers, which are kept from the next call on"
         if joint.opaque.changes_state:
             return "an opaque module writes its state"
@@ -165,10 +164,15 @@ def _state_of(inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _draws(one: Specialisation) -> bool:
+    """Whether a step draws random numbers."""
+    return any(op.random_state_bytes for op in one.captured.graph.ops)
+
+
 def _why_not_plainly(one: Specialisation) -> str | None:
     """Return why a forward cannot be run twice with the same result and no further effect."""
-    captured, joint = one.captured, one.captured.joint
-    if any(op.random_state_bytes for op in captured.graph.ops):
+    joint = one.captured.joint
+    if _draws(one):
         return "its forward draws random numbers"
     if joint.write_backs or joint.opaque.changes_state:
         return "its forward writes buffers or inputs"
