@@ -17,7 +17,7 @@ from typing import Any
 from torch import fx, nn
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.errors import BadInput
+from tightfit.errors import BadInput, NothingToTrain
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
 from tightfit.session.memory.budget import Budget
@@ -68,15 +68,17 @@ class _Family:
         self.options = options
         self.budget = options.shared or Budget(options.budget_bytes or 0)
         self.graphs: weakref.WeakSet[_Graph] = weakref.WeakSet()  # those that train
+        self.others: weakref.WeakSet[_Graph] = weakref.WeakSet()  # they take no share
         self.is_complete = False
 
     def share(self) -> None:
         """Divide the budget among the graphs known by now."""
         self.is_complete = True
-        for graph in self.graphs:
+        for graph in (*self.graphs, *self.others):
             graph.change_options(self.options_of_one())
-        if len(self.graphs) > 1:
-            self.budget.expect_inside()  # backward runs through all of them, the last one first
+        if len(self.graphs) > 1:  # backward runs through all of them, the last one first
+            accounts = [g.fitted.account for g in self.graphs if g.fitted is not None]
+            self.budget.expect_inside(accounts)
 
     def options_of_one(self) -> Options:
         """Return the options of each graph."""
@@ -128,8 +130,14 @@ class _Graph:
         for index, name in self.places.items():
             self.parameters._parameters[name] = inputs[index]
         rest = tuple(x for i, x in enumerate(inputs) if i not in self.places)
-        if fitted.callee.trains(Arguments.of(rest, {})):
-            self._settle(fitted, rest)
+        family = self.family
+        assert family is not None
+        if self not in family.others and fitted.callee.trains(Arguments.of(rest, {})):
+            try:
+                self._settle(family, fitted, rest)
+            except NothingToTrain:  # which it runs plainly
+                family.graphs.discard(self)
+                family.others.add(self)
         return fitted(rest, {})
 
     def _start(self, inputs: Sequence[Any]) -> Fitted:
@@ -155,10 +163,8 @@ class _Graph:
         assert self.fitted is not None
         self.fitted.change_options(options)
 
-    def _settle(self, fitted: Fitted, rest: tuple[Any, ...]) -> None:
+    def _settle(self, family: _Family, fitted: Fitted, rest: tuple[Any, ...]) -> None:
         """Run the least-memory plan in the first step, within the share from then on."""
-        family = self.family
-        assert family is not None
         if self not in family.graphs:
             family.graphs.add(self)
             if family.is_complete:  # one more than was known
@@ -169,6 +175,6 @@ class _Graph:
             # a plan that runs once is not worth compiling
             options = dataclasses.replace(family.options, compile=False)
             fitted.change_options(options)
-            least = fitted.declare_needs(rest, {}, family.budget)
+            least = fitted.declare_needs(Arguments.of(rest, {}), family.budget)
             if least.found_bytes <= family.budget.size_bytes:
                 fitted.change_options(dataclasses.replace(options, plan=least.plan))
