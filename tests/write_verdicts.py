@@ -10,6 +10,7 @@ python tests/write_verdicts.py outputs --only "f1:" --looks
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import tempfile
@@ -20,13 +21,15 @@ from typing import Any
 
 import torch
 
+from support.contract.changes import judged_changes
 from support.contract.doors import DOORS, Door, asked_door, record_key
-from support.contract.every_case import OUTPUTS
+from support.contract.every_case import CHANGES, OUTPUTS
 from support.contract.outputs import judged
 from support.contract.verdicts import RECORD, Outcome, Verdict
 
 BATTERIES: dict[str, tuple[tuple[Any, ...], Callable[[Any, Door], Outcome]]] = {
     "outputs": (OUTPUTS, judged),
+    "guards": (CHANGES, judged_changes),
 }
 
 
@@ -69,6 +72,8 @@ def main() -> None:
     parser.add_argument("--looks", action="store_true", help="writes nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # no collection after a case looks through what was imported
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["TIGHTFIT_CACHE_DIR"] = folder
         for battery in options.batteries or BATTERIES:

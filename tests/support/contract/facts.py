@@ -6,10 +6,21 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
-__all__ = ["Fact", "bits", "gradients", "leaves", "looked_at", "same", "state_of"]
+__all__ = [
+    "ANYTHING",
+    "Fact",
+    "bits",
+    "gradients",
+    "leaves",
+    "leaves_of_history",
+    "looked_at",
+    "same",
+    "state_of",
+]
 
 Fact = tuple[str, Any]
 """Where it was seen, and what."""
@@ -29,6 +40,8 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, (type(value), len(value))
         for index, each in enumerate(value):
             yield from leaves(each, f"{path}[{index}]")
+    elif isinstance(value, numpy.ndarray):
+        yield path, value.tolist()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield path, type(value)
         for field in dataclasses.fields(value):
@@ -59,7 +72,9 @@ def looked_at(named: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -> list[
             facts.append((path, value))
     for index, (path, tensor) in enumerate(tensors):
         for other_path, other in tensors[:index]:
-            facts.append((f"{other_path} beside {path}", _beside(other, tensor)))
+            pair = f"{other_path} beside {path}"
+            facts.append((pair, _beside(other, tensor)))
+            facts.append((f"{pair}: base", _base_of(other, tensor)))
     return facts
 
 
@@ -75,26 +90,54 @@ def _of_tensor(path: str, tensor: torch.Tensor) -> list[Fact]:
     ]
 
 
-def _beside(first: torch.Tensor, second: torch.Tensor) -> tuple[bool, int | None, str]:
-    """Return whether two are one object, how far apart they lie in one storage, whose base is.
+def _share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
+    storages = first.untyped_storage()._cdata, second.untyped_storage()._cdata
+    return storages[0] == storages[1] and first.device.type != "meta"
 
-    Of what needs no gradient, or lies in different storages, the base is nobody's concern.
+
+def _beside(first: torch.Tensor, second: torch.Tensor) -> tuple[bool, int | None]:
+    """Return whether two are one object, and how far apart they lie in one storage."""
+    shared = _share_storage(first, second)
+    return first is second, second.data_ptr() - first.data_ptr() if shared else None
+
+
+class _Anything:
+    """What is nobody's concern: equal to whatever is found in its place."""
+
+
+ANYTHING = _Anything()
+
+
+def _base_of(first: torch.Tensor, second: torch.Tensor) -> Any:
+    """Return which of two is the base of the other.
+
+    Of what needs no gradient, or lies in different storages, or is one of many views that one
+    operator has made (which nobody may change in place), it is nobody's concern.
     """
-    shared = (
-        first.untyped_storage()._cdata == second.untyped_storage()._cdata
-        and first.device.type != "meta"
-    )
-    apart = second.data_ptr() - first.data_ptr() if shared else None
-    base = ""
-    if not (shared and first.requires_grad and second.requires_grad) or first is second:
-        pass
-    elif first._is_view() and first._base is second:
-        base = "the second is the base"
-    elif second._is_view() and second._base is first:
-        base = "the first is the base"
-    elif first._is_view() and second._is_view() and first._base is second._base:
-        base = "one base"
-    return first is second, apart, base
+    shared = _share_storage(first, second) and first.requires_grad and second.requires_grad
+    if not shared or first is second or _is_one_of_many(first) or _is_one_of_many(second):
+        return ANYTHING
+    if first._is_view() and first._base is second:
+        return "the second is the base"
+    if second._is_view() and second._base is first:
+        return "the first is the base"
+    both = first._is_view() and second._is_view()
+    return "one base" if both and first._base is second._base else "none"
+
+
+def _is_one_of_many(tensor: torch.Tensor) -> bool:
+    return type(tensor.grad_fn).__name__.startswith(("Split", "Unbind", "Chunk", "UnsafeSplit"))
+
+
+def leaves_of_history(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the leaves a tensor was computed of."""
+    waiting = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            waiting += [following for following, _ in node.next_functions]
+            if hasattr(node, "variable"):
+                yield node.variable
 
 
 def gradients(named: list[tuple[str, Any]]) -> list[Fact]:
@@ -117,7 +160,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two facts are one: tensors bit by bit, other values by type and equality."""
+    """Whether a fact is as expected: tensors bit by bit, other values by type and equality."""
+    if first is ANYTHING:
+        return True
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return (
             first.dtype == second.dtype

@@ -37,7 +37,8 @@ class Verdict(enum.IntEnum):
 
     RIGHT = 0
     ALLOWED = 1
-    """Goes on where autograd forbids plain PyTorch's caller to change an output in place."""
+    """Goes on where plain PyTorch raises: its caller may not change an output in place, or has
+    overwritten what a backward needs; here the gradients are those of the call as it was."""
     ANNOUNCED = 2
     """Last bits differ, or what a case excuses, and it was said."""
     REFUSED = 3
