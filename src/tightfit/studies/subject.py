@@ -33,6 +33,7 @@ __all__ = [
     "TrainingRecord",
     "differing_parts",
     "digest_of",
+    "is_zero",
     "largest_difference",
     "planned_bytes_of",
     "step_time",
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 _UNLIMITED = 1 << 60
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an element."""
 
 
 class Subject:
@@ -103,7 +106,7 @@ class Subject:
         """Whether a parameter has moved since the first state, or is about to."""
         return any(
             not torch.equal(parameter, self.initial.get(name, parameter))
-            or (parameter.grad is not None and bool(_dense(parameter.grad).count_nonzero()))
+            or (parameter.grad is not None and not is_zero(parameter.grad))
             for name, parameter in self.model.named_parameters()
         )
 
@@ -177,12 +180,26 @@ def _together(modules: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def digest_of(tensor: torch.Tensor) -> bytes:
-    """Return a hash of the bits of a tensor: of a sparse gradient its indices and values."""
+    """Return a hash of the bits of a tensor: of a sparse one of its indices and values.
+
+    PyTorch's allocator is not asked for anything: somebody may be counting what it gives out.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for part in (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,):
-        bits = part.detach().contiguous().view(-1).view(torch.uint8)
-        digest.update(bits.cpu().numpy())  # type: ignore[arg-type]
+        digest.update(numpy.ascontiguousarray(_words(part)))
     return digest.digest()
+
+
+def is_zero(gradient: torch.Tensor) -> bool:
+    """Whether all numbers of a gradient are zero; asks for nothing either."""
+    words = _words(gradient._values() if gradient.is_sparse else gradient)
+    return not numpy.left_shift(words, 1).any()  # without the sign
+
+
+def _words(tensor: torch.Tensor) -> Any:
+    """Return the numbers of a tensor as integers of the same bits."""
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return numbers.detach().view(_WORDS[numbers.element_size()]).cpu().numpy()
 
 
 class TrainingRecord(msgspec.Struct):
