@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,19 +19,20 @@ from tightfit.cli.options import (
     chosen_limits,
 )
 from tightfit.cli.output import print_result
-from tightfit.errors import first_of
+from tightfit.errors import BadInput, first_of
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["prove"]
 
 _DIFFERENCES_SHOWN = 5
+_MINIMUM = "minimum"
 
 
 def prove(
     model: str,
     /,
-    *,
+    *arguments: str,
     budget: BudgetText = None,
     budget_ratio: Share = None,
     steps: int = 3,
@@ -46,25 +49,35 @@ def prove(
 
     Exit code 0 only if every loss, gradient, buffer and parameter has the same bits and the
     measured peak is within the budget; 1 if not. Where plain PyTorch itself gives other bits each
-    time, results are compared within a tolerance, which is said.
+    time, results are compared within a tolerance, which is said. A model is fitted as tightfit.fit
+    does; a tightfit.step in its place is proven as that step.
+
+    A program is run as it is, plain and fitted, each in a process of its own, until it has taken
+    its optimizer steps: after each of them every gradient, parameter and buffer is compared, and
+    every printed line and the random state at the end. What it fits itself stays plain in the
+    plain run. Where it fits nothing, each module that it calls and trains is fitted.
 
     ```sh
     tightfit prove my_model.py:make --budget-ratio 0.5
     tightfit prove zoo:gpt2 --budget 2GiB --steps 3
+    tightfit prove train.py --budget 8GiB --steps 20 -- --epochs 1
     ```
 
     Parameters
     ----------
     model
-        zoo:NAME, package.module:factory or path/to/file.py:factory.
+        zoo:NAME, package.module:factory or path/to/file.py:factory; or a program, path/to/file.py.
+    arguments
+        What the program is given.
     budget
-        The budget with a unit, such as 300MiB, constants included; or minimum.
+        The budget with a unit, such as 300MiB, constants included; or minimum. For a program it
+        replaces its own, and is needed if it fits nothing itself.
     budget_ratio
         The budget as a share of plain PyTorch's measured activation peak, such as 0.5.
     steps
         Optimizer steps to compare.
     rounds
-        Rounds of interleaved timing; 0 for none.
+        Rounds of interleaved timing of a model; 0 for none.
     threads
         Threads of PyTorch.
     time_limit
@@ -72,8 +85,28 @@ def prove(
     costs
         measured, or modelled costs such as cpu, unit, flops.
     seed
-        Of the model, its data and every step.
+        Of the model, its data and every step. A program has its own.
     """
+    if model.endswith(".py"):
+        if options.given or budget_ratio is not None or budget == _MINIMUM:
+            raise BadInput(
+                "a program takes a budget in bytes, such as --budget 8GiB, and options of its own "
+                "behind --; --budget-ratio, --budget minimum and options of models are for models"
+            )
+        limits = chosen_limits(time_limit)
+        return _prove_script(
+            model,
+            arguments,
+            as_json=json,
+            budget=budget,
+            steps=steps,
+            threads=threads,
+            planner=planner,
+            limits=(limits.seconds, limits.gap),
+            costs=costs,
+        )
+    if arguments:
+        raise BadInput(f"{arguments[0]!r}: only a program, path/to/file.py, is given arguments")
     limits = chosen_limits(time_limit, seed=seed)
     from tightfit.api.prove import prove as prove_model
 
@@ -96,6 +129,16 @@ def prove(
     status = numbers.pop("status") if proof.succeeded else "error"
     numbers.pop("status", None)
     return print_result(_text(proof), as_json=json, status=status, **numbers)
+
+
+def _prove_script(script: str, arguments: Sequence[str], *, as_json: bool, **options: Any) -> int:
+    from tightfit.scripts.prove import prove_script
+
+    with terminal_progress() as progress:
+        proof = prove_script(script, arguments, progress=progress, **options)
+    numbers = msgspec.to_builtins(proof)
+    status = "feasible" if proof.succeeded else "error"
+    return print_result(_text_of_script(proof), as_json=as_json, status=status, **numbers)
 
 
 def _text(proof: Any) -> str:
@@ -136,3 +179,58 @@ def _results(proof: Any) -> str:
         )
     shown = first_of(proof.differing, _DIFFERENCES_SHOWN)
     return f"DIFFER by up to {proof.max_relative_difference:.3g}: {shown}"
+
+
+def _text_of_script(proof: Any) -> str:
+    found = "proven" if proof.succeeded else f"NOT PROVEN: {proof.verdict}"
+    lines = [
+        f"{proof.script}, {proof.steps} optimizer steps: {found}",
+        f"  fitted    {', '.join(proof.fitted) or 'nothing'}",
+        f"  budget    {_budget_of_script(proof)}",
+    ]
+    if proof.difference is not None:
+        lines.append(f"  differs   {_difference(proof)}")
+    elif proof.verdict == "nothing trained":
+        lines.append("  trained   nothing: no parameter moves, and no gradient is other than zero")
+    else:
+        lines.append(
+            f"  results   {proof.tensors} gradients, parameters and buffers have the same bits "
+            f"after every step; so have {proof.lines} printed lines and the random state at the end"
+        )
+    if proof.left_out and proof.verdict != "not deterministic":
+        lines.append(
+            f"  left out  {proof.left_out} printed lines or random states that two plain runs have "
+            "not in common: times, say, or generators that nobody seeds"
+        )
+    plain, fitted = format_seconds(proof.plain_s), format_seconds(proof.fitted_s)
+    lines.append(f"  took      {plain} plain, {fitted} fitted (first steps and plans included)")
+    return "\n".join(lines)
+
+
+def _budget_of_script(proof: Any) -> str:
+    sizes = (proof.budget_bytes, proof.measured_peak_bytes, proof.eager_peak_bytes)
+    budget, peak, eager = ("unknown" if s is None else format_bytes(s) for s in sizes)
+    within = "within" if proof.holds else "ABOVE"
+    return f"{budget}; from fit on at most {peak}, {within} the budget; plain PyTorch {eager}"
+
+
+def _difference(proof: Any) -> str:
+    found = proof.difference
+    runs = "two plain runs" if proof.verdict == "not deterministic" else "the plain and fitted run"
+    where = f"first after step {found.step}" if found.step else "first before any step"
+    if found.kind == "line":
+        return f"{where}: {runs} print {found.name}"
+    if found.kind == "generator":
+        return f"{where}: {runs} end with other states of the generator {found.name}"
+    if found.kind == "order":
+        return f"{where}: of {runs} one {found.name}"
+    others = f", and {found.others} more" if found.others else ""
+    return f"{where}: of {runs} the {found.name}{_by(proof.largest_difference)}{others}"
+
+
+def _by(largest_difference: float | None) -> str:
+    if largest_difference is None:
+        return ""
+    if math.isinf(largest_difference):
+        return ", which only one of them has"
+    return f" by up to {largest_difference:.3g}" if largest_difference else " in signs of zeros"
