@@ -162,10 +162,9 @@ class Run:
         """Take what the forward program runs on, and whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
-        if summed:
-            self.sums = Sums(runner.announce_sum)
-            for position, owner in summed.items():
-                self.sums.watch(position, owner)
+        self.sums = Sums(runner.announce_sum)
+        for position, owner in summed.items():
+            self.sums.watch(position, owner)
 
     def take_aliases(self) -> dict[int, Any]:
         """Return the outputs that are made anew outside the program, and let go of them."""
@@ -195,8 +194,8 @@ class Run:
             i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in runner.program.late_reads
         }
 
-    def start(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Begin the backward program with the gradients of the outputs."""
+    def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
+        """Begin the backward program with the gradients of the outputs, which came to a node."""
         runner = self.runner
         assert runner is not None
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
@@ -211,8 +210,9 @@ class Run:
         saved, self.saved = self.saved, None
         self.state = "backward"
         self.on_start(self)
-        goes_on = self.sums is not None and runner.program.sums
-        begun = (self.sums.begin,) if goes_on else ()
+        assert self.sums is not None
+        self.sums.start(node, runner.program.groups)
+        begun = (self.sums.begin,) if runner.program.sums else ()
         self.generator = runner.program.backward(saved or [], tangents, *begun)
 
     def _start_again(self, by_position: dict[int, torch.Tensor | None]) -> None:
@@ -346,15 +346,15 @@ class Run:
             raise
         groups = self.runner.program.groups
         positions = groups[index] if groups else ()
-        if self.sums is not None and not is_otherwise:
-            self.sums.hand_over(positions, gradients)
-        if index + 1 >= len(groups):
-            self._end("done")
         if self.reached.missing:
             nothing = self.runner.without_gradient(frozenset(self.reached.missing))
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
+        if self.sums is not None and not is_otherwise:
+            self.sums.hand_over(positions, gradients)
+        if index + 1 >= len(groups):
+            self._end("done")
         return gradients
 
     def _check_late_reads(self, index: int) -> None:
@@ -418,7 +418,7 @@ class _Node(torch.autograd.Function):
         incoming = gradients[0] if gradients and isinstance(gradients[0], list) else list(gradients)
         run: Run = ctx.run
         if ctx.index == 0:
-            run.start(incoming)
+            run.start(incoming, ctx)
         incoming.clear()
         finished = run.next_gradients(ctx.index)
         result = tuple(finished)

@@ -1,4 +1,4 @@
-"""The process that runs a program: ``python -m tightfit.scripts.child JOB``."""
+"""The process that runs a program."""
 
 from __future__ import annotations
 
@@ -86,7 +86,6 @@ class _Run:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._steps == self._job.steps:
             raise EnoughSteps
-        self._fitting.require()
         self._trained.meet_optimizer(optimizer)
         self._forget_hook()  # hooks of the program come first
         self._hook = register_optimizer_step_post_hook(self._after_step)
@@ -95,6 +94,7 @@ class _Run:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._steps += 1
+        self._fitting.require()
         digests = self._trained.digests()
         name = self._trained.meet_optimizer(optimizer)
         self._record.add(Step(self._steps, name, digests))
@@ -116,7 +116,7 @@ class _Run:
 def _run_program(job: Job) -> tuple[int, Failure | None]:
     """Run a script as `python script arguments` would; return its code and what ended it."""
     sys.argv = [job.script, *job.arguments]
-    sys.path[0] = os.fspath(Path(job.script).resolve().parent)
+    sys.path.insert(0, os.fspath(Path(job.script).resolve().parent))
     try:
         runpy.run_path(job.script, run_name="__main__")
     except EnoughSteps:
@@ -182,7 +182,3 @@ def main(path: str) -> None:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     _Run(job).run()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -142,8 +142,8 @@ class Fitting:
         if not self.names:
             raise CannotProve(
                 "the program trains, but calls no module that could be fitted: it uses parameters "
-                "outside of modules, calls what torch.compile has wrapped, or steps before it "
-                "calls. Way out: tightfit.fit or tightfit.step in the program"
+                "outside of modules, or calls what torch.compile has wrapped. "
+                "Way out: tightfit.fit or tightfit.step in the program"
             )
 
     def _fit_here(self, module: nn.Module, holders: list[Any], *, is_all: bool) -> None:

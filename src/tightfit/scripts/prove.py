@@ -23,6 +23,9 @@ __all__ = ["ScriptProof", "prove_script"]
 
 _LAST_LINES = 5
 _PREFIX = "tightfit: "
+_CHILD = (  # imports nothing from the folder it is started in
+    "import sys; del sys.path[0]; from tightfit.scripts.child import main; main(sys.argv[1])"
+)
 _SET_ASIDE = ("line", "generator")
 """What a program may do otherwise each time although it trains alike."""
 
@@ -225,7 +228,7 @@ class _Runs:
         path = self._folder / f"{name}.job"
         path.write_bytes(msgspec.json.encode(job))
         ran = subprocess.run(
-            [sys.executable, "-m", "tightfit.scripts.child", os.fspath(path)],
+            [sys.executable, "-c", _CHILD, os.fspath(path)],
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

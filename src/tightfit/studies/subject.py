@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tightfit.allocator.resident import resident_tensor_bytes
-from tightfit.capture.calls.structure import flatten
+from tightfit.capture.calls.structure import flatten, unflatten
 from tightfit.errors import BadInput, NothingToTrain
 from tightfit.execution.attach import attached, detach
 from tightfit.execution.guard import Guard, StepPeaks
@@ -101,6 +101,21 @@ class Subject:
             yield
         finally:
             self._runs = before
+
+    def make_target_anew(self) -> None:
+        """Have what the loss compares with given out now: batches are, once a model is fitted.
+
+        What is there before `fit` counts against no budget, unless the model is called with it.
+        """
+        if "_target" not in self.kwargs:
+            return
+        leaves, structure = flatten(self.kwargs["_target"])
+        made = {id(leaf): leaf for leaf in flatten(self.given)[0]}
+        for index, (leaf, _, value) in enumerate(self._inputs):
+            if id(leaf) not in made:
+                made[id(leaf)] = twin = value.clone()
+                self._inputs[index] = twin, twin._version, value
+        self.kwargs["_target"] = unflatten([made.get(id(x), x) for x in leaves], structure)
 
     def has_trained(self) -> bool:
         """Whether a parameter has moved since the first state, or is about to."""

@@ -104,6 +104,9 @@ def _beside(first: torch.Tensor, second: torch.Tensor) -> tuple[bool, int | None
 class _Anything:
     """What is nobody's concern: equal to whatever is found in its place."""
 
+    def __repr__(self) -> str:
+        return "anything"
+
 
 ANYTHING = _Anything()
 
