@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dynamic": {"graph", "plan", "planners", "eviction", "allocator", "torch_private"},
     "pricing": {"graph", "costs", "capture", "allocator", "torch_private"},
     "execution": {"graph", "plan", "capture", "allocator", "torch_private"},
+    "dynamo": {"capture", "allocator", "torch_private"},
 }
 """Each room's row in docs/architecture.md; what builds on several others follows."""
 
@@ -68,7 +69,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "calls",
         "reads",
         "opaque decisions",
-        "joint_graph traced_call",
+        "joint_graph traced_call handed",
         "captured probe trace normalise updates",
         "recall",
         "lift foreign partitioner input_uses",
@@ -106,6 +107,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "device_addresses",
         "addresses",
         "parts whole",
+        "graphs",
         "fitted",
         "handles",
     ),
@@ -121,6 +123,7 @@ TORCH_ROOMS = {
     "execution",
     "integrations",
     "dynamic",
+    "dynamo",
     "pricing",
     "session",
     "studies",
