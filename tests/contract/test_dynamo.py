@@ -38,6 +38,9 @@ class Watched:
     def leaves(self) -> Any:
         return self._leaves
 
+    def left_out(self) -> Any:
+        return set()
+
     def following(self) -> Any:
         return contextlib.nullcontext()
 

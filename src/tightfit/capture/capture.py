@@ -270,7 +270,8 @@ def _refuse_sparse(joint: JointGraph) -> None:
                 raise CaptureError(
                     f"module {where!r} makes a sparse tensor ({node.target}), such as the gradient "
                     "of Embedding(sparse=True): its size depends on the data and cannot be "
-                    "planned. Way out: sparse=False, or leave this module out of the fitted part"
+                    "planned. Way out: sparse=False, or leave this module out of the fitted part",
+                    module=where,
                 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
 from torch import nn
@@ -36,7 +36,16 @@ class Following:
     ) -> None:
         self._modules = modules
         self._account = account
+        self._left_out: set[nn.Module] = set()
         self.skipped = outside.skipped
+
+    def left_out(self) -> Set[nn.Module]:
+        """Return the modules whose forwards run as plain Python."""
+        return self._left_out
+
+    def leave_out(self, module: nn.Module) -> None:
+        """Let the forward of a module run as plain Python in graphs that are made from now on."""
+        self._left_out.add(module)
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
         """Return the forwards that are not to be followed."""
@@ -88,6 +97,10 @@ class Compiled:
         self._follower = follower
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._hooks = RunningHooks()
+
+    def start_anew(self) -> None:
+        """Make all graphs anew."""
+        self._compiled.clear()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the callable.

@@ -59,6 +59,13 @@ class Outside:
         if name is not None:
             self._note(f"module {name!r}" if name else "the outermost forward", reason)
 
+    def left_out(self, name: str, error: Exception) -> nn.Module | None:
+        """Note that no plan holds a module, so that it runs as plain Python; return it."""
+        module = module_names(self._modules).get(name)
+        if module is not None:
+            self._note(f"module {name!r}", str(error))
+        return module
+
     def broke(self, reason: str) -> None:
         """Note that a graph ends before the callable does."""
         self._note("what lies between two graphs", reason)

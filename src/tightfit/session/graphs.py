@@ -32,6 +32,10 @@ class _Asked(BaseException):
         self.answer = answer
 
 
+class _Anew(BaseException):
+    """Ends a call of which nothing has run yet: it begins anew with other graphs."""
+
+
 class GraphSteps(WholeSteps):
     """Runs a callee as the graphs that Dynamo makes of it, each planned as a step.
 
@@ -48,10 +52,11 @@ class GraphSteps(WholeSteps):
         own = dataclasses.replace(callee, function=self.graphs)
         super().__init__(own, options, account, addresses)
         self.outside = Outside(callee.name, callee.modules)
-        follower = Following(callee.modules, self.outside, account)
-        self._compiled = Compiled(callee.function, callee.name, self._hand_over, follower)
+        self._follower = Following(callee.modules, self.outside, account)
+        self._compiled = Compiled(callee.function, callee.name, self._hand_over, self._follower)
         self._asks: Any = None
         self._is_called = False
+        self._has_run = False
 
     @property
     def is_used(self) -> bool:
@@ -61,7 +66,12 @@ class GraphSteps(WholeSteps):
     def __call__(self, given: Arguments) -> Any:
         """Run the callee; its graphs run their plans."""
         self._is_called = True
-        return self._compiled(given.args, dict(given.kwargs))
+        self._has_run = False
+        while True:
+            try:
+                return self._compiled(given.args, dict(given.kwargs))
+            except _Anew:
+                self._compiled.start_anew()
 
     def _hand_over(self, graph: HandedGraph) -> GraphCall:
         if graph.reason and self._asks is None:
@@ -78,7 +88,28 @@ class GraphSteps(WholeSteps):
         return call
 
     def _run_graph(self, given: Arguments) -> Any:
-        return super().__call__(given)
+        """Run a graph by its plan; begin the call anew without a module that no plan holds.
+
+        Raises
+        ------
+        CaptureError
+            If it names no such module. Where something of the call has run, the next one is
+            without that module.
+        """
+        try:
+            output = super().__call__(given)
+        except CaptureError as error:
+            module = self.outside.left_out(error.module, error) if error.module else None
+            if module is None or module in self._follower.left_out():
+                raise
+            has_run = self._has_run or len(self.outside.reasons) > 1
+            self._follower.leave_out(module)
+            if has_run:
+                self._compiled.start_anew()
+                raise
+            raise _Anew from None
+        self._has_run = True
+        return output
 
     def _asked(self, given: Arguments, asks: Any) -> Any:
         """Ask something of the one graph of a call, without running it.

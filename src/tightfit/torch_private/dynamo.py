@@ -12,7 +12,7 @@ import logging
 import types
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
 from torch._dynamo.external_utils import wrap_inline
-from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
 from torch._higher_order_ops.invoke_leaf_function import (
     _retrieve_module_by_index,
@@ -72,6 +72,10 @@ class Follower(Protocol):
         """Return the functions that are not to be followed, each with its results on fakes."""
         ...
 
+    def left_out(self) -> Set[nn.Module]:
+        """Return the modules whose forwards are to run as plain Python."""
+        ...
+
     def following(self) -> AbstractContextManager[None]:
         """Return what is around while a frame is looked at."""
         ...
@@ -121,6 +125,8 @@ class _PerFrame:
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
         module = _module_of_frame(frame)
+        if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
+            return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
         called = frame.f_code, _how_called(frame, module)
         self._graphs[called] += 1
         if self._graphs[called] > _MOST_ALIKE:
@@ -147,8 +153,9 @@ class _PerFrame:
                 self._follower.skipped(
                     frame.f_code, module, f"{type(error).__name__}: {error}", error
                 )
-                return ConvertFrameReturn()
+                return ConvertFrameReturn(apply_to_code=False)  # another call may do
             if result.guarded_code is None and result.skip_reason is not None:
+                result.apply_to_code = result.skip_reason != _SUPPRESSED
                 self._follower.skipped(frame.f_code, module, result.skip_reason, None)
             return result
 
@@ -156,11 +163,31 @@ class _PerFrame:
         """Return what Dynamo makes of a frame, in files that it skips, too."""
         convert = self._torchdynamo_orig_backend
         configuration = {**_CONFIGURATION, "allow_rnn": bool(_RECURRENT & leaves.keys())}
-        with config.patch(configuration), self._own_changes(), _quiet(), _as_leaves(leaves):
+        with config.patch(configuration), self._own_changes(), _quiet(), self._unfollowed(leaves):
             if not _is_own_forward(frame):
                 return convert(frame, entry, state)
             with convert_frame.compile_lock, _disable_current_modes():
                 return convert._torchdynamo_orig_backend(frame, entry, convert.hooks, state)
+
+    @contextlib.contextmanager
+    def _unfollowed(self, leaves: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+        """Have Dynamo follow neither leaves nor what is left out.
+
+        It asks whether a forward is to be followed only where it does not take a short way to it.
+        """
+        left_out = {type(module).forward for module in self._follower.left_out()}
+        short_way = nn_module.unpatched_nn_module_call
+        if leaves or left_out:
+            nn_module.unpatched_nn_module_call = None
+        for forward in left_out:
+            forward._torchdynamo_disable = True
+        try:
+            with _as_leaves(leaves):
+                yield
+        finally:
+            nn_module.unpatched_nn_module_call = short_way
+            for forward in left_out:
+                del forward._torchdynamo_disable
 
     @contextlib.contextmanager
     def _own_changes(self) -> Iterator[None]:
@@ -178,14 +205,8 @@ class _PerFrame:
 
 @contextlib.contextmanager
 def _as_leaves(leaves: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Have Dynamo put calls of some functions into its graphs as they are.
-
-    It asks whether a forward is one only where it does not take a short way to it.
-    """
+    """Have Dynamo put calls of some functions into its graphs as they are."""
     known = trace_rules._leaf_function_ids
-    short_way = nn_module.unpatched_nn_module_call
-    if leaves:
-        nn_module.unpatched_nn_module_call = None
     for function, on_fakes in leaves.items():
         known.add(id(function))
         function._torchdynamo_leaf_real_fn = function
@@ -194,7 +215,6 @@ def _as_leaves(leaves: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     try:
         yield
     finally:
-        nn_module.unpatched_nn_module_call = short_way
         for function in leaves:
             known.remove(id(function))
             for name in _OF_LEAVES:
@@ -253,6 +273,11 @@ def run_leaf(module: fx.GraphModule, node: fx.Node, leaf: nn.Module, flat: Any) 
 def _given(module: fx.GraphModule, node: fx.Node, flat: Any) -> Any:
     spec: Any = node.args[2]
     return tree_unflatten(list(flat), getattr(module, spec.target))
+
+
+_SUPPRESSED = "an error was suppressed during compilation"
+"""What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""
+_AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 def _how_called(frame: Any, module: nn.Module | None) -> Any:
