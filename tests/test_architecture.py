@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dynamic": {"graph", "plan", "planners", "eviction", "allocator", "torch_private"},
     "pricing": {"graph", "costs", "capture", "allocator", "torch_private"},
     "execution": {"graph", "plan", "capture", "allocator", "torch_private"},
+    "dynamo": {"capture", "allocator", "torch_private"},
 }
 """Each room's row in docs/architecture.md; what builds on several others follows."""
 
@@ -78,7 +79,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "calls",
         "reads",
         "opaque decisions",
-        "joint_graph traced_call",
+        "joint_graph traced_call handed",
         "captured probe trace normalise updates",
         "recall",
         "lift foreign partitioner input_uses",
@@ -116,6 +117,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "device_addresses",
         "addresses",
         "parts whole",
+        "graphs",
         "fitted",
         "handles",
     ),
@@ -131,6 +133,7 @@ TORCH_ROOMS = {
     "execution",
     "integrations",
     "dynamic",
+    "dynamo",
     "pricing",
     "scripts",
     "session",

@@ -1,14 +1,13 @@
 """``torch.compile(model, backend="tightfit", options={"budget": "8GiB"})``.
 
 Dynamo finds this backend by its entry point (group ``torch_dynamo_backends``) and hands over one
-graph for each stretch of Python that it can see through. Each graph becomes a planned step of its
-own; all graphs compiled with the same options share one budget. Nothing is decided before a graph
-is first called, so that errors reach the user as they are, not as failures of a compiler.
+graph for each stretch of Python that it can see through. All graphs compiled with the same options
+are steps of one callable, within one budget. Nothing is decided before a graph is first called, so
+that errors reach the user as they are, not as failures of a compiler.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,12 @@ from typing import Any
 
 from torch import fx, nn
 
-from tightfit.capture.calls.structure import Arguments
-from tightfit.errors import BadInput, NothingToTrain
+from tightfit.capture.handed import HandedGraph, HandedGraphs
+from tightfit.dynamo.backend import DynamoGraph, GraphCall
+from tightfit.errors import BadInput
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
-from tightfit.session.memory.budget import Budget
-from tightfit.session.options import Options, make_options
+from tightfit.session.options import make_options
 
 __all__ = ["backend"]
 
@@ -54,41 +53,52 @@ def backend(
     callable
         Takes the graph's inputs. Its first call raises `BadInput` for options that cannot be used.
     """
-    return _Graph(module, mode, options)
+    return DynamoGraph(module, lambda graph: _family(mode, options).hand_over(graph))
 
 
 class _Family:
-    """The graphs that were compiled with the same options and share a budget.
+    """The graphs that were compiled with the same options: steps of one callable.
 
-    In the first step nobody knows how many there will be: each runs its least-memory plan. Once
-    one of them is called again all are known, and each plans with its share.
+    Parameters
+    ----------
+    options : mapping
+        As the user gave them; they are kept, so that their identity stays theirs.
     """
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.budget = options.shared or Budget(options.budget_bytes or 0)
-        self.graphs: weakref.WeakSet[_Graph] = weakref.WeakSet()  # those that train
-        self.others: weakref.WeakSet[_Graph] = weakref.WeakSet()  # they take no share
-        self.is_complete = False
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.given = options
+        self._options = make_options(**options)
+        self._held = nn.Module()
+        self._modules = {"held": self._held}
+        self._graphs = HandedGraphs(self._modules)
+        self._fitted: Fitted | None = None
 
-    def share(self) -> None:
-        """Divide the budget among the graphs known by now."""
-        self.is_complete = True
-        for graph in (*self.graphs, *self.others):
-            graph.change_options(self.options_of_one())
-        if len(self.graphs) > 1:  # backward runs through all of them, the last one first
-            accounts = [g.fitted.account for g in self.graphs if g.fitted is not None]
-            self.budget.expect_inside(accounts)
+    def hand_over(self, graph: HandedGraph) -> GraphCall:
+        """Take one more graph; return what runs it."""
 
-    def options_of_one(self) -> Options:
-        """Return the options of each graph."""
-        if len(self.graphs) > 1:
-            return dataclasses.replace(self.options, shared=self.budget)
-        return self.options
+        def call(inputs: Sequence[Any]) -> Any:
+            given = self._graphs.arguments(graph, inputs)
+            if any(isinstance(x, nn.Parameter) for x in given):
+                self._hold(inputs)
+                given = self._graphs.arguments(graph, inputs)
+            if self._fitted is None:
+                callee = Callee(self._graphs, self._modules, "the compiled model")
+                self._fitted = Fitted.as_a_whole(callee, self._options)
+            return self._fitted(given, {})
+
+        return call
+
+    def _hold(self, inputs: Sequence[Any]) -> None:
+        """Have the parameters of a graph among those of the callable."""
+        known = {id(p) for p in self._held.parameters()}
+        for parameter in inputs:
+            if isinstance(parameter, nn.Parameter) and id(parameter) not in known:
+                self._held.register_parameter(f"parameter{len(known)}", parameter)
+                known.add(id(parameter))
 
 
-_FAMILIES: dict[int, tuple[Any, _Family]] = {}
-"""By the identity of the options, which are kept so that it stays theirs."""
+_FAMILIES: weakref.WeakValueDictionary[int, _Family] = weakref.WeakValueDictionary()
+"""By the identity of the options; the graphs keep theirs alive."""
 
 
 def _family(mode: str | None, options: Mapping[str, Any] | None) -> _Family:
@@ -106,75 +116,6 @@ def _family(mode: str | None, options: Mapping[str, Any] | None) -> _Family:
             "the backend 'tightfit' needs a budget in bytes, not 'device': several graphs may "
             f"share it. Use {_HOW}"
         )
-    if id(options) not in _FAMILIES:
-        _FAMILIES[id(options)] = (options, _Family(make_options(**options)))
-    return _FAMILIES[id(options)][1]
-
-
-class _Graph:
-    """One graph of Dynamo's, planned when it is first called."""
-
-    def __init__(
-        self, module: fx.GraphModule, mode: str | None, options: Mapping[str, Any] | None
-    ) -> None:
-        self.module = fx.GraphModule(module, module.graph)  # its code made now, not in the trace
-        self.asked = (mode, options)
-        self.family: _Family | None = None
-        self.fitted: Fitted | None = None
-        self.parameters = nn.Module()
-        self.places: dict[int, str] = {}  # which inputs are parameters
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the graph; as it is where nothing needs a gradient."""
-        fitted = self.fitted = self.fitted or self._start(inputs)
-        for index, name in self.places.items():
-            self.parameters._parameters[name] = inputs[index]
-        rest = tuple(x for i, x in enumerate(inputs) if i not in self.places)
-        family = self.family
-        assert family is not None
-        if self not in family.others and fitted.callee.trains(Arguments.of(rest, {})):
-            try:
-                self._settle(family, fitted, rest)
-            except NothingToTrain:  # which it runs plainly
-                family.graphs.discard(self)
-                family.others.add(self)
-        return fitted(rest, {})
-
-    def _start(self, inputs: Sequence[Any]) -> Fitted:
-        self.family = _family(*self.asked)
-        names = [n.name for n in self.module.graph.nodes if n.op == "placeholder"]
-        self.places = {i: names[i] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter)}
-        modules = {"held": self.parameters, "traced": self.module}
-        callee = Callee(self._run, modules, f"graph of {len(names)} inputs")
-        return Fitted.as_a_whole(callee, self.family.options_of_one())
-
-    def _run(self, *rest: Any) -> Any:
-        given = iter(rest)
-        count = len(rest) + len(self.places)
-        return self.module(
-            *(
-                getattr(self.parameters, self.places[i]) if i in self.places else next(given)
-                for i in range(count)
-            )
-        )
-
-    def change_options(self, options: Options) -> None:
-        """Plan the next step with other options."""
-        assert self.fitted is not None
-        self.fitted.change_options(options)
-
-    def _settle(self, family: _Family, fitted: Fitted, rest: tuple[Any, ...]) -> None:
-        """Run the least-memory plan in the first step, within the share from then on."""
-        if self not in family.graphs:
-            family.graphs.add(self)
-            if family.is_complete:  # one more than was known
-                family.share()
-        elif not family.is_complete:
-            family.share()
-        if not family.is_complete:
-            # a plan that runs once is not worth compiling
-            options = dataclasses.replace(family.options, compile=False)
-            fitted.change_options(options)
-            least = fitted.declare_needs(Arguments.of(rest, {}), family.budget)
-            if least.found_bytes <= family.budget.size_bytes:
-                fitted.change_options(dataclasses.replace(options, plan=least.plan))
+    found = _FAMILIES.get(id(options)) or _Family(options)
+    _FAMILIES[id(options)] = found
+    return found

@@ -12,6 +12,7 @@ from tightfit.allocator.resident import granularity_of
 from tightfit.capture.calls.modules import refuse_lazy
 from tightfit.capture.calls.signature import flatten, refuse_subclass
 from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.handed import ReadsUnseen, is_handed
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
@@ -72,9 +73,12 @@ def capture(
         If the step cannot be captured; names the module, the reason and a way out.
     """
     _require_training(call)
-    _require_plain_state(call)
-    refuse_weights_from_outside(call.function, call.modules)
-    joint, reads, left = _joint(call, strides, recalls=recalls)
+    if is_handed(call.function):
+        joint, reads, left = _joint_of_handed(call, strides), ReadsUnseen(), frozenset[Kept]()
+    else:
+        _require_plain_state(call)
+        refuse_weights_from_outside(call.function, call.modules)
+        joint, reads, left = _joint(call, strides, recalls=recalls)
     _require_gradients(joint)
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
@@ -82,6 +86,16 @@ def capture(
     tied = _tied(call, joint)
     captured = lift(normalise(joint), device_of(call), name, tied)
     return dataclasses.replace(captured, reads=reads, left=left)
+
+
+def _joint_of_handed(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
+    """Return the traced step of a handed graph: who handed it over knows what Python has read."""
+    alive = traced_alive()
+    try:
+        with fewer_collections():
+            return trace_with_numbers(call, strides)
+    finally:
+        forget_traced(alive)
 
 
 def _joint(
@@ -256,7 +270,8 @@ def _refuse_sparse(joint: JointGraph) -> None:
                 raise CaptureError(
                     f"module {where!r} makes a sparse tensor ({node.target}), such as the gradient "
                     "of Embedding(sparse=True): its size depends on the data and cannot be "
-                    "planned. Way out: sparse=False, or leave this module out of the fitted part"
+                    "planned. Way out: sparse=False, or leave this module out of the fitted part",
+                    module=where,
                 )
 
 

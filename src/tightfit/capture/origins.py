@@ -16,7 +16,14 @@ from torch.nn.modules.module import (
 
 from tightfit.torch_private import core as private
 
-__all__ = ["CastRegions", "ModuleTrail", "Origins", "Stretches", "module_names"]
+__all__ = [
+    "CastRegions",
+    "ModuleTrail",
+    "Origins",
+    "Stretches",
+    "module_names",
+    "note_module",
+]
 
 
 def module_names(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -99,8 +106,10 @@ class ModuleTrail:
         self._running: list[str] = []
         self._handles: list[Any] = []
         self._last = ""
+        self._noted: str | None = None  # of a handed graph, where no module is called
 
     def __enter__(self) -> ModuleTrail:
+        _FOLLOWING.append(self)
         self._handles = [
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
@@ -108,8 +117,15 @@ class ModuleTrail:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        _FOLLOWING.remove(self)
         for handle in self._handles:
             handle.remove()
+
+    def go_on_in(self, name: str) -> None:
+        """Note that what follows belongs to a module, whose forward is no call here."""
+        if not self._running or self._running[-1] != name:
+            self._note(name, push=False)
+            self._noted = name
 
     def _enter_module(self, module: nn.Module, _args: Any) -> None:
         self._note(self._names.get(module, ""), push=True)
@@ -142,7 +158,7 @@ class ModuleTrail:
 
     def culprit(self, error: BaseException) -> str | None:
         """Return the innermost module in whose forward an error was raised; "": the outermost."""
-        found: str | None = None
+        found = self._noted
         traceback = error.__traceback__
         while traceback is not None:
             module = traceback.tb_frame.f_locals.get("self")
@@ -157,6 +173,16 @@ class ModuleTrail:
         if inner:
             return f"module {inner!r}"
         return f"the call, after module {self._last!r}," if self._last else "the call"
+
+
+_FOLLOWING: list[ModuleTrail] = []
+"""Those that follow a trace now."""
+
+
+def note_module(name: str) -> None:
+    """Note that what is traced from now on was made in a module, by its name."""
+    for trail in _FOLLOWING:
+        trail.go_on_in(name)
 
 
 class CastRegions:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tightfit.capture.around_data import has_parts
 from tightfit.capture.calls.signature import input_signature, refuse_transforms
 from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.handed import is_handed
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.errors import (
     BadInput,
@@ -30,6 +31,7 @@ from tightfit.session.addresses import addresses_for
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
+from tightfit.session.graphs import steps_of
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
@@ -143,7 +145,7 @@ class Fitted:
         tally = copies.tally if copies is not None else None
         account = Account(callee.modules, options.optimizer, tally)
         addresses = addresses_for(callee.name, account, options)
-        route = WholeSteps(callee, options, account, addresses)
+        route = steps_of(callee, options, account, addresses)
         return cls(callee, options, account, route, addresses, copies=copies)
 
     @property
@@ -232,7 +234,7 @@ class Fitted:
             return self._run_in_parts(reason, given)
         except OpaqueVaries as change:
             reason = CaptureError(str(change), module=change.module, cause="data")
-            if not _has_parts_for(self.callee, reason):
+            if not _has_parts_for(self._whole, reason):
                 raise
             return self._run_in_parts(reason, given)
 
@@ -253,7 +255,7 @@ class Fitted:
         CaptureError
             The reason, if there is no part that can be planned; generators are then as before.
         """
-        if not _has_parts_for(self.callee, reason):
+        if not _has_parts_for(self._whole, reason):
             raise reason
         self._addresses.note_parts()
         self.route, output = first_call(self.callee, self.options, self.account, reason, given)
@@ -274,7 +276,7 @@ class Fitted:
             self.route.prepare(given)
         except CaptureError as reason:
             error = (
-                not_prepared(self.name, reason) if _has_parts_for(self.callee, reason) else reason
+                not_prepared(self.name, reason) if _has_parts_for(self._whole, reason) else reason
             )
             raise told(error, self.account.device) from reason.__cause__
         self.settle()
@@ -410,9 +412,12 @@ class Fitted:
         self._at_leaving.clear()
 
 
-def _has_parts_for(callee: Callee, reason: CaptureError) -> bool:
+def _has_parts_for(whole: WholeSteps | None, reason: CaptureError) -> bool:
     """Whether parts may be planned where the whole cannot."""
-    return has_parts(callee.modules, callee.root) and not isinstance(reason, NothingToTrain)
+    if whole is None or isinstance(reason, NothingToTrain):
+        return False
+    callee = whole.callee
+    return not is_handed(callee.function) and has_parts(callee.modules, callee.root)
 
 
 def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from tightfit.torch_private import recurrent as private
 
-__all__ = ["OfGivenWeights", "RecurrentLayers", "can_be_cut", "has_computed_weights"]
+__all__ = [
+    "OfGivenWeights",
+    "RecurrentLayers",
+    "can_be_cut",
+    "has_computed_weights",
+    "shapes_alone",
+]
 
 
 def can_be_cut(module: nn.Module) -> bool:
@@ -31,6 +37,11 @@ def can_be_cut(module: nn.Module) -> bool:
 def has_computed_weights(module: nn.Module) -> bool:
     """Whether some weights of a recurrent module are no parameters: its user computes them."""
     return type(module) in (nn.LSTM, nn.GRU, nn.RNN) and private.has_computed_weights(module)
+
+
+def shapes_alone(module: nn.RNNBase, args: Any, kwargs: Any) -> Any:
+    """Return what a recurrent module returns, without memory, for inputs without memory."""
+    return _like(module, module.input_size, module.num_layers, module.dropout)(*args, **kwargs)
 
 
 class OfGivenWeights(nn.Module):

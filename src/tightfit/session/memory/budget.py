@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -116,13 +116,6 @@ class Budget:
         for other in open_calls:
             if other is not account:
                 self._comes_inside(other, account, open_calls.get(account, 0) + 1)
-
-    def expect_inside(self, members: Collection[Account]) -> None:
-        """Take some members to be called between each other's forward and backward."""
-        for outer in members:
-            for inner in members:
-                if inner is not outer:
-                    self._comes_inside(outer, inner, 1)
 
     def _comes_inside(self, outer: Account, inner: Account, calls: int) -> None:
         known = self._inside.setdefault(outer, weakref.WeakKeyDictionary())

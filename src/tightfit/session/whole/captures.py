@@ -18,6 +18,7 @@ from tightfit.capture.captured import (
     placeholder_tensors,
     tensors_of,
 )
+from tightfit.capture.handed import ReadsUnseen, is_handed, takes_numbers
 from tightfit.capture.probe import probe
 from tightfit.capture.side_effects.attributes import Kept, KeptTensors, forget
 from tightfit.capture.traced_call import TracedCall
@@ -67,7 +68,8 @@ class Captures:
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         self._repeated: set[Any] = set()  # signatures of calls with several backwards
         self._kept: frozenset[Kept] = frozenset()
-        self._read: ReadAttributes | None = None  # None: any may be
+        handed = is_handed(callee.function)
+        self._read = ReadsUnseen().attributes(callee.modules) if handed else None  # None: any
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
         self._warned_hooks: set[str] = set()
@@ -207,8 +209,12 @@ class Captures:
             opaque=self.decided.opaque,
             answered=self.decided.answered,
             loss_alone=not self._takes_more,
-            numbers=key in self._by_signature and key not in self._deciding and not compiled,
+            numbers=not compiled and key not in self._deciding and self._may_change(key, given),
         )
+
+    def _may_change(self, key: Any, given: Arguments) -> bool:
+        """Whether numbers may change that a call reads."""
+        return key in self._by_signature or takes_numbers(self.callee.function, given.args)
 
     def with_answers(self, call: TracedCall) -> TracedCall:
         """Return a call with what data decide in it now, found out by running it."""

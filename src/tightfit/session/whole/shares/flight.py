@@ -53,8 +53,9 @@ class Flight:
         self._account = account
         self._open_calls = 0
         self._most_open = 1
-        self._kept_bytes: int | None = None  # by each call, where it was divided
-        self._divided_by = 1
+        self._division: tuple[int, list[Needs]] | None = None  # what was divided, among what
+        self._order: list[weakref.ref[Specialisation]] = []  # of the calls since none was open
+        self._orders: dict[Hashable, list[weakref.ref[Specialisation]]] = {}
         self._beside: Hashable = None
         self._seen: dict[Hashable, deque[int]] = {}
         self._told = 1
@@ -93,13 +94,14 @@ class Flight:
             Whether a first call may leave room for a second one to see whether it comes.
         """
         self._open_calls = open_calls
+        self._order = [*self._order[:open_calls], weakref.ref(one)]
         if open_calls:
             self._join(open_calls)
-            is_new = self._kept_bytes is None and not self._seen
+            is_new = self._division is None and not self._seen
             if is_new and _may_look(options) and not options.is_in_company:
                 self._leave_rest(one, around(), options)
             return
-        self._most_open, self._kept_bytes = 1, None
+        self._most_open, self._division = 1, None
         # a callable may be called more often in the company of others than without
         self._beside = frozenset(map(id, options.shared.open_members() if options.shared else ()))
         self.calls = self._expected(options)
@@ -115,6 +117,7 @@ class Flight:
     def end(self) -> None:
         """Note that no call is open any more."""
         self._seen.setdefault(self._beside, deque(maxlen=_REMEMBERED)).append(self._most_open)
+        self._orders[self._beside] = self._order
 
     @property
     def looks(self) -> bool:
@@ -123,7 +126,7 @@ class Flight:
 
     def look_no_more(self) -> None:
         """Leave no room for a call that might have come: there is none to leave."""
-        self.calls, self._kept_bytes, self._looked = 1, None, None
+        self.calls, self._division, self._looked = 1, None, None
 
     def prepared(self, one: Specialisation, *, runs_next: bool) -> None:
         """Forget a call that was only planned: one that runs next leaves room as a first one."""
@@ -135,7 +138,7 @@ class Flight:
         """Find out anew what a step needs; divide anew what was divided for a step never seen."""
         self._needs.pop(one, None)
         if not self._seen:
-            self._kept_bytes = None
+            self._division = None
 
     @property
     def waiting_bytes(self) -> int:
@@ -152,12 +155,37 @@ class Flight:
 
     def _share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
         peak_bytes = options.planned_bytes - self.waiting_bytes
-        if self._kept_bytes is None:
-            return Share(peak_bytes, self._needs_of(one, alone, options).working_bytes)
-        to_come = max(0, self.calls - self._open_calls - 1)
-        peak_bytes -= to_come * self._kept_bytes
-        others_bytes = peak_bytes - _lasting_bytes(one, alone) - self._kept_bytes
-        return Share(peak_bytes, max(0, others_bytes), 1 - to_come / self._divided_by)
+        own = self._needs_of(one, alone, options)
+        if self._division is None:
+            return Share(peak_bytes, own.working_bytes)
+        kept_bytes = self._kept_bytes(own)
+        to_come = self._to_come(own)
+        peak_bytes -= sum(map(self._kept_bytes, to_come))
+        others_bytes = peak_bytes - _lasting_bytes(one, alone) - kept_bytes
+        part = 1 - len(to_come) / len(self._division[1])
+        return Share(peak_bytes, max(0, others_bytes), max(part, 1 / len(self._division[1])))
+
+    def _kept_bytes(self, needs: Needs) -> int:
+        """Return what a call with such needs may keep of what was divided."""
+        assert self._division is not None
+        share = divided(*self._division, needs)
+        return share.peak_bytes - share.others_bytes
+
+    def _to_come(self, own: Needs) -> list[Needs]:
+        """Return the needs of the calls that are expected, those not known yet as of this one."""
+        count = max(0, self.calls - self._open_calls - 1)
+        known = self._expected_needs(own)[self._open_calls + 1 :][:count]
+        return [*known, *[own] * (count - len(known))]
+
+    def _expected_needs(self, own: Needs) -> list[Needs]:
+        """Return the needs of the calls as the last time, where they begin alike; else none."""
+        order = self._orders.get(self._beside, [])
+        begun = len(self._order)
+        if order[:begun] != self._order:
+            return []
+        kinds = [reference() for reference in order]
+        known = [self._needs.get(kind, {}) if kind is not None else {} for kind in kinds]
+        return [next(iter(needs.values()), own) for needs in known]
 
     def beside(self, one: Specialisation, around: Surroundings, options: Options) -> Beside:
         """Return what calls there are beside one; with what they take gradients of another."""
@@ -187,8 +215,10 @@ class Flight:
         return max(self._seen.get(self._beside, (1,)))
 
     def _divide(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
-        needs = self._needs_of(one, alone, options)
-        self._keep_by_each(self._room_bytes(one, alone, options), self.calls, needs)
+        own = self._needs_of(one, alone, options)
+        known = self._expected_needs(own)[: self.calls]
+        needs = [*known, *[own] * (self.calls - len(known))]
+        self._division = self._room_bytes(one, alone, options), needs
 
     def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         """Divide for a few calls where they fit, but not where two do without that."""
@@ -203,7 +233,7 @@ class Flight:
         calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, needs))
         if calls > 1:
             self.calls, self._looked = calls, one
-            self._keep_by_each(room_bytes, calls, needs)
+            self._division = room_bytes, [needs] * calls
 
     def _leave_rest(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
         """Divide what is left beside calls that left room for nothing, for there may be more."""
@@ -213,12 +243,7 @@ class Flight:
         calls = min(most, _most_that_fit(room_bytes, needs))
         if calls > 0:
             self.calls = self._open_calls + calls
-            self._keep_by_each(room_bytes, calls, needs)
-
-    def _keep_by_each(self, room_bytes: int, calls: int, needs: Needs) -> None:
-        """Divide what a call finds free among some calls."""
-        share = divided(room_bytes, [needs] * calls, needs)
-        self._kept_bytes, self._divided_by = share.peak_bytes - share.others_bytes, calls
+            self._division = room_bytes, [needs] * calls
 
     def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
         room_bytes = options.planned_bytes - _lasting_bytes(one, alone)

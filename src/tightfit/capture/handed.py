@@ -1,0 +1,202 @@
+"""Graphs that a tracer of Python has handed over: what one of their calls runs, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tightfit.capture.calls.attributes import ReadAttributes
+from tightfit.capture.origins import module_names, note_module
+from tightfit.capture.reads.guard import Reads
+from tightfit.torch_private import dynamo
+
+__all__ = ["HandedGraph", "HandedGraphs", "ReadsUnseen", "is_handed", "takes_numbers"]
+
+
+@dataclass(frozen=True, eq=False)
+class HandedGraph:
+    """One graph of a callable: everything it uses is among its inputs.
+
+    Parameters
+    ----------
+    module : fx.GraphModule
+        Runs the graph on its inputs; its output is a tuple.
+    numbers : tuple of int
+        Which inputs are plain numbers that may be others in every call.
+    reason : str
+        Why the callable goes on behind the graph; "" if it ends there.
+    modules : mapping of fx.Node to int
+        The identity of the module in whose forward a node was made, where that is known.
+    """
+
+    module: fx.GraphModule
+    numbers: tuple[int, ...] = ()
+    reason: str = ""
+    modules: Mapping[fx.Node, int] = field(default_factory=dict)
+
+    @cached_property
+    def leaf_calls(self) -> tuple[fx.Node, ...]:
+        """The calls of forwards that were not followed."""
+        return tuple(n for n in self.module.graph.nodes if dynamo.is_leaf_call(n))
+
+    def leaves(self) -> tuple[nn.Module, ...]:
+        """Return the modules whose forwards they are, while a call of the graph is under way."""
+        return tuple(dynamo.leaf_of(self.module, n) for n in self.leaf_calls)
+
+
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """An input of a graph that a module holds."""
+
+    index: int
+    module: nn.Module
+    holder: str
+    name: str
+
+    def is_in(self, inputs: Sequence[Any]) -> bool:
+        """Whether the module holds what a call is given."""
+        return self.module.__dict__[self.holder].get(self.name) is inputs[self.index]
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    """A graph with the parameters and buffers of certain modules.
+
+    Modules of one class have one graph, which is called with the parameters of each.
+
+    Parameters
+    ----------
+    number : int
+        Its own.
+    graph : HandedGraph
+        What is run.
+    members : tuple of _Member
+        Which inputs modules hold.
+    rest : tuple of int
+        The other inputs.
+    leaves : tuple of nn.Module
+        Those whose forwards are called as they are.
+    """
+
+    number: int
+    graph: HandedGraph
+    members: tuple[_Member, ...]
+    rest: tuple[int, ...]
+    leaves: tuple[nn.Module, ...]
+
+    def serves(self, inputs: Sequence[Any], leaves: tuple[nn.Module, ...]) -> bool:
+        """Whether a call of the graph is one with the same modules."""
+        return leaves == self.leaves and all(member.is_in(inputs) for member in self.members)
+
+
+class HandedGraphs:
+    """A callable of the number of a graph and its inputs: those that modules hold left out.
+
+    So a step of any of the graphs is captured as a call of one function with these modules.
+
+    Parameters
+    ----------
+    modules : mapping of str to nn.Module
+        Whose parameters and buffers the graphs use.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._placed: list[_Placed] = []
+        self._by_graph: dict[HandedGraph, list[_Placed]] = {}
+
+    def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what to call this with for a call of a graph with all its inputs."""
+        placed = self._place(graph, inputs)
+        numbers = graph.numbers
+        rest = (_as_tensor(inputs[i]) if i in numbers else inputs[i] for i in placed.rest)
+        return placed.number, *rest
+
+    def _place(self, graph: HandedGraph, inputs: Sequence[Any]) -> _Placed:
+        known = self._by_graph.setdefault(graph, [])
+        leaves = graph.leaves() if graph.leaf_calls else ()
+        for placed in known:
+            if placed.serves(inputs, leaves) and (placed.members or len(known) == 1):
+                return placed
+        everywhere = self._members()
+        found = [(i, *everywhere[id(x)]) for i, x in enumerate(inputs) if id(x) in everywhere]
+        members = tuple(_Member(*each) for each in found)
+        held = {member.index for member in members}
+        rest = tuple(i for i in range(len(inputs)) if i not in held)
+        placed = _Placed(len(self._placed), graph, members, rest, leaves)
+        self._placed.append(placed)
+        known.append(placed)
+        return placed
+
+    def has_numbers(self, number: int) -> bool:
+        """Whether a graph takes plain numbers: `arguments` makes tensors of them."""
+        return bool(self._placed[number].graph.numbers)
+
+    def __call__(self, number: int, *rest: Any) -> Any:
+        """Run a graph, with the parameters and buffers that the modules hold now."""
+        placed = self._placed[number]
+        inputs = dict(zip(placed.rest, rest, strict=True))
+        inputs |= {m.index: getattr(m.module, m.name) for m in placed.members}
+        inputs |= {i: inputs[i].item() for i in placed.graph.numbers}
+        names = {id(module): name for name, module in module_names(self._modules).items()}
+        return _Named(placed, names).run(*(inputs[i] for i in range(len(inputs))))
+
+    def _members(self) -> dict[int, tuple[nn.Module, str, str]]:
+        """Return where each parameter and buffer lies, by its identity."""
+        return {
+            id(tensor): (module, holder, name)
+            for top in self._modules.values()
+            for module in top.modules()
+            for holder in ("_buffers", "_parameters")
+            for name, tensor in module.__dict__[holder].items()
+            if tensor is not None
+        }
+
+
+def _as_tensor(number: Any) -> torch.Tensor:
+    """Return a plain number as a tensor that holds it exactly."""
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)
+
+
+def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
+    """Whether a call is one of a handed graph that takes numbers which may change."""
+    return isinstance(function, HandedGraphs) and function.has_numbers(args[0])
+
+
+def is_handed(function: Any) -> bool:
+    """Whether a callable runs handed graphs."""
+    return isinstance(function, HandedGraphs)
+
+
+class ReadsUnseen(Reads):
+    """What a handed graph reads of Python: who hands it over knows, and hands over another one."""
+
+    def attributes(self, modules: Mapping[str, nn.Module]) -> ReadAttributes:
+        """Return that no attribute of any module matters."""
+        kinds = {type(module) for top in modules.values() for module in top.modules()}
+        return ReadAttributes(frozenset(), frozenset(kinds))
+
+
+class _Named(fx.Interpreter):
+    """Runs a graph node by node, and says in which module each node was made."""
+
+    def __init__(self, placed: _Placed, names: Mapping[int, str]) -> None:
+        graph = placed.graph
+        super().__init__(graph.module)
+        self.extra_traceback = False
+        self._made_in = {n: names[m] for n, m in graph.modules.items() if m in names}
+        self._leaves = dict(zip(graph.leaf_calls, placed.leaves, strict=True))
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node."""
+        if n.op not in ("placeholder", "output"):
+            note_module(self._made_in.get(n, ""))
+        if n in self._leaves:
+            flat = self.fetch_args_kwargs_from_env(n)[0]
+            return dynamo.run_leaf(self.module, n, self._leaves[n], flat)
+        return super().run_node(n)

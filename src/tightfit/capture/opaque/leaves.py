@@ -1,0 +1,94 @@
+"""Opaque modules where another tracer follows Python: their forwards are leaves of its graphs.
+
+That tracer needs to know what a forward returns; the step is captured later, with measured bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from tightfit.capture.calls.geometry import Geometry
+from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
+from tightfit.capture.opaque.recurrent import has_computed_weights, shapes_alone
+from tightfit.capture.reads.python_state import PythonState
+from tightfit.costs.measured.call import fixed_generators, materialise
+from tightfit.torch_private import core as private
+
+__all__ = ["leaf_forwards"]
+
+Forward = Callable[..., Any]
+
+
+def leaf_forwards(modules: Mapping[str, nn.Module]) -> dict[Forward, Forward]:
+    """Return the forwards that are not to be followed, and what tells what each returns.
+
+    A forward is the function of a class: where not all modules of the class are opaque, it is
+    followed, and so are recurrent modules whose weights the user's code computes.
+    """
+    opaque = set(opaque_modules(modules).values())
+    every = [module for top in modules.values() for module in top.modules()]
+    computed = any(isinstance(m, nn.RNNBase) and _is_given_weights(m) for m in every)
+    kinds = {type(module) for module in opaque}
+    followed = {type(m).forward for m in every if not _is_inside(m, opaque)}
+    states = {
+        module: {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for module in opaque
+    }
+    return {
+        kind.forward: _returned_by(kind.forward, states)
+        for kind in kinds
+        if kind.forward not in followed and not (computed and issubclass(kind, nn.RNNBase))
+    }
+
+
+def _is_given_weights(module: nn.RNNBase) -> bool:
+    return has_computed_weights(module) and not is_marked(module)
+
+
+def _is_inside(module: nn.Module, opaque: set[nn.Module]) -> bool:
+    return is_opaque(module) or any(module in outer.modules() for outer in opaque)
+
+
+def _returned_by(forward: Forward, states: Mapping[nn.Module, Mapping[str, Any]]) -> Forward:
+    """Return what makes, on fake tensors, what a forward returns: of what it does on real ones."""
+
+    def returned(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if type(module) in (nn.LSTM, nn.GRU, nn.RNN) and not is_marked(module):
+            found = shapes_alone(module, _meta(args), _meta(kwargs))
+        else:
+            found = _really_returned(forward, module, states[module], args, kwargs)
+        device = next(iter(states[module].values()), torch.empty(0)).device
+        return private.pytree.tree_map_only(torch.Tensor, lambda t: _like(t, device), found)
+
+    return returned
+
+
+def _meta(tree: Any) -> Any:
+    return private.pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to("meta"), tree)
+
+
+def _really_returned(
+    forward: Forward, module: nn.Module, state: Mapping[str, Any], args: Any, kwargs: Any
+) -> Any:
+    """Run a module for real on other values; nothing of it changes."""
+    tree = private.pytree.tree_map_only(torch.Tensor, Geometry.of, (args, kwargs))
+    device = next(iter(state.values()), torch.empty(0)).device
+    with private.without_modes(), fixed_generators(device), PythonState({"": module}):
+        copied = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
+        real = private.pytree.tree_map_only(Geometry, _materialised, tree)
+        with torch.no_grad():
+            return functional_call(module, copied, *real)
+
+
+def _materialised(geometry: Geometry) -> torch.Tensor:
+    return materialise(geometry.shape, geometry.strides, geometry.dtype, geometry.device)
+
+
+def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    at = device if tensor.device.type == "meta" else tensor.device
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=at)

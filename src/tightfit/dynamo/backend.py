@@ -1,0 +1,106 @@
+"""What Dynamo calls with each graph: at its first call it is handed on, or runs plainly.
+
+Nothing is decided while Dynamo compiles, so errors reach the user as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture.handed import HandedGraph
+from tightfit.dynamo.rewritten import rewritten
+from tightfit.errors import NothingToTrain
+from tightfit.torch_private import dynamo as private
+
+__all__ = ["GraphCall", "HandOver", "backend_of"]
+
+GraphCall = Callable[[Sequence[Any]], Any]
+"""Runs one call of a graph, given its inputs."""
+HandOver = Callable[[HandedGraph], GraphCall]
+"""Takes a graph whose first call is under way."""
+
+
+def backend_of(hand_over: HandOver) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+    """Return a backend of Dynamo.
+
+    Parameters
+    ----------
+    hand_over : callable
+        Given a graph, returns what runs it where a backward may follow.
+    """
+
+    def backend(module: fx.GraphModule, _: Sequence[Any]) -> DynamoGraph:
+        return DynamoGraph(module, hand_over)
+
+    return backend
+
+
+class DynamoGraph:
+    """One graph of Dynamo's.
+
+    Parameters
+    ----------
+    module : fx.GraphModule
+        The graph; parameters and buffers are among its inputs.
+    hand_over : callable
+        As of `backend_of`.
+    """
+
+    def __init__(self, module: fx.GraphModule, hand_over: HandOver) -> None:
+        self._module = module
+        self._hand_over = hand_over
+        self._planned: GraphCall | None = None
+        self._is_plain = not _may_train(module.graph)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the graph; as it is where no backward can follow."""
+        if self._is_plain or not torch.is_grad_enabled():
+            return self._module(*inputs)
+        if self._planned is None:
+            self._planned = self._hand_over(handed(self._module))
+        try:
+            return self._planned(inputs)
+        except NothingToTrain:
+            self._is_plain = True
+            return self._module(*inputs)
+
+
+def handed(module: fx.GraphModule) -> HandedGraph:
+    """Return a graph of Dynamo's as what capture takes."""
+    graph = rewritten(module)
+    nodes = list(graph.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    made_in = ((node, private.module_of(node)) for node in nodes)
+    return HandedGraph(
+        module=graph,
+        numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
+        reason=private.break_reason(module),
+        modules={node: inside for node, inside in made_in if inside is not None},
+    )
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(private.example_of(node), torch.SymInt | torch.SymFloat)
+
+
+def _may_train(graph: fx.Graph) -> bool:
+    """Whether an output of a graph, or an input that it changes, may need a gradient."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    returned = {*output.all_input_nodes}
+    return any(
+        _needs_gradient(node) and (node in returned or _is_written(node)) for node in graph.nodes
+    )
+
+
+def _needs_gradient(node: fx.Node) -> bool:
+    example = private.example_of(node)
+    return isinstance(example, torch.Tensor) and example.requires_grad
+
+
+def _is_written(node: fx.Node) -> bool:
+    example = private.example_of(node)
+    return node.op == "placeholder" and example is not None and example._version > 0

@@ -1,0 +1,127 @@
+"""A callable whose Python Dynamo follows, where it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any, Protocol
+
+from torch import nn
+
+from tightfit.capture.opaque.leaves import leaf_forwards
+from tightfit.dynamo.backend import HandOver, backend_of
+from tightfit.dynamo.guards import RunningHooks
+from tightfit.dynamo.outside import Outside
+from tightfit.errors import CaptureError
+from tightfit.torch_private import dynamo as private
+
+__all__ = ["Compiled", "Following"]
+
+
+class Following:
+    """What Dynamo asks while it follows a callable.
+
+    Parameters
+    ----------
+    modules : mapping of str to nn.Module
+        Those that the callable uses.
+    outside : Outside
+        Notes what is left to Python.
+    account : Unlimited
+        Has a limit that what Dynamo needs for itself is not to meet.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], outside: Outside, account: Unlimited
+    ) -> None:
+        self._modules = modules
+        self._account = account
+        self._left_out: set[nn.Module] = set()
+        self.skipped = outside.skipped
+
+    def left_out(self) -> Set[nn.Module]:
+        """Return the modules whose forwards run as plain Python."""
+        return self._left_out
+
+    def leave_out(self, module: nn.Module) -> None:
+        """Let the forward of a module run as plain Python in graphs that are made from now on."""
+        self._left_out.add(module)
+
+    def leaves(self) -> Mapping[Any, Callable[..., Any]]:
+        """Return the forwards that are not to be followed."""
+        return leaf_forwards(self._modules)
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Let the limit rest: what is looked at are shapes."""
+        self._account.let_go()
+        try:
+            yield
+        finally:
+            self._account.enforce()
+
+
+class Unlimited(Protocol):
+    """What has a limit that may rest."""
+
+    def let_go(self) -> None:
+        """Refuse nothing."""
+        ...
+
+    def enforce(self) -> None:
+        """Refuse again what would exceed the limit."""
+        ...
+
+
+class Compiled:
+    """Runs a callable through Dynamo.
+
+    Parameters
+    ----------
+    function : callable
+        A module's own forward, another method of it, or a function.
+    name : str
+        For messages.
+    hand_over : callable
+        Given a graph, returns what runs it where a backward may follow.
+    follower : Following
+        Is asked and told while Dynamo follows the callable.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str, hand_over: HandOver, follower: Following
+    ) -> None:
+        self._function = function
+        self._name = name
+        self._hand_over = hand_over
+        self._follower = follower
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._hooks = RunningHooks()
+
+    def start_anew(self) -> None:
+        """Make all graphs anew."""
+        self._compiled.clear()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the callable.
+
+        Raises
+        ------
+        CaptureError
+            If Dynamo makes ever new graphs of it.
+        """
+        key = self._hooks.now()
+        function = self._compiled.get(key)
+        if function is None:
+            function = private.compiled(self._function, backend_of(self._hand_over), self._follower)
+            self._compiled[key] = function
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if not private.is_limit_of_graphs(error):
+                raise
+            raise CaptureError(
+                f"{self._name} runs other operators in ever new calls: Dynamo has made as many "
+                "graphs of it as it may. Way out: fit what is inside it and always the same "
+                "(methods=, or inner modules), or pass what changes as a tensor"
+            ) from error

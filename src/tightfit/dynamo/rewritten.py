@@ -1,0 +1,47 @@
+"""Graphs of Dynamo's, rewritten where AOTAutograd would refuse them."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from tightfit.torch_private import dynamo as private
+
+__all__ = ["rewritten"]
+
+
+def rewritten(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph in which an assignment to ``.data`` writes into the tensor.
+
+    Dynamo makes ``set_`` of such an assignment, and takes back what that counts as a change. Values
+    of another shape or type cannot be written: there ``set_`` stays, and is refused.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(module.graph, copies))
+    made = fx.GraphModule(module, graph)
+    for node in list(made.graph.nodes):
+        counted = private.taken_back(node)
+        if counted is not None and _may_be_written(*node.all_input_nodes):
+            for each in counted:
+                made.graph.erase_node(each)
+            _write(made.graph, node)
+    made.recompile()
+    return made
+
+
+def _may_be_written(target: fx.Node, value: fx.Node) -> bool:
+    """Whether one tensor's values may be written into the other one, and nobody else has them."""
+    old, new = private.example_of(target), private.example_of(value)
+    is_alike = (old.shape, old.stride(), old.dtype) == (new.shape, new.stride(), new.dtype)
+    is_shared = value.op == "placeholder" or any(user.op == "output" for user in value.users)
+    return is_alike and old.device == new.device and not is_shared
+
+
+def _write(graph: fx.Graph, node: fx.Node) -> None:
+    """Have a node write the new values in place of the old ones, unseen by autograd."""
+    target, value = node.all_input_nodes
+    with graph.inserting_before(node):
+        data = graph.call_function(private.data_of, (target,))
+        graph.call_method("copy_", (data, value))
+    node.replace_all_uses_with(target)
+    graph.erase_node(node)

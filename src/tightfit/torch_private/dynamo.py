@@ -1,0 +1,389 @@
+"""Dynamo compiles one callable, frame by frame, for a backend of ours. Private names of torch.
+
+Configuration is entered when Dynamo is asked about a frame, not in every call. Sizes stay static;
+plain numbers that change become inputs, for what Dynamo has learned of changes is kept by callable
+and without sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import types
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
+from torch._dynamo.external_utils import wrap_inline
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+from torch._dynamo.variables import nn_module
+from torch._higher_order_ops.invoke_leaf_function import (
+    _retrieve_module_by_index,
+    invoke_leaf_function,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from tightfit.torch_private.tools import hide_from_dynamo, without_dynamo
+
+__all__ = [
+    "Follower",
+    "break_reason",
+    "compiled",
+    "example_of",
+    "forgotten",
+    "is_compiling",
+    "is_failure_of_tracing",
+    "is_leaf_call",
+    "is_limit_of_graphs",
+    "leaf_of",
+    "module_of",
+    "run_leaf",
+    "taken_back",
+    "without_breaks",
+]
+
+_MOST_GRAPHS = 1024
+_MOST_ALIKE = 4  # graphs of one frame that is called alike: then it is left to Python
+_CONFIGURATION = {
+    "skip_nnmodule_hook_guards": False,
+    "optimize_ddp": False,
+    "fail_on_recompile_limit_hit": True,
+    "recompile_limit": _MOST_GRAPHS,
+    "accumulated_recompile_limit": _MOST_GRAPHS,
+    "assume_static_by_default": True,
+    "automatic_dynamic_shapes": True,
+    "allow_unspec_int_on_nn_module": True,
+    "specialize_int": False,
+    "specialize_float": False,
+    "suppress_errors": False,
+}
+
+
+class Follower(Protocol):
+    """Who is asked while Dynamo follows the Python of a callable."""
+
+    def leaves(self) -> Mapping[Any, Callable[..., Any]]:
+        """Return the functions that are not to be followed, each with its results on fakes."""
+        ...
+
+    def left_out(self) -> Set[nn.Module]:
+        """Return the modules whose forwards are to run as plain Python."""
+        ...
+
+    def following(self) -> AbstractContextManager[None]:
+        """Return what is around while a frame is looked at."""
+        ...
+
+    def skipped(
+        self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
+    ) -> None:
+        """Hear that a frame will run as plain Python, and of the error that Dynamo has met."""
+        ...
+
+
+def compiled(
+    function: Callable[..., Any], backend: Callable[..., Any], follower: Follower
+) -> Callable[..., Any]:
+    """Return a callable that Dynamo compiles for a backend; everything stays where it is.
+
+    Parameters
+    ----------
+    function : callable
+        What is compiled, in whichever file it lies.
+    backend : callable
+        Given a graph module and example inputs, returns what runs the graph.
+    follower : Follower
+        Is asked and told.
+    """
+    context = eval_frame.optimize(backend=backend, isolate_recompiles=True)
+    context.callback = _PerFrame(context.callback, follower)
+    return context(_in_a_frame_of_its_own(function))
+
+
+def _in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function around another one, whose code is its own: Dynamo keeps graphs by code."""
+    inner = wrap_inline(function)
+    inner.__code__ = inner.__code__.replace(co_name=inner.__code__.co_name)
+    return inner
+
+
+class _PerFrame:
+    """What Dynamo asks about a frame, between it and its own conversion of frames."""
+
+    def __init__(self, convert: Any, follower: Follower) -> None:
+        self._torchdynamo_orig_backend = convert
+        self._follower = follower
+        self._followed: set[Any] = set()  # for they cannot be leaves
+        self._changes: Any = defaultdict(pgo.CodeState)
+        self._graphs: Counter[Any] = Counter()  # by code and how it is called
+
+    def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
+        module = _module_of_frame(frame)
+        if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
+            return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
+        called = frame.f_code, _how_called(frame, module)
+        self._graphs[called] += 1
+        if self._graphs[called] > _MOST_ALIKE:
+            self._follower.skipped(frame.f_code, module, "it is another graph in every call", None)
+            return ConvertFrameReturn()
+        with self._follower.following():
+            return self._looked_at(frame, entry, state, module)
+
+    def _looked_at(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
+        """Return what Dynamo makes of a frame; where it fails, that it is left to Python."""
+        while True:
+            leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
+            failed: set[Any] = set()
+            try:
+                result = self._converted(frame, entry, state, _noted(leaves, failed))
+            except exc.FailOnRecompileLimitHit:
+                raise
+            except exc.TorchDynamoException as error:
+                if failed:
+                    self._followed |= _RECURRENT if failed & _RECURRENT else failed
+                    continue
+                if eval_frame._get_error_on_graph_break():
+                    raise
+                self._follower.skipped(
+                    frame.f_code, module, f"{type(error).__name__}: {error}", error
+                )
+                return ConvertFrameReturn(apply_to_code=False)  # another call may do
+            if result.guarded_code is None and result.skip_reason is not None:
+                result.apply_to_code = result.skip_reason != _SUPPRESSED
+                self._follower.skipped(frame.f_code, module, result.skip_reason, None)
+            return result
+
+    def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
+        """Return what Dynamo makes of a frame, in files that it skips, too."""
+        convert = self._torchdynamo_orig_backend
+        configuration = {**_CONFIGURATION, "allow_rnn": bool(_RECURRENT & leaves.keys())}
+        with config.patch(configuration), self._own_changes(), _quiet(), self._unfollowed(leaves):
+            if not _is_own_forward(frame):
+                return convert(frame, entry, state)
+            with convert_frame.compile_lock, _disable_current_modes():
+                return convert._torchdynamo_orig_backend(frame, entry, convert.hooks, state)
+
+    @contextlib.contextmanager
+    def _unfollowed(self, leaves: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+        """Have Dynamo follow neither leaves nor what is left out.
+
+        It asks whether a forward is to be followed only where it does not take a short way to it.
+        """
+        left_out = {type(module).forward for module in self._follower.left_out()}
+        short_way = nn_module.unpatched_nn_module_call
+        if leaves or left_out:
+            nn_module.unpatched_nn_module_call = None
+        for forward in left_out:
+            forward._torchdynamo_disable = True
+        try:
+            with _as_leaves(leaves):
+                yield
+        finally:
+            nn_module.unpatched_nn_module_call = short_way
+            for forward in left_out:
+                del forward._torchdynamo_disable
+
+    @contextlib.contextmanager
+    def _own_changes(self) -> Iterator[None]:
+        """Have Dynamo compare with what this callable was given, sizes left out."""
+        before, pgo._CODE_STATE = pgo._CODE_STATE, self._changes
+        try:
+            yield
+        finally:
+            pgo._CODE_STATE = before
+            for seen in self._changes.values():
+                for name, change in list(seen.automatic_dynamic.items()):
+                    if isinstance(change.size, tuple):
+                        del seen.automatic_dynamic[name]
+
+
+@contextlib.contextmanager
+def _as_leaves(leaves: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Have Dynamo put calls of some functions into its graphs as they are."""
+    known = trace_rules._leaf_function_ids
+    for function, on_fakes in leaves.items():
+        known.add(id(function))
+        function._torchdynamo_leaf_real_fn = function
+        function._torchdynamo_leaf_fake_fn = on_fakes
+        function._torchdynamo_leaf_mutates_args = frozenset[str]()
+    try:
+        yield
+    finally:
+        for function in leaves:
+            known.remove(id(function))
+            for name in _OF_LEAVES:
+                delattr(function, name)
+
+
+_OF_LEAVES = (
+    "_torchdynamo_leaf_real_fn",
+    "_torchdynamo_leaf_fake_fn",
+    "_torchdynamo_leaf_mutates_args",
+)
+
+
+_RECURRENT: frozenset[Any] = frozenset({nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward})
+"""Where one of them is followed all are: Dynamo knows one setting for them."""
+
+
+def _noted(leaves: Mapping[Any, Callable[..., Any]], failed: set[Any]) -> dict[Any, Any]:
+    """Return leaves whose results on fake tensors, where they cannot be made, are noted."""
+
+    def noting(function: Any, on_fakes: Callable[..., Any]) -> Callable[..., Any]:
+        def returned(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return on_fakes(*args, **kwargs)
+            except Exception:
+                failed.add(function)
+                raise
+
+        return returned
+
+    return {function: noting(function, on_fakes) for function, on_fakes in leaves.items()}
+
+
+def is_leaf_call(node: fx.Node) -> bool:
+    """Whether a node calls the forward of a module that Dynamo did not follow."""
+    return node.target is invoke_leaf_function
+
+
+def leaf_of(module: fx.GraphModule, node: fx.Node) -> nn.Module:
+    """Return the module whose forward a node calls, while a call of its graph is under way."""
+    return _retrieve_module_by_index(_given(module, node, node.args[4:])[0][0].nn_module_index)
+
+
+def run_leaf(module: fx.GraphModule, node: fx.Node, leaf: nn.Module, flat: Any) -> tuple[Any, ...]:
+    """Call the forward of a module as a node does.
+
+    Parameters
+    ----------
+    flat : sequence
+        The arguments of the node.
+    """
+    (_, *args), kwargs = _given(module, node, flat[4:])
+    return tuple(tree_leaves(leaf.forward(*args, **kwargs)))
+
+
+def _given(module: fx.GraphModule, node: fx.Node, flat: Any) -> Any:
+    spec: Any = node.args[2]
+    return tree_unflatten(list(flat), getattr(module, spec.target))
+
+
+_SUPPRESSED = "an error was suppressed during compilation"
+"""What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""
+_AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+
+
+def _how_called(frame: Any, module: nn.Module | None) -> Any:
+    """Return what is another thing in calls that may well have graphs of their own."""
+    sizes = tuple(t.shape for t in tree_leaves(frame.f_locals) if isinstance(t, torch.Tensor))
+    training = module is not None and module.training
+    return sizes, training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+
+def _module_of_frame(frame: Any) -> nn.Module | None:
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    first = frame.f_locals.get(names[0]) if names else None
+    return first if isinstance(first, nn.Module) else None
+
+
+def _is_own_forward(frame: Any) -> bool:
+    """Whether a frame is the forward of a module that PyTorch's own files hold.
+
+    Dynamo skips these files where nothing that it traces calls them, as after a break.
+    """
+    module = _module_of_frame(frame)
+    is_own = module is not None and type(module).__module__.startswith("torch.nn.modules")
+    return is_own and frame.f_code is type(module).forward.__code__
+
+
+_NOISY = ("torch._dynamo.variables.tensor", "torch._dynamo.convert_frame")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what Dynamo says of breaks and of itself: they are announced in words of ours."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def break_reason(module: fx.GraphModule) -> str:
+    """Return why a graph ends before the callable does; "" if it does not."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    return reason.reason if reason is not None and reason.graph_break else ""
+
+
+def example_of(node: fx.Node) -> Any:
+    """Return what a node stood for when Dynamo made it: fake tensors, symbols."""
+    return node.meta.get("example_value")
+
+
+def module_of(node: fx.Node) -> int | None:
+    """Return the identity of the innermost module in whose forward a node was made."""
+    stack = node.meta.get("nn_module_stack") or {}
+    keys = [key.partition("@")[0] for key in stack]
+    return int(keys[-1]) if keys and keys[-1].isdigit() else None
+
+
+data_of = torch._C._autograd._get_data_attr
+"""Returns a tensor's memory without its history, as ``.data`` does."""
+
+
+def taken_back(node: fx.Node) -> list[fx.Node] | None:
+    """Return what takes back that ``tensor.data = value`` counts as a change; None: it is not that.
+
+    Parameters
+    ----------
+    node : fx.Node
+        Of a graph of Dynamo's, which makes ``set_`` of such an assignment.
+    """
+    if node.op != "call_function" or node.target is not torch.Tensor.set_:
+        return None
+    lowering = [n for n in node.users if getattr(n.target, "__name__", "") == _LOWERING]
+    return lowering if lowering and node.args == tuple(node.all_input_nodes) else None
+
+
+_LOWERING = "_lower_version_count_by_1"
+
+
+def is_limit_of_graphs(error: BaseException) -> bool:
+    """Whether an error says that there are too many graphs of one frame."""
+    return isinstance(error, exc.FailOnRecompileLimitHit)
+
+
+def is_failure_of_tracing(error: BaseException) -> bool:
+    """Whether an error is Dynamo's own: of an operator on fake tensors, or of what it cannot do."""
+    return isinstance(error, exc.TorchDynamoException)
+
+
+def is_compiling() -> bool:
+    """Whether Dynamo follows the code that asks."""
+    return torch.compiler.is_dynamo_compiling()
+
+
+def without_breaks() -> Any:
+    """Have whatever ends a graph early raise instead."""
+    return torch._dynamo.error_on_graph_break(True)
+
+
+def forgotten() -> None:
+    """Forget everything that Dynamo has compiled."""
+    torch._dynamo.reset()
+
+
+__all__ += ["hide_from_dynamo", "without_dynamo"]

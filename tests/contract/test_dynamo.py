@@ -1,0 +1,162 @@
+"""What `torch_private/dynamo.py` takes of Dynamo is there and does what is said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from tightfit.torch_private import dynamo as private
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Watched:
+    """Compiles a function; keeps its graphs, and what was skipped."""
+
+    def __init__(self, function: Callable[..., Any], leaves: Any = None) -> None:
+        self.graphs: list[fx.GraphModule] = []
+        self.told: list[str] = []
+
+        def backend(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+            self.graphs.append(module)
+            return module.forward
+
+        self._leaves = leaves or {}
+        self.run = private.compiled(function, backend, self)
+
+    def leaves(self) -> Any:
+        return self._leaves
+
+    def left_out(self) -> Any:
+        return set()
+
+    def following(self) -> Any:
+        return contextlib.nullcontext()
+
+    def skipped(self, code: types.CodeType, module: Any, reason: str, error: Any) -> None:
+        self.told.append(f"{code.co_name}: {reason}")
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x) * self.calls
+
+
+def test_a_number_becomes_an_input_and_a_size_does_not() -> None:
+    model = Counter()
+    watched = Watched(model.forward)
+    for size in (2, 2, 2, 3, 5):
+        watched.run(torch.randn(size, 4))
+    assert len(watched.graphs) == 4  # static, with the number, and one for each further size
+    examples = [
+        [private.example_of(n) for n in graph.graph.nodes if n.op == "placeholder"]
+        for graph in watched.graphs
+    ]
+    numbers = [sum(isinstance(x, torch.SymInt) for x in found) for found in examples]
+    assert numbers == [0, 1, 1, 1]
+    sizes = [x.shape for found in examples for x in found if isinstance(x, Tensor)]
+    assert all(type(size) is int for shape in sizes for size in shape)
+
+
+def test_what_this_callable_learns_is_not_learned_for_others() -> None:
+    model = Counter()
+    before = dict(torch._dynamo.pgo.get_code_state())
+    watched = Watched(model.forward)
+    for _ in range(3):
+        watched.run(torch.randn(2, 4))
+    assert dict(torch._dynamo.pgo.get_code_state()) == before
+
+
+def test_containers_of_pytorchs_own_files_are_compiled() -> None:
+    watched = Watched(nn.Sequential(nn.Linear(4, 4), nn.Tanh()).forward)
+    watched.run(torch.randn(2, 4))
+    assert len(watched.graphs) == 1
+
+
+def test_a_graph_says_why_it_ends_and_where_its_nodes_were_made() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def function(x: Tensor) -> Tensor:
+        x = model(x)
+        torch._dynamo.graph_break()
+        return x + 1
+
+    watched = Watched(function)
+    watched.run(torch.randn(2, 4))
+    first, last = watched.graphs
+    assert private.break_reason(first)
+    assert private.break_reason(last) == ""
+    made_in = {private.module_of(node) for node in first.graph.nodes}
+    assert {id(model[0]), id(model[1])} <= made_in
+
+
+def test_a_frame_that_cannot_be_followed_is_told() -> None:
+    def function(x: Tensor) -> Tensor:
+        try:
+            y = x.sum().item()
+        finally:
+            x = x + 1
+        return x * y
+
+    watched = Watched(function)
+    watched.run(torch.randn(2, 4))
+    assert any("function" in skipped or "inner" in skipped for skipped in watched.told)
+
+
+def test_hooks_of_modules_are_guarded() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    watched = Watched(model.forward)
+    x = torch.randn(2, 4)
+    before = watched.run(x)
+    model[0].register_forward_hook(lambda *_: _[-1] * 2)
+    assert torch.equal(watched.run(x), before * 2)
+
+
+def test_an_assignment_to_data_is_found_with_what_takes_it_back() -> None:
+    model = nn.Linear(4, 4)
+
+    def function(x: Tensor) -> Tensor:
+        model.weight.data = model.weight.data * 2
+        return model(x)
+
+    watched = Watched(function)
+    watched.run(torch.randn(2, 4))
+    found = [private.taken_back(node) for node in watched.graphs[0].graph.nodes]
+    assert [len(nodes) for nodes in found if nodes is not None] == [1]
+
+
+def test_the_forward_of_a_module_can_be_a_leaf() -> None:
+    model = nn.LSTM(4, 4)
+
+    def on_fakes(module: nn.Module, x: Tensor) -> Any:
+        state = x.new_empty(1, 1, 4)
+        return torch.empty_like(x), (state, state.clone())
+
+    watched = Watched(model.forward, {nn.LSTM.forward: on_fakes})
+
+    def function(x: Tensor) -> Tensor:
+        return model(x)[0]
+
+    watched = Watched(function, {nn.LSTM.forward: on_fakes})
+    x = torch.randn(3, 1, 4)
+    assert torch.equal(watched.run(x), model(x)[0])
+    (graph,) = watched.graphs
+    assert sum(private.is_leaf_call(node) for node in graph.graph.nodes) == 1
+    assert not hasattr(nn.LSTM.forward, "_torchdynamo_leaf_real_fn")

@@ -1,0 +1,268 @@
+"""`TIGHTFIT_FRONT=dynamo`: Dynamo follows the Python of what is fitted, each graph is planned."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightfit
+from tightfit.errors import BadInput, InfeasibleBudget
+from tightfit.execution.attach import attached
+
+pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
+
+
+@pytest.fixture(autouse=True)
+def through_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TIGHTFIT_FRONT", "dynamo")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def fitted_twin(model: nn.Module, budget: str = "1GiB") -> nn.Module:
+    return tightfit.fit(copy.deepcopy(model), budget, costs="unit", cache=False)
+
+
+def trained(model: nn.Module, step: Callable[[nn.Module, Tensor], Tensor]) -> list[Any]:
+    """Return the losses, gradients and buffers of four steps, and random numbers that follow."""
+    found: list[Any] = []
+    for seed in range(4):
+        model.zero_grad()
+        torch.manual_seed(seed)
+        loss = step(model, torch.randn(4, 8))
+        loss.backward()
+        found += [loss.detach(), torch.rand(1), *(p.grad for p in model.parameters())]
+        found += [b.detach().clone() for b in model.buffers()]
+    return found
+
+
+def assert_trains_alike(model: nn.Module, step: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
+    fitted = fitted_twin(model)
+    pairs = zip(trained(fitted, step), trained(model, step), strict=True)
+    for mine, reference in pairs:
+        assert (mine is None) == (reference is None)
+        assert mine is None or torch.equal(mine, reference)
+    return fitted
+
+
+def graphs_of(fitted: nn.Module) -> int:
+    runs = attached(fitted)
+    assert runs is not None
+    return len(runs.specialisations)  # type: ignore[attr-defined]
+
+
+class Counting(nn.Module):
+    """Counts its calls in an attribute, and computes with that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.drop(self.norm(self.layer(x))).square().mean()[None] * self.calls
+
+
+class Logging(nn.Module):
+    """Appends a computed number to a list, between two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 8))
+        self.last = nn.Linear(8, 2)
+        self.seen = 0
+        self.log: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        h = self.first(x)
+        self.log.append(float(h.mean()))
+        return self.last(h).square().sum()
+
+
+class Cell(nn.Module):
+    """Carries its state, with its history, in a buffer that it replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Linear(8, 8)
+        self.register_buffer("state", torch.zeros(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = torch.tanh(self.weights(x) + self.state)
+        return self.state
+
+
+class Scaled(nn.Module):
+    """Decides by its values; every instance has the same code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("largest", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        if h.max() > self.largest:
+            self.largest = self.largest + h.detach().max()
+        return h / self.largest
+
+
+class Masked(nn.Linear):
+    """Assigns to the data of its weight in each forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.weight.data * 0.5
+        return super().forward(x)
+
+
+def test_a_counter_makes_two_graphs() -> None:
+    fitted = assert_trains_alike(Counting(), lambda m, x: m(x))
+    assert fitted.calls == 4
+    assert graphs_of(fitted) == 2
+
+
+def test_what_lies_between_two_graphs_runs_eagerly_and_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = Logging()
+    fitted = assert_trains_alike(model, lambda m, x: m(x))
+    assert (fitted.log, fitted.seen) == (model.log, model.seen)
+    said = capsys.readouterr().err
+    assert said.count("what lies between two graphs runs eagerly, outside of every plan") == 1
+
+
+def test_a_frame_of_ever_new_graphs_is_left_to_python_and_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A list that grows makes a graph in every call; the blocks inside stay planned."""
+    model = Logging()
+    fitted = fitted_twin(model)
+    for net in (model, fitted):
+        for seed in range(10):
+            torch.manual_seed(seed)
+            net(torch.randn(4, 8)).backward()
+    assert fitted.log == model.log
+    for mine, reference in zip(fitted.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine.grad, reference.grad)
+    assert "the outermost forward runs eagerly" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["through all calls", "truncated"])
+def test_a_buffer_that_is_replaced_keeps_its_history(is_cut: bool) -> None:
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        model.state = torch.zeros(4, 8)
+        losses = []
+        for _ in range(3):
+            losses.append(model(x).sum())
+            if is_cut:
+                model.state = model.state.detach()
+        return sum(losses) + model.state.sum()
+
+    assert_trains_alike(Cell(), step)
+
+
+def test_modules_of_one_class_have_parameters_of_their_own() -> None:
+    model = nn.Sequential(Scaled(), nn.Tanh(), Scaled(), Scaled())
+    assert_trains_alike(model, lambda m, x: m(x).sum())
+
+
+def test_an_assignment_to_data_writes_into_the_parameter() -> None:
+    assert_trains_alike(
+        nn.Sequential(Masked(8, 8), nn.Tanh(), Masked(8, 8)), lambda m, x: m(x).sum()
+    )
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 8, num_layers=2, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x[None])[0]).square().mean()
+
+
+class ByNumber(nn.Module):
+    """No graph holds it: it asks for a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (2.0 if float(x.detach().sum()) > 0 else 0.5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Recurrent, lambda: nn.Sequential(nn.Linear(8, 8), tightfit.opaque(ByNumber()))],
+    ids=["recurrent", "marked"],
+)
+def test_modules_that_are_not_followed_are_one_operator_of_the_graph(
+    model: Callable[[], nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted = assert_trains_alike(model(), lambda m, x: m(x).mean())
+    assert graphs_of(fitted) == 1
+    assert "outside of every plan" not in capsys.readouterr().err
+
+
+def test_nothing_runs_when_it_is_prepared() -> None:
+    model = Counting()
+    fitted = fitted_twin(model)
+    generator = torch.get_rng_state()
+    report = tightfit.prepare(fitted, torch.randn(4, 8))
+    assert report.planned_peak_bytes > 0
+    assert fitted.calls == 0
+    assert torch.equal(fitted.norm.running_mean, model.norm.running_mean)
+    torch.set_rng_state(generator)
+
+
+def test_a_budget_that_is_too_small_is_said_as_it_is() -> None:
+    fitted = fitted_twin(nn.Sequential(Counting(), nn.Linear(1, 8192)), "160KiB")
+    with pytest.raises(InfeasibleBudget, match="a plan fits"):
+        fitted(torch.randn(4, 8))
+    assert fitted[0].calls == 0
+
+
+def test_errors_of_the_model_are_its_own() -> None:
+    fitted = fitted_twin(nn.Sequential(nn.Linear(8, 8), nn.Linear(4, 4)))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fitted(torch.randn(4, 8))
+
+
+def test_it_stays_in_place() -> None:
+    model = Counting()
+    fitted = fitted_twin(model)
+    fitted(torch.randn(4, 8)).backward()
+    assert type(fitted) is Counting
+    assert fitted.state_dict().keys() == model.state_dict().keys()
+    twin = copy.deepcopy(fitted)
+    plain = pickle.loads(pickle.dumps(fitted))
+    torch.save(fitted, io.BytesIO())
+    x = torch.randn(4, 8)
+    for net in (fitted, twin, plain):
+        net.zero_grad()
+        torch.manual_seed(0)
+        net(x).backward()
+    for mine, other, third in zip(
+        fitted.parameters(), twin.parameters(), plain.parameters(), strict=True
+    ):
+        assert torch.equal(mine.grad, other.grad)
+        assert torch.equal(mine.grad, third.grad)
+    assert attached(plain) is None
+
+
+def test_the_variable_names_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTFIT_FRONT", "other")
+    with pytest.raises(BadInput, match="TIGHTFIT_FRONT is 'other'; it may be python or dynamo"):
+        tightfit.fit(nn.Linear(2, 2), "1GiB")
