@@ -66,7 +66,7 @@ def proof_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S
             around.setattr(sys, "path", list(sys.path))
             torch.seed()  # as in a process of its own
             child.main(words[-1])
-        return subprocess.CompletedProcess(words, 0, "", "")
+        return subprocess.CompletedProcess(words, 0)
 
     monkeypatch.setattr(prove.subprocess, "run", run_here)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -40,7 +41,8 @@ class Fitting:
         self._trained = trained
         self._metered = metered
         self._is_programs = False
-        self._here: list[nn.Module] = []
+        self._here: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._shared: Budget | None = None
         self._replaced: list[Any] = []
 
@@ -123,8 +125,10 @@ class Fitting:
         if self._is_programs or not torch.is_grad_enabled() or hasattr(module, "_orig_mod"):
             return
         module = unwrapped(module)
+        if module in self._covered:
+            return
         own = {id(p) for p in module.parameters() if p.requires_grad}
-        if not own or any(module is inner for known in self._here for inner in known.modules()):
+        if not own:
             return
         optimizers = _optimizers()
         holders = [o for o in optimizers if own & _held(o)]
@@ -152,7 +156,7 @@ class Fitting:
                 f"the program fits nothing itself: give a budget for its {type(module).__name__}, "
                 "such as --budget 8GiB"
             )
-        for inner in [m for m in self._here if any(m is each for each in module.modules())]:
+        for inner in self._here.intersection(module.modules()):
             self._here.remove(inner)
             self.unfit(inner)
         budget: int | Budget = self._job.budget_bytes
@@ -161,7 +165,8 @@ class Fitting:
         optimizer = holders[0] if len(holders) == 1 else None
         self._note([module], optimizer, budget)
         self.names += (type(module).__name__,)
-        self._here.append(module)
+        self._here.add(module)
+        self._covered.update(module.modules())
         if not self._is_plain:
             fit(module, budget, optimizer=optimizer, **self._job.keywords)
 

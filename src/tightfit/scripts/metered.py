@@ -33,13 +33,14 @@ class Metered:
         self._tally: Tally | None = None
         self._base_bytes = 0
         self._counted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._budgets: dict[Any, int | None] = {}
+        self._budgets: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._largest_budget_bytes = 0
+        self._asks_device = False
 
     @property
     def budget_bytes(self) -> int | None:
-        """The sum of all budgets; None where there is none, or one that is what a device has."""
-        sizes = [size for size in self._budgets.values() if size is not None]
-        return sum(sizes) if sizes and len(sizes) == len(self._budgets) else None
+        """The most that all budgets together were; None where one is what a device has free."""
+        return None if self._asks_device else self._largest_budget_bytes or None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -74,7 +75,7 @@ class Metered:
         """Count all that is held, by whomever: a budget is for all of it."""
         self._start(torch.device("cpu"), [])
         self._base_bytes = 0
-        self._budgets = {None: budget_bytes}
+        self._note([], Budget(budget_bytes))
 
     def _start(self, device: torch.device, own: list[torch.Tensor]) -> None:
         if self._meter is None:
@@ -82,13 +83,16 @@ class Metered:
             self._base_bytes = self._meter.live_bytes()
 
     def _note(self, modules: Sequence[nn.Module], budget: int | str | Budget) -> None:
-        if isinstance(budget, Budget):
-            for module in modules:
-                self._budgets.pop(module, None)
-            self._budgets[budget] = budget.size_bytes
-        else:
-            key = modules[0] if len(modules) == 1 else tuple(modules)
-            self._budgets[key] = None if budget == "device" else parse_bytes(budget)
+        """Note what has a budget, for as long as it lives."""
+        if budget == "device":
+            self._asks_device = True
+            return
+        for module in modules:
+            self._budgets.pop(module, None)
+        holder = budget if isinstance(budget, Budget) else next(iter(modules), self)
+        size_bytes = budget.size_bytes if isinstance(budget, Budget) else parse_bytes(budget)
+        self._budgets[holder] = size_bytes
+        self._largest_budget_bytes = max(self._largest_budget_bytes, sum(self._budgets.values()))
 
 
 def _held_by(

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import msgspec
 
@@ -215,7 +215,9 @@ class _Runs:
             wanted = self._wanted(way, difference)
             paths.append(Path(wanted.path))
             if not paths[-1].exists():
-                self._run(way, f"{way}-wanted", steps=difference.step, wanted=wanted)
+                told = f"{self._job.answers}-again" if way == "fitted" else self._job.answers
+                steps = difference.step
+                self._run(way, f"{way}-wanted", steps=steps, wanted=wanted, answers=told)
         return _largest_between(*paths)
 
     def _wanted(self, way: str, difference: Difference) -> Wanted:
@@ -227,22 +229,29 @@ class _Runs:
         job = msgspec.structs.replace(self._job, way=way, record=os.fspath(record.path), **changes)
         path = self._folder / f"{name}.job"
         path.write_bytes(msgspec.json.encode(job))
-        ran = subprocess.run(
-            [sys.executable, "-c", _CHILD, os.fspath(path)],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={"PYTHONHASHSEED": "0", **os.environ},  # sets of texts in the same order
-        )
+        errors = self._folder / f"{name}.errors"
+        with errors.open("w") as file:  # no pipe: workers that are left behind would hold it
+            code = _started(path, file)
         if record.ended() is None:
-            raise BadInput(_died(job, ran.returncode, ran.stderr))
+            raise BadInput(_died(job, code, errors.read_text(errors="replace")))
         if name == "fitted":
-            for line in ran.stderr.splitlines():
+            for line in errors.read_text(errors="replace").splitlines():
                 if line.startswith(_PREFIX):
                     announce(line.removeprefix(_PREFIX))
         return record
+
+
+def _started(path: Path, errors: IO[str]) -> int:
+    """Run a job in a process of its own; return the code that it ended with."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _CHILD, os.fspath(path)],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env={"PYTHONHASHSEED": "0", **os.environ},  # sets of texts in the same order
+    )
+    return ran.returncode
 
 
 def _end_of(record: Record) -> Ended:
