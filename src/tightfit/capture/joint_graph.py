@@ -28,7 +28,8 @@ class Source:
     Parameters
     ----------
     kind : str
-        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"tangent"``.
+        ``"parameter"``, ``"buffer"``, ``"input"``, ``"base"`` (what an input is a view of) or
+        ``"tangent"``.
     name : str
         Qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"`` otherwise.
     index : int

@@ -148,7 +148,13 @@ class _Packing:
             modules=packed((joint.origins.modules.starts, joint.origins.modules.values)),
             regions=packed((joint.origins.regions.starts, joint.origins.regions.values)),
             decisions=packed(
-                (decisions.steps, dict(decisions.leaves), decisions.copied, decisions.inside)
+                (
+                    decisions.steps,
+                    dict(decisions.leaves),
+                    decisions.copied,
+                    decisions.inside,
+                    decisions.shared,
+                )
             ),
             detached=packed(joint.detached),
         )
