@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from tightfit.capture.around_data import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.dynamo.backend import HandOver, backend_of
 from tightfit.dynamo.guards import Unguarded
@@ -117,13 +118,21 @@ class Compiled:
         if function is None:
             function = private.compiled(self._function, backend_of(self._hand_over), self._follower)
             self._compiled[key] = function
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            if not private.is_limit_of_graphs(error):
-                raise
-            raise CaptureError(
-                f"{self._name} runs other operators in ever new calls: Dynamo has made as many "
-                "graphs of it as it may. Way out: fit what is inside it and always the same "
-                "(methods=, or inner modules), or pass what changes as a tensor"
-            ) from error
+        while True:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if private.is_traced_meanwhile(error):
+                    wait_for_traces()
+                elif private.is_limit_of_graphs(error):
+                    raise _too_many_graphs(self._name) from error
+                else:
+                    raise
+
+
+def _too_many_graphs(name: str) -> CaptureError:
+    return CaptureError(
+        f"{name} runs other operators in ever new calls: Dynamo has made as many graphs of it as "
+        "it may. Way out: fit what is inside it and always the same (methods=, or inner modules), "
+        "or pass what changes as a tensor"
+    )
