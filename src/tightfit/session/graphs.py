@@ -13,7 +13,7 @@ from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
 from tightfit.dynamo.backend import GraphCall, HandOver
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import BadInput, CaptureError
+from tightfit.errors import BadInput, CaptureError, NothingToTrain
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
@@ -125,7 +125,10 @@ class GraphSteps(WholeSteps):
             return asked.answer
         finally:
             self._asks = None
-        raise CaptureError(f"{self.callee.name} has no graph in which anything is trained")
+        raise NothingToTrain(
+            f"{self.callee.name} has no graph in which anything is trained: no output depends on a "
+            "parameter that requires a gradient"
+        )
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
