@@ -23,6 +23,7 @@ import torch
 from benchmarks.training import circumstances
 from tightfit.errors import InfeasibleBudget
 from tightfit.studies.comparison import Comparison
+from tightfit.studies.subject import with_loss_inside
 from tightfit.zoo import make
 
 
@@ -43,7 +44,7 @@ def _prove(arguments: argparse.Namespace) -> int:
     torch.manual_seed(0)
     keys = ("batch", "size", "sequence", "dropout")
     settings = {k: v for k in keys if (v := getattr(arguments, k)) is not None}
-    example = make(arguments.model, **settings).to(arguments.device)
+    example = with_loss_inside(make(arguments.model, **settings).to(arguments.device))
     comparison = Comparison(example, steps=3, name=arguments.model, limits=(5.0, 1e-3), cache=False)
     common = {
         "model": arguments.model,

@@ -42,7 +42,7 @@ from tightfit.planners.background import searching
 from tightfit.progress import Progress
 from tightfit.session.handles import PlannedStep
 from tightfit.studies.comparison import Comparison
-from tightfit.studies.subject import Subject, step_time
+from tightfit.studies.subject import Subject, step_time, with_loss_inside
 from tightfit.zoo import make
 
 RESULTS = Path(__file__).parent / "results" / "training.jsonl"
@@ -80,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> None:
     }
     with terminal_progress() as progress:
         comparison = Comparison(
-            make(arguments.model, **settings).to(arguments.device),
+            with_loss_inside(make(arguments.model, **settings).to(arguments.device)),
             steps=2,
             name=arguments.model,
             exactness=arguments.exactness,

@@ -42,7 +42,7 @@ from tightfit.progress import SILENT
 from tightfit.studies.comparison import Comparison
 from tightfit.studies.dry_step import graph_of
 from tightfit.studies.model import load_example
-from tightfit.studies.subject import Subject, largest_difference, train
+from tightfit.studies.subject import Subject, largest_difference, train, with_loss_inside
 from tightfit.zoo import Example, make
 from tightfit.zoo.example import classification
 from tightfit.zoo.gpt2 import GPT2
@@ -279,7 +279,7 @@ def of_steps(
         return
     torch.manual_seed(0)
     comparison = Comparison(
-        load_example(SMALLER[model]),
+        with_loss_inside(load_example(SMALLER[model])),
         steps=3,
         name=model,
         exactness=exactness,

@@ -54,7 +54,17 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["session"] = {*MAY_IMPORT} - {"_core", "zoo", "reporting", "eviction", "dynamic"}
 MAY_IMPORT["studies"] = MAY_IMPORT["session"] | {"session", "zoo"}
 MAY_IMPORT["api"] = MAY_IMPORT["studies"] | {"studies", "reporting", "dynamic", "eviction"}
-MAY_IMPORT["cli"] = {"api", "studies", "reporting", "layout", "planners", "eviction", "plan"}
+MAY_IMPORT["scripts"] = MAY_IMPORT["api"] | {"api"}
+MAY_IMPORT["cli"] = {
+    "api",
+    "scripts",
+    "studies",
+    "reporting",
+    "layout",
+    "planners",
+    "eviction",
+    "plan",
+}
 MAY_IMPORT["cli"] |= {"graph", "costs", "capture", "dynamic"}
 MAY_IMPORT["integrations"] = {"api", "allocator", "torch_private"}
 MAY_IMPORT["__main__"] = {"cli"}
@@ -125,6 +135,7 @@ TORCH_ROOMS = {
     "dynamic",
     "dynamo",
     "pricing",
+    "scripts",
     "session",
     "studies",
     "torch_private",
@@ -143,6 +154,7 @@ CHANGES_ONLY_ITS_OWN = {
     "plan",
     "planners",
     "reporting",
+    "scripts",
     "session",
     "studies",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
 from tightfit.session import stages as capturing
 from tightfit.studies import comparison as proving
 from tightfit.studies.comparison import Comparison
+from tightfit.studies.subject import largest_difference
 from tightfit.zoo import Example
 
 
@@ -212,3 +215,99 @@ def test_sparse_gradients_are_compared_by_their_indices_and_values() -> None:
     example = Example(SparseWords(), nn.functional.mse_loss, (words,), target)
     proof = prove(lambda: example, budget_ratio=1.0, rounds=0, **QUICK)
     assert proof.bitwise and proof.holds
+
+
+class Detached(nn.Module):
+    """Returns an output and the same without its history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = self.layer(x)
+        return z, z.detach()
+
+
+class CarriesLoss(Detached):
+    """Returns a view of its loss beside the loss without its history."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        loss = self.layer(x).square().mean()
+        return {"loss": loss.unsqueeze(0), "shown": loss.detach()}
+
+
+def product(outputs: tuple[torch.Tensor, torch.Tensor], _: object) -> torch.Tensor:
+    return (outputs[0] * outputs[1]).sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"), [(Detached, product), (CarriesLoss, lambda output, _: output["loss"])]
+)
+def test_proven_is_what_fit_trains_alike(kind: type[nn.Module], loss) -> None:
+    """The loss lies outside of the plan, as it does where users fit a model."""
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(4, 8)
+    proof = prove((model, loss, (x,), None), budget="1MiB", rounds=0, **QUICK)
+    plain, fitted = copy.deepcopy(model), tightfit.fit(copy.deepcopy(model), "1MiB", **QUICK)
+    for each in (plain, fitted):
+        loss(each(x), None).backward()
+    gradients = [[p.grad for p in each.parameters()] for each in (plain, fitted)]
+    is_equal = all(b is not None and torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert proof.succeeded == proof.bitwise == is_equal
+    assert is_equal or "gradient of layer.bias (first in step 1)" in proof.differing
+
+
+def test_the_loss_stays_outside_of_the_plan() -> None:
+    calls: list[None] = []
+
+    def counted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        return nn.functional.cross_entropy(output, target)
+
+    comparison = Comparison(example()._replace(loss=counted), steps=2, costs="unit", cache=False)
+    proof = comparison.at(comparison.budget_of(0.9), rounds=0)
+    assert proof.succeeded and len(calls) % 2 == 0 and len(calls) >= 4
+    assert "forward" not in vars(comparison.subject.model)
+
+
+def test_a_step_is_proven_as_that_step() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(8, 16), nn.Linear(16, 1)
+    calls: list[None] = []
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        return second(first(x).tanh()).square().mean()
+
+    modules = {"first": first, "second": second}
+    step = tightfit.step(loss_of, modules=modules, budget="1MiB", **QUICK)
+    inputs = (torch.randn(32, 8),)
+    proof = prove((step, None, inputs, None), budget="1MiB", steps=3, rounds=0, **QUICK)
+    assert proof.succeeded and proof.model == "loss_of"
+    assert 3 < len(calls) < 6  # plainly and to be captured: planned steps call nothing
+    with pytest.raises(BadInput, match=r"tightfit\.step, which can be proven only"):
+        tightfit.check((step, None, inputs, None), budget="1MiB")
+
+
+def test_what_a_factory_has_fitted_is_compared_with_the_plain_model() -> None:
+    torch.manual_seed(0)
+    model = tightfit.fit(Detached(), "1MiB", **QUICK)
+    x = torch.randn(4, 8)
+    plain = prove((Detached(), product, (x,), None), budget="1MiB", rounds=0, **QUICK)
+    fitted = prove((model, product, (x,), None), budget="1MiB", rounds=0, **QUICK)
+    assert fitted.succeeded == plain.succeeded
+
+
+def test_a_model_that_trains_nothing_is_not_proven() -> None:
+    def without_effect(output: torch.Tensor, _: object) -> torch.Tensor:
+        return (0 * output).sum()
+
+    with pytest.raises(NothingToTrain, match="no parameter of Linear moves"):
+        prove((nn.Linear(8, 1), without_effect, (torch.randn(4, 8),), None), budget="1MiB", **QUICK)
+
+
+def test_a_gradient_that_only_one_has_differs_without_limit() -> None:
+    one = {"gradient of w": torch.ones(2), "parameter w": torch.ones(2)}
+    assert largest_difference(one, dict(one)) == 0
+    assert largest_difference(one, {"parameter w": torch.ones(2)}) == float("inf")

@@ -94,6 +94,7 @@ def test_the_command_line_is_frozen() -> None:
         },
         "prove": {
             "MODEL",
+            "ARGUMENTS",
             *of_models,
             "--budget",
             "--budget-ratio",

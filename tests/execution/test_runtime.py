@@ -91,3 +91,37 @@ def test_sums_that_code_outside_adds_to_in_another_order_are_announced(outside, 
             output = output + last(x)
         output.sum().backward()
     assert ("is a sum" in capsys.readouterr().err) == (outside == "later")
+
+
+class Reads(nn.Module):
+    """Reads its input through several layers."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(times))
+
+    def forward(self, x):
+        return sum(layer(x).tanh() for layer in self.layers)
+
+
+@pytest.mark.parametrize("times", [(1, 2, 1), (2, 1, 1), (3, 1, 2)])
+def test_a_tensor_that_several_calls_read_has_the_gradient_of_plain_pytorch(times, capsys) -> None:
+    """One term or several each, and what eager code between them adds: in its order."""
+    torch.manual_seed(0)
+    first, models = nn.Linear(16, 16), nn.ModuleList(Reads(n) for n in times)
+    plain = copy.deepcopy((first, models))
+    for model in models:
+        tightfit.fit(model, "1GiB", costs="unit", cache=False)
+    for _ in range(2):
+        x = torch.randn(64, 16)
+        gradients = []
+        for layer, parts in ((first, models), plain):
+            layer.zero_grad()
+            h = layer(x)
+            total = h
+            for part in parts:
+                total = part(h) + total.tanh()
+            total.square().sum().backward()
+            gradients.append(layer.weight.grad)
+        assert torch.equal(*gradients)
+    assert "is a sum" not in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,30 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from tightfit.api.report import Report, reported
 from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import BadInput
-from tightfit.execution.attach import (
-    attach,
-    attached,
-    detach,
-    refuse_unfittable,
-)
+from tightfit.execution.attach import attached, detach
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
-from tightfit.session.bypass import expect_calls
 from tightfit.session.callee import Callee
-from tightfit.session.copies import Copies
 from tightfit.session.fitted import Fitted, prepare_all
-from tightfit.session.handles import (
-    PlannedStep,
-    attach_by_parts,
-    callee_of,
-    fitted_of,
-    methods_of,
-    used_of,
-)
+from tightfit.session.handles import PlannedStep, fit_in_place, fitted_of, used_of
 from tightfit.session.memory.budget import Budget
-from tightfit.session.options import Options, make_options
-from tightfit.session.parts.sharded import group_of, late_bytes, sharded_parts
+from tightfit.session.options import make_options
 
 __all__ = [
     "Report",
@@ -161,20 +145,7 @@ def fit(
         arena=arena,
     )
 
-    parts = sharded_parts(model)
-    if not parts:
-        _fit_whole(model, options, shapes, names)
-        return model
-    if names:
-        raise BadInput("a model with sharded parts is planned part by part: it takes no methods=")
-    if tuple(shapes):
-        raise BadInput("a model with sharded parts is planned as it runs: it takes no shapes=")
-    if options.compile:
-        raise BadInput(
-            "compile=True is not available for a model with sharded parts: each part's bytes "
-            "would follow its plan only roughly. Leave it out"
-        )
-    _fit_in_parts(model, parts, options)
+    fit_in_place(model, options, shapes=shapes, methods=names)
     return model
 
 
@@ -192,43 +163,6 @@ def _in_common(budget: int | str | Budget) -> Budget:
     if budget == "device":
         raise BadInput("methods= needs a budget in bytes, such as '8GiB', not 'device'")
     return budget if isinstance(budget, Budget) else Budget(budget)
-
-
-def _fit_whole(
-    model: nn.Module, options: Options, shapes: Iterable[Any], names: tuple[str, ...]
-) -> None:
-    """Plan the model as one; a copy of the model is fitted by itself, within the same budget."""
-    refuse_unfittable(model)
-    methods = methods_of(model, names, options)
-    fitted = Fitted.as_a_whole(callee_of(model), options)
-    copies = Copies(fitted)
-
-    def refit(copy: nn.Module) -> Fitted:
-        refuse_unfittable(copy)
-        own = dataclasses.replace(options, optimizer=None)
-        fitted = Fitted.as_a_whole(callee_of(copy), own, copies)
-        attach(copy, fitted, refit, methods_of(copy, names, own, copies))
-        return fitted
-
-    for method in methods.values():
-        fitted.at_leaving(method.leave)
-    prepare_all(fitted, shapes)
-    replaced = attached(model)
-    attach(model, fitted, refit, methods)
-    if replaced is None or not replaced.waiting:
-        fitted.at_leaving(expect_calls(model, (fitted, *methods.values())))
-    if replaced is not None:
-        replaced.leave()
-
-
-def _fit_in_parts(model: nn.Module, parts: dict[str, nn.Module], options: Options) -> None:
-    """Plan each part by itself."""
-    replaced = attached(model)
-    if replaced is not None:
-        replaced.leave()
-    refuse_unfittable(model)
-    group, late = group_of(model), late_bytes(parts)
-    attach_by_parts(model, parts, options, group=group, late_bytes=late)
 
 
 def step(

@@ -17,7 +17,7 @@ import torch
 from tightfit.errors import BadInput
 from tightfit.progress import SILENT, Progress
 from tightfit.studies.comparison import Comparison, Proof
-from tightfit.studies.model import Target, load_example
+from tightfit.studies.model import Target, load_example, name_of
 from tightfit.units import parse_bytes
 
 __all__ = ["MINIMUM", "prove"]
@@ -46,7 +46,8 @@ def prove(
     ----------
     target : str, callable or tuple
         A model's name (``"zoo:gpt2"``, ``"my/file.py:factory"``), a factory, or what it returns:
-        ``(model, loss, args, target)``.
+        ``(model, loss, args, target)``. The model is fitted as `tightfit.fit` does; a
+        `tightfit.step` in its place is proven as that step.
     budget : int or str, optional
         The budget, constants included; ``"minimum"``: the smallest with a plan found. Or
     budget_ratio : float, optional
@@ -62,7 +63,7 @@ def prove(
     model_options : mapping, optional
         As `tightfit.studies.model.load_example` takes them: batch, size, ...
     **keywords
-        As `tightfit.step` takes them.
+        As `tightfit.fit` takes them.
 
     Returns
     -------
@@ -75,6 +76,8 @@ def prove(
         For a target or a number that cannot be used.
     InfeasibleBudget
         If there is no plan within the budget.
+    NothingToTrain
+        If plain PyTorch trains nothing: no parameter moves.
     """
     budget_bytes = _checked_budget(budget, budget_ratio)
     if rounds < 0:
@@ -84,8 +87,8 @@ def prove(
     if threads is not None:
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    example = load_example(target, **(model_options or {}))
-    name = target if isinstance(target, str) else type(example.model).__name__
+    example = load_example(target, takes_step=True, **(model_options or {}))
+    name = target if isinstance(target, str) else name_of(example.model)
     progress.start(f"proving {name}", _PARTS)
     try:
         comparison = Comparison(

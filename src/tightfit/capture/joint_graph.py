@@ -14,8 +14,9 @@ from tightfit.capture.decisions.answers import Answer, Question
 from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.opaque.call import OpaqueModules
 from tightfit.capture.origins import Origins
+from tightfit.torch_private.wrappers import RuntimeMetadata
 
-__all__ = ["JointGraph", "OutputInfo", "Source"]
+__all__ = ["JointGraph", "Source"]
 
 aten = torch.ops.aten
 
@@ -40,28 +41,6 @@ class Source:
 
 
 @dataclass(frozen=True)
-class OutputInfo:
-    """How one output tensor of the traced call is made from the raw outputs.
-
-    Parameters
-    ----------
-    kind : str
-        ``"plain"``: a raw output as it is. ``"input"``: one of the inputs itself.
-        ``"alias_of_input"``, ``"alias_of_output"``: a view, made anew outside the program.
-    base : int
-        For aliases: position of the input among the placeholders, or of the raw output.
-    requires_grad : bool
-        Whether it takes part in differentiation. An output that is known to receive no gradient
-        is traced without, but still leaves as one that requires a gradient, as in eager; should
-        it receive one after all, the step refuses clearly.
-    """
-
-    kind: str
-    base: int = -1
-    requires_grad: bool = False
-
-
-@dataclass(frozen=True)
 class JointGraph:
     """A traced step.
 
@@ -76,9 +55,11 @@ class JointGraph:
     write_backs : tuple of (node, int)
         New content and the placeholder position of each mutated buffer or input.
     raw_outputs : tuple of node or constant
-        Tensor outputs and, after them, bases that several outputs view.
-    outputs : tuple of OutputInfo
-        How each flattened output follows from the raw ones.
+        Tensor outputs, bases that several outputs view, and what inputs become that are changed
+        other than by the program alone.
+    metadata : RuntimeMetadata
+        How outputs and changed inputs follow from the raw ones. An output that is known to receive
+        no gradient is as in eager; should it receive one after all, the call is planned anew.
     gradients : tuple of (node, int)
         Gradient and the placeholder position of what it is the gradient of.
     structure : Structure
@@ -104,7 +85,7 @@ class JointGraph:
     sources: tuple[Source, ...]
     write_backs: tuple[tuple[fx.Node, int], ...]
     raw_outputs: tuple[Any, ...]
-    outputs: tuple[OutputInfo, ...]
+    metadata: RuntimeMetadata
     gradients: tuple[tuple[fx.Node, int], ...]
     structure: Structure
     origins: Origins

@@ -17,19 +17,21 @@ from tightfit.cli.options import (
     chosen_limits,
 )
 from tightfit.cli.output import print_result
-from tightfit.errors import first_of
+from tightfit.cli.programs import prove_program
+from tightfit.errors import BadInput, first_of
 from tightfit.planners.registry import DEFAULT
 from tightfit.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["prove"]
 
 _DIFFERENCES_SHOWN = 5
+_MINIMUM = "minimum"
 
 
 def prove(
     model: str,
     /,
-    *,
+    *arguments: str,
     budget: BudgetText = None,
     budget_ratio: Share = None,
     steps: int = 3,
@@ -46,25 +48,35 @@ def prove(
 
     Exit code 0 only if every loss, gradient, buffer and parameter has the same bits and the
     measured peak is within the budget; 1 if not. Where plain PyTorch itself gives other bits each
-    time, results are compared within a tolerance, which is said.
+    time, results are compared within a tolerance, which is said. A model is fitted as tightfit.fit
+    does; a tightfit.step in its place is proven as that step.
+
+    A program is run as it is, plain and fitted, each in a process of its own, until it has taken
+    its optimizer steps: after each of them every gradient, parameter and buffer is compared, and
+    every printed line and the random state at the end. What it fits itself stays plain in the
+    plain run. Where it fits nothing, each module that it calls and trains is fitted.
 
     ```sh
     tightfit prove my_model.py:make --budget-ratio 0.5
     tightfit prove zoo:gpt2 --budget 2GiB --steps 3
+    tightfit prove train.py --budget 8GiB --steps 20 -- --epochs 1
     ```
 
     Parameters
     ----------
     model
-        zoo:NAME, package.module:factory or path/to/file.py:factory.
+        zoo:NAME, package.module:factory or path/to/file.py:factory; or a program, path/to/file.py.
+    arguments
+        What the program is given.
     budget
-        The budget with a unit, such as 300MiB, constants included; or minimum.
+        The budget with a unit, such as 300MiB, constants included; or minimum. For a program it
+        replaces its own, and is needed if it fits nothing itself.
     budget_ratio
         The budget as a share of plain PyTorch's measured activation peak, such as 0.5.
     steps
         Optimizer steps to compare.
     rounds
-        Rounds of interleaved timing; 0 for none.
+        Rounds of interleaved timing of a model; 0 for none.
     threads
         Threads of PyTorch.
     time_limit
@@ -72,8 +84,28 @@ def prove(
     costs
         measured, or modelled costs such as cpu, unit, flops.
     seed
-        Of the model, its data and every step.
+        Of the model, its data and every step. A program has its own.
     """
+    if model.endswith(".py"):
+        if options.given or budget_ratio is not None or budget == _MINIMUM:
+            raise BadInput(
+                "a program takes a budget in bytes, such as --budget 8GiB, and options of its own "
+                "behind --; --budget-ratio, --budget minimum and options of models are for models"
+            )
+        limits = chosen_limits(time_limit)
+        return prove_program(
+            model,
+            arguments,
+            as_json=json,
+            budget=budget,
+            steps=steps,
+            threads=threads,
+            planner=planner,
+            limits=(limits.seconds, limits.gap),
+            costs=costs,
+        )
+    if arguments:
+        raise BadInput(f"{arguments[0]!r}: only a program, path/to/file.py, is given arguments")
     limits = chosen_limits(time_limit, seed=seed)
     from tightfit.api.prove import prove as prove_model
 

@@ -14,6 +14,7 @@ import torch
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
+from tightfit.execution.returned import raw_outputs
 from tightfit.torch_private import engine
 
 __all__ = ["Again", "Plainly"]
@@ -39,11 +40,7 @@ class Again:
     def __init__(self, joint: JointGraph, plainly: Plainly) -> None:
         self._joint = joint
         outputs, self._inputs = plainly()
-        self._outputs = {
-            info.base: output
-            for info, output in zip(joint.outputs, outputs, strict=True)
-            if info.kind == "plain" and output.requires_grad
-        }
+        self._outputs = {i: x for i, x in raw_outputs(joint, outputs).items() if x.requires_grad}
 
     def gradients(
         self, by_position: Mapping[int, torch.Tensor | None], canonical: Mapping[int, int]

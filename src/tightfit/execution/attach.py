@@ -36,6 +36,7 @@ __all__ = [
     "original_forward",
     "original_method",
     "own_methods",
+    "put_aside",
     "refuse_unfittable",
     "was_fitted",
 ]
@@ -402,3 +403,19 @@ def detach(module: nn.Module) -> bool:
         del module.__dict__["forward"]
     _FITTED.discard(module)
     return True
+
+
+def put_aside(module: nn.Module) -> Callable[[], None]:
+    """Give a fitted module its own forward back for a while; return what fits it again as it was.
+
+    What is attached to it stays as it is meanwhile, captured steps and plans included.
+    """
+    names = {_KEY, "forward", *_COPYING, *module.__dict__[_KEY].methods}
+    own = {name: value for name, value in module.__dict__.items() if name in names}
+    detach(module)
+
+    def fit_again() -> None:
+        module.__dict__.update(own)
+        _FITTED.add(module)
+
+    return fit_again

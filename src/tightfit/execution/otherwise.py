@@ -15,6 +15,7 @@ import torch
 
 from tightfit.errors import PlanMismatch
 from tightfit.execution.lower import Program
+from tightfit.execution.returned import Returned
 from tightfit.torch_private import core as private
 
 __all__ = [
@@ -33,7 +34,7 @@ class Planned(Protocol):
 
     program: Program
     tangents: list[tuple[int, torch.Tensor]]
-    canonical: dict[int, int]
+    returned: Returned
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
         """Return the placeholders that have no gradient where some outputs have none."""
@@ -68,7 +69,8 @@ def gradients_in_turn(
         If the plan takes other outputs.
     """
     ready = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
-    left = {planned.canonical.get(index, index): gradient for index, gradient in came.items()}
+    same = planned.returned.canonical
+    left = {same.get(index, index): gradient for index, gradient in came.items()}
     if len(left) < len(came) or not left.keys() <= {index for index, _ in planned.tangents}:
         raise unplanned(max(came))
     missing = frozenset(index for index, _ in planned.tangents if index not in left)

@@ -17,12 +17,12 @@ from torch import fx
 
 from tightfit.allocator.tally import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
-from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import Again
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
+from tightfit.execution.returned import Returned
 from tightfit.execution.sums import Sums, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
@@ -54,39 +54,22 @@ class Runner:
             if source.kind == "tangent"
         ]
         self.device = _device_of(self.placeholders)
-        through = [i for i in range(len(joint.raw_outputs)) if _through_autograd(joint, i)]
-        first: dict[fx.Node, int] = {}
-        self.canonical = {i: first.setdefault(joint.raw_outputs[i], i) for i in through}
-        self.plain = [i for i in through if self.canonical[i] == i]
+        self.returned = Returned(joint, _chained)
         self.differentiable = frozenset(index for index, _ in self.tangents)
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.written = {position for _, position in joint.write_backs}
         self.summed = {position for node, position in joint.gradients if is_sum(node)}
-        self.wants_gradient = {
-            self.canonical[info.base]
-            for info in joint.outputs
-            if info.kind == "plain" and info.requires_grad
-        } | self.differentiable
 
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
-        groups = self.program.groups or ((),)
-        token = torch.empty(0, device=self.device, requires_grad=True)
         detached = [
             x.detach() if isinstance(x, torch.Tensor) and not self._is_written(i, x) else x
             for i, x in enumerate(inputs)
         ]
         run.begin(self, detached, {position: inputs[position] for position in self.summed})
-        raw: Any = ()
-        for index in range(len(groups) - 1, -1, -1):
-            owners = [inputs[position] for position in groups[index]]
-            raw = _Node.apply(run, index, token, *owners)
-            token = raw
-        raw = raw if isinstance(raw, tuple) else (raw,)
-        by_position = dict(zip(self.plain, raw, strict=True)) | run.take_aliases()
-        return [
-            self._output(info, inputs, by_position, i) for i, info in enumerate(self.joint.outputs)
-        ]
+        outputs = self.returned(inputs, run)
+        run.note_versions(inputs)
+        return outputs
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
         """Return the positions of placeholders that have no gradient where some outputs have none.
@@ -113,25 +96,17 @@ class Runner:
         """Whether a tensor is a buffer that is written itself, as it may take another shape."""
         return position in self.written and not tensor.requires_grad
 
-    def _output(self, info: Any, inputs: list[Any], raw: dict[int, Any], index: int) -> Any:
-        match info.kind:
-            case "input":
-                return inputs[info.base]
-            case "alias_of_input":
-                return private.regenerate_alias(inputs[info.base], raw[index], info.requires_grad)
-            case "alias_of_output" if self._is_same(info.base, index):
-                return raw[self.canonical[info.base]]
-            case "alias_of_output":
-                return private.regenerate_alias(raw[info.base], raw[index], info.requires_grad)
-            case _:
-                return raw[self.canonical[info.base]]
 
-    def _is_same(self, base: int, index: int) -> bool:
-        """Whether two raw outputs are one tensor, not one a view of the other."""
-        return (
-            base in self.canonical
-            and self.joint.raw_outputs[base] is (self.joint.raw_outputs[index])
-        )
+def _chained(given: list[Any]) -> dict[int, Any]:
+    """Make the chain of nodes of a run on its inputs, which it follows; return the raw outputs."""
+    *inputs, run = given
+    runner = run.runner
+    token: Any = torch.empty(0, device=runner.device, requires_grad=True)
+    groups = runner.program.groups or ((),)
+    for index in range(len(groups) - 1, -1, -1):
+        token = _Node.apply(run, index, token, *[inputs[place] for place in groups[index]])
+    raw = token if isinstance(token, tuple) else (token,)
+    return dict(zip(runner.returned.plain, raw, strict=True)) | run.take_aliases()
 
 
 class Repeated(Protocol):
@@ -187,10 +162,9 @@ class Run:
         """Take what the forward program runs on, and whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
-        if summed:
-            self.sums = Sums(runner.announce_sum)
-            for position, owner in summed.items():
-                self.sums.watch(position, owner)
+        self.sums = Sums(runner.announce_sum)
+        for position, owner in summed.items():
+            self.sums.watch(position, owner)
 
     def take_aliases(self) -> dict[int, Any]:
         """Return the outputs that are made anew outside the program, and let go of them."""
@@ -201,24 +175,30 @@ class Run:
         """Run the forward program; keep what backward needs."""
         runner = self.runner
         assert runner is not None
-        late = {i: self.inputs[i] for i, _ in runner.program.late_reads}
         inputs, self.inputs = self.inputs, []
         with private.without_autocast():
             raw, self.saved = runner.program.forward(inputs)
-        self.versions = [
-            (weakref.ref(t), t._version) for t in self.saved if isinstance(t, torch.Tensor)
-        ]
-        self.watched = {i: (weakref.ref(t), t._version) for i, t in late.items()}
         self.state = "forward done"
-        plain = set(runner.plain)
+        plain = runner.returned.plain
         self.aliases = {i: x for i, x in enumerate(raw) if i not in plain}
-        return tuple(raw[i] for i in runner.plain)
+        return tuple(raw[i] for i in plain)
 
-    def start(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Begin the backward program with the gradients of the outputs."""
+    def note_versions(self, inputs: Sequence[Any]) -> None:
+        """Note what must not be changed until it is read, now that the call has changed its own."""
         runner = self.runner
         assert runner is not None
-        by_position = dict(zip(runner.plain, gradients, strict=True))
+        self.versions = [
+            (weakref.ref(t), t._version) for t in self.saved or () if isinstance(t, torch.Tensor)
+        ]
+        self.watched = {
+            i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in runner.program.late_reads
+        }
+
+    def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
+        """Begin the backward program with the gradients of the outputs, which came to a node."""
+        runner = self.runner
+        assert runner is not None
+        by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
@@ -230,8 +210,9 @@ class Run:
         saved, self.saved = self.saved, None
         self.state = "backward"
         self.on_start(self)
-        goes_on = self.sums is not None and runner.program.sums
-        begun = (self.sums.begin,) if goes_on else ()
+        assert self.sums is not None
+        self.sums.start(node, runner.program.groups)
+        begun = (self.sums.begin,) if runner.program.sums else ()
         self.generator = runner.program.backward(saved or [], tangents, *begun)
 
     def _start_again(self, by_position: dict[int, torch.Tensor | None]) -> None:
@@ -248,7 +229,7 @@ class Run:
             if self._again is None:
                 assert repeated is not None
                 self._again = Again(runner.joint, repeated.plainly)
-            found = self._again.gradients(by_position, runner.canonical)
+            found = self._again.gradients(by_position, runner.returned.canonical)
         except BaseException as error:
             self._end("failed")
             if is_refusal(error):
@@ -307,7 +288,7 @@ class Run:
         self.reached.begin(
             by_position,
             self.runner.differentiable,
-            len(self.runner.joint.outputs),
+            self.runner.joint.metadata.num_outputs,
             retained=engine.keeps_graph(),
         )
         return self.reached.unplanned
@@ -365,15 +346,15 @@ class Run:
             raise
         groups = self.runner.program.groups
         positions = groups[index] if groups else ()
-        if self.sums is not None and not is_otherwise:
-            self.sums.hand_over(positions, gradients)
-        if index + 1 >= len(groups):
-            self._end("done")
         if self.reached.missing:
             nothing = self.runner.without_gradient(frozenset(self.reached.missing))
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
+        if self.sums is not None and not is_otherwise:
+            self.sums.hand_over(positions, gradients)
+        if index + 1 >= len(groups):
+            self._end("done")
         return gradients
 
     def _check_late_reads(self, index: int) -> None:
@@ -424,15 +405,12 @@ class _Node(torch.autograd.Function):
         ctx.token_device = token.device
         if index > 0:
             return torch.empty(0, device=token.device)
-        outputs = run.forward()
+        raw = run.forward()
         assert run.runner is not None
-        wanted = run.runner.wants_gradient
-        fixed = [
-            t
-            for i, t in zip(run.runner.plain, outputs, strict=True)
-            if i not in wanted and isinstance(t, torch.Tensor)
-        ]
-        ctx.mark_non_differentiable(*fixed)
+        returned = run.runner.returned
+        outputs = returned.hidden(raw)
+        pairs = zip(returned.plain, outputs, strict=True)
+        ctx.mark_non_differentiable(*[t for i, t in pairs if not returned.has_history(i)])
         return outputs if len(outputs) != 1 else outputs[0]
 
     @staticmethod
@@ -440,7 +418,7 @@ class _Node(torch.autograd.Function):
         incoming = gradients[0] if gradients and isinstance(gradients[0], list) else list(gradients)
         run: Run = ctx.run
         if ctx.index == 0:
-            run.start(incoming)
+            run.start(incoming, ctx)
         incoming.clear()
         finished = run.next_gradients(ctx.index)
         result = tuple(finished)
@@ -457,15 +435,3 @@ def _device_of(placeholders: Sequence[fx.Node]) -> torch.device:
     tensors = [node.meta.get("val") for node in placeholders]
     devices = [t.device for t in tensors if isinstance(t, torch.Tensor) and t.device.type != "cpu"]
     return devices[0] if devices else torch.device("cpu")
-
-
-def _through_autograd(joint: JointGraph, index: int) -> bool:
-    """Whether a raw output leaves as an output of the autograd node.
-
-    Views of inputs or of other outputs are made anew outside, so that autograd knows them.
-    """
-    if not isinstance(joint.raw_outputs[index], fx.Node):
-        return False
-    if index >= len(joint.outputs):
-        return True
-    return joint.outputs[index].kind == "plain"

@@ -1,7 +1,7 @@
-"""Gradients that are sums, added up in the order of plain PyTorch where several calls meet.
+"""Gradients of tensors that several calls read, added up in the order of plain PyTorch.
 
-Autograd adds up what comes for a parameter in one backward term by term, whichever call a term is
-of. A plan hands over the sum of its own terms. So where the sum of one call is on its way already,
+Autograd adds up what comes for a tensor in one backward term by term, whichever call a term is of.
+A plan hands over the sum of its own terms. So where the gradient of one call is on its way already,
 the plan of the next one goes on with it: it adds its terms to that one, in place, and hands over
 nothing.
 """
@@ -19,9 +19,10 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Captured
-from tightfit.capture.nodes import terms_of
+from tightfit.capture.nodes import lies_without_gaps, terms_of
 from tightfit.graph.ir import OpId
 from tightfit.plan.plan import Compute, Plan
+from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 
 __all__ = ["FirstSum", "Sums", "first_sums", "is_sum"]
@@ -85,37 +86,45 @@ def _first_sum(gradient: fx.Node) -> fx.Node | None:
 
 
 class _OnTheirWay(threading.local):
-    """Sums that this thread handed over in the backward that it runs now."""
+    """Gradients that calls of this thread handed over in the backward that it runs now."""
 
     def __init__(self) -> None:
         self._backward = -1
-        self._sums: dict[tuple[int, int], weakref.ref[torch.Tensor]] = {}
+        self._gradients: dict[_Edge, weakref.ref[torch.Tensor]] = {}
 
     def note(self, edge: _Edge, gradient: torch.Tensor) -> None:
-        """Note a sum that is handed over now."""
+        """Note a gradient that is handed over now."""
         self._look()
-        node, place = edge
-        self._sums[id(node), place] = weakref.ref(gradient)
+        if not self._gradients:
+            engine.after_this_backward(self._gradients.clear)
+        self._gradients[edge] = weakref.ref(gradient)
 
     def at(self, edge: _Edge) -> torch.Tensor | None:
-        """Return the sum that is on its way to the same place; None if autograd has none."""
+        """Return the gradient that is on its way to the same place; None if autograd has none."""
         self._look()
-        node, place = edge
-        handed = self._sums.get((id(node), place))
+        handed = self._gradients.get(edge)
         return handed() if handed is not None else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no call has handed over anything in this backward."""
+        self._look()
+        return not self._gradients
 
     def _look(self) -> None:
         running = engine.running_backward()
         if running != self._backward:
             self._backward = running
-            self._sums.clear()
+            self._gradients.clear()
 
 
 _ON_THEIR_WAY = _OnTheirWay()
+_OPEN: weakref.WeakSet[Sums] = weakref.WeakSet()
+"""Of the calls that await their backward, or run it."""
 
 
 class Sums:
-    """The gradients of one call that are sums.
+    """The gradients of one call, on their way to where those of other calls may meet them.
 
     Parameters
     ----------
@@ -129,6 +138,9 @@ class Sums:
         self._edges: dict[int, _Edge] = {}
         self._begun: dict[int, torch.Tensor] = {}
         self._handed: dict[int, int] = {}
+        self._watched: set[int] = set()
+        self._noted: set[int] = set()  # the addresses of what is noted
+        _OPEN.add(self)
 
     def watch(self, position: int, owner: torch.Tensor) -> None:
         """Say it if a gradient that is a sum is added to one that came from outside the plan.
@@ -136,7 +148,7 @@ class Sums:
         Plain PyTorch adds one term after the other, so the result may differ in its last bit. A
         gradient that came later was added into ours, as plain PyTorch does.
         """
-        self._edges[position] = engine.gradient_edge(owner)
+        self._watched.add(position)
         waiting = weakref.ref(self)  # the parameter must not keep a call that is let go of
 
         def arrived(gradient: torch.Tensor) -> None:
@@ -149,6 +161,23 @@ class Sums:
         handle = owner.register_hook(arrived)
         weakref.finalize(self, handle.remove).atexit = False
 
+    def start(self, node: Any, groups: Sequence[Sequence[int]]) -> None:
+        """Note where gradients go, if others may go there, too.
+
+        Parameters
+        ----------
+        node : object
+            The first node of the call's chain in autograd's graph.
+        groups : sequence of sequence of int
+            The placeholders whose gradients each node of the chain hands over.
+        """
+        if len(_OPEN) == 1 and _ON_THEIR_WAY.is_empty:
+            return
+        for positions in groups:
+            following, *edges = node.next_functions
+            self._edges.update(zip(positions, edges, strict=True))
+            node = following[0]
+
     def begin(self, position: int, term: torch.Tensor) -> torch.Tensor:
         """Return what a sum begins with: its first term, added to what came of other calls."""
         edge = self._edges.get(position)
@@ -159,7 +188,7 @@ class Sums:
         return before.add_(term)
 
     def hand_over(self, positions: Sequence[int], gradients: list[torch.Tensor | None]) -> None:
-        """Note the sums among gradients that are handed over; what autograd has already goes out.
+        """Note gradients that are handed over; what is added to those on their way goes out.
 
         Parameters
         ----------
@@ -168,21 +197,46 @@ class Sums:
         gradients : list of Tensor or None
             Those; None takes the place of one that was added to what is on its way.
         """
+        if not (self._edges or self._watched):
+            return
         for place, position in enumerate(positions):
             gradient, edge = gradients[place], self._edges.get(position)
-            if edge is None or gradient is None:
+            if gradient is None:
                 continue
-            before = self._begun.pop(position, None)
-            if before is None:
-                _ON_THEIR_WAY.note(edge, gradient)
+            if edge is not None:
+                gradients[place], gradient = self._met(position, edge, gradient)
+            if position in self._watched:
                 self._handed[position] = gradient.data_ptr()
-                continue
+
+    def _met(
+        self, position: int, edge: _Edge, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return what autograd is given of a gradient, and the tensor that it is in."""
+        before = self._begun.pop(position, None)
+        if before is not None:
             if before.data_ptr() != gradient.data_ptr():
                 before.copy_(gradient)
-            gradients[place] = None
-            self._handed[position] = before.data_ptr()
+            return None, before
+        before = _ON_THEIR_WAY.at(edge)
+        if before is None:
+            own = gradient if self._is_own(gradient) else gradient.clone()
+            self._noted.add(own.data_ptr())
+            _ON_THEIR_WAY.note(edge, own)
+            return own, own
+        if position not in self._watched and before.dtype == gradient.dtype:
+            return None, before.add_(gradient)  # one term: autograd would add it the same way
+        return gradient, gradient
+
+    def _is_own(self, gradient: torch.Tensor) -> bool:
+        """Whether nothing else lies in the memory of a gradient.
+
+        Its storage is not asked: autograd adds in place only where Python has never seen it.
+        """
+        is_plain = lies_without_gaps(gradient) and not private.is_zero_tensor(gradient)
+        return is_plain and gradient.data_ptr() not in self._noted
 
     def end(self) -> None:
         """Let go of all but what is said once gradients arrive."""
+        _OPEN.discard(self)
         self._edges.clear()
         self._begun.clear()

@@ -189,9 +189,9 @@ class Fitted:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = Arguments.of(args, kwargs)
-        if not self.callee.trains(given) or tools.is_exported():
+        if tools.is_exported() or not self.callee.trains(given):
             self._addresses.end_step()
-            return self._run_without_backward(args, kwargs)
+            return self._run_without_backward(given)
         refuse_transforms(self.name)
         refuse_saving_hooks(self.name)
         self._refuse_second_forward()
@@ -211,13 +211,13 @@ class Fitted:
             except InfeasibleBudget as error:
                 self._take_options(self._addresses.giving_way(self.options, error))
 
-    def _run_without_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_without_backward(self, given: Arguments) -> Any:
         if tools.is_exported():
-            return self.callee.function(*args, **kwargs)
+            return self.callee.function(*given.args, **given.kwargs)
         limits = self.options.enforced_bytes, self.options.beside(self.account)
         open_calls = self.options.shared.open_members() if self.options.shared else self.waiting
         with self._limit.briefly(*limits, goes_on=bool(open_calls)):
-            return self.callee.function(*args, **kwargs)
+            return self.callee.function(*given.args, **given.kwargs)
 
     def _run_on_route(self, given: Arguments) -> Any:
         if self.route is not self._whole:
@@ -228,6 +228,8 @@ class Fitted:
                 self._addresses.heed(self._whole.last)
                 self._take_options(self._addresses.look(given.leaves, self.options))
             return self.route(given)
+        except NothingToTrain:
+            return self._whole.untrained.looked_at(self._run_without_backward(given))
         except CaptureError as reason:
             return self._run_in_parts(reason, given)
         except OpaqueVaries as change:
@@ -343,11 +345,9 @@ class Fitted:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         return self._as_a_whole().smallest_budget(Arguments.of(args, kwargs))
 
-    def declare_needs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], budget: Budget
-    ) -> MinimumBudget:
+    def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
         """Tell a budget that is to be shared what these inputs need; return the least."""
-        return self._as_a_whole().declare_needs(Arguments.of(args, kwargs), budget)
+        return self._as_a_whole().declare_needs(given, budget)
 
     def _as_a_whole(self) -> WholeSteps:
         assert self._whole is not None  # sharded models are not asked

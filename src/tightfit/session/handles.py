@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torch import nn
@@ -16,26 +17,106 @@ from tightfit.execution.attach import (
     attached_methods,
     original_forward,
     original_method,
+    refuse_unfittable,
     was_fitted,
 )
 from tightfit.session.addresses import addresses_for
+from tightfit.session.bypass import expect_calls
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
-from tightfit.session.fitted import Fitted
+from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
-from tightfit.session.parts.sharded import ShardedModel
+from tightfit.session.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
 
-__all__ = ["PlannedStep", "attach_by_parts", "callee_of", "fitted_of", "methods_of", "used_of"]
+__all__ = ["PlannedStep", "attach_by_parts", "fit_in_place", "fitted_of", "used_of"]
 
 
-def callee_of(module: nn.Module) -> Callee:
+def fit_in_place(
+    model: nn.Module,
+    options: Options,
+    *,
+    shapes: Iterable[Any] = (),
+    methods: Sequence[str] = (),
+) -> Fitted:
+    """Fit a model in place: as a whole, or by its parts where they are sharded.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    options : Options
+        What the user asked for.
+    shapes : iterable
+        Example inputs to plan for now.
+    methods : sequence of str
+        The names of methods that are planned like the forward.
+
+    Raises
+    ------
+    BadInput
+        If that cannot be; nothing has changed then.
+    """
+    parts = sharded_parts(model)
+    if not parts:
+        return _fit_whole(model, options, shapes, methods)
+    if methods:
+        raise BadInput("a model with sharded parts is planned part by part: it takes no methods=")
+    if tuple(shapes):
+        raise BadInput("a model with sharded parts is planned as it runs: it takes no shapes=")
+    if options.compile:
+        raise BadInput(
+            "compile=True is not available for a model with sharded parts: each part's bytes "
+            "would follow its plan only roughly. Leave it out"
+        )
+    return _fit_in_parts(model, parts, options)
+
+
+def _fit_whole(
+    model: nn.Module, options: Options, shapes: Iterable[Any], names: Sequence[str]
+) -> Fitted:
+    """Plan the model as one; a copy of the model is fitted by itself, within the same budget."""
+    refuse_unfittable(model)
+    methods = _methods_of(model, names, options)
+    fitted = Fitted.as_a_whole(_callee_of(model), options)
+    copies = Copies(fitted)
+
+    def refit(copy: nn.Module) -> Fitted:
+        refuse_unfittable(copy)
+        own = dataclasses.replace(options, optimizer=None)
+        fitted = Fitted.as_a_whole(_callee_of(copy), own, copies)
+        attach(copy, fitted, refit, _methods_of(copy, names, own, copies))
+        return fitted
+
+    for method in methods.values():
+        fitted.at_leaving(method.leave)
+    prepare_all(fitted, shapes)
+    replaced = attached(model)
+    attach(model, fitted, refit, methods)
+    if replaced is None or not replaced.waiting:
+        fitted.at_leaving(expect_calls(model, (fitted, *methods.values())))
+    if replaced is not None:
+        replaced.leave()
+    return fitted
+
+
+def _fit_in_parts(model: nn.Module, parts: dict[str, nn.Module], options: Options) -> Fitted:
+    """Plan each part by itself."""
+    replaced = attached(model)
+    if replaced is not None:
+        replaced.leave()
+    refuse_unfittable(model)
+    group, late = group_of(model), late_bytes(parts)
+    return attach_by_parts(model, parts, options, group=group, late_bytes=late)
+
+
+def _callee_of(module: nn.Module) -> Callee:
     """Return a module's own forward, to be fitted in place."""
     name = type(module).__name__
     return Callee(original_forward(module), {"model": module}, name, weakref.ref(module))
 
 
-def methods_of(
+def _methods_of(
     module: nn.Module, names: Iterable[str], options: Options, copies: Copies | None = None
 ) -> dict[str, Fitted]:
     """Return what runs methods of a module, each planned as a step of its own, by their names."""
@@ -63,7 +144,7 @@ def attach_by_parts(
     def refit(copy: nn.Module) -> NoReturn:
         raise BadInput("a model with sharded parameters cannot be copied")
 
-    callee = callee_of(model)
+    callee = _callee_of(model)
     account = Account(callee.modules, options.optimizer)
     route = ShardedModel(callee, parts, options, account, group=group, late_bytes=late_bytes)
     fitted = Fitted(callee, options, account, route, addresses_for(callee.name, account, options))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from tightfit.errors import BadInput, CaptureError, InfeasibleBudget, TightfitError
+from tightfit.errors import (
+    BadInput,
+    CaptureError,
+    InfeasibleBudget,
+    NothingToTrain,
+    TightfitError,
+)
+from tightfit.execution.attach import put_aside
 from tightfit.execution.guard import StepPeaks
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import SILENT, Progress
-from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
-from tightfit.session.handles import PlannedStep
-from tightfit.session.options import make_options
+from tightfit.session.handles import PlannedStep, fit_in_place
+from tightfit.session.options import Options, make_options
 from tightfit.session.parts.in_parts import InParts
 from tightfit.session.report import Report
 from tightfit.studies.model import explain_error
@@ -50,7 +58,9 @@ class Comparison:
     Parameters
     ----------
     example : Example
-        ``model``, ``loss(output, target)`` or None, ``args`` (tuple or dict), ``target``.
+        ``model``, ``loss(output, target)`` or None, ``args`` (tuple or dict), ``target``. The model
+        is fitted as `tightfit.fit` does, and the loss stays outside of the plan; in its place there
+        may be a `tightfit.step`, which is then what is proven.
     steps : int
         Optimizer steps to compare, at least 2: peaks are measured from the second on.
     seed : int
@@ -58,7 +68,12 @@ class Comparison:
     name : str
         Of the model, for people.
     **keywords
-        As `tightfit.step` takes them.
+        As `tightfit.fit` takes them.
+
+    Raises
+    ------
+    NothingToTrain
+        If plain PyTorch trains nothing: no parameter moves.
     """
 
     def __init__(
@@ -79,7 +94,14 @@ class Comparison:
         self.progress = progress
         self._keywords = keywords
         self._fitted: Fitted | None = None
+        self._fit_again: Callable[[], None] | None = None
         self.eager = self._train_plainly()
+        if not self.subject.has_trained():
+            raise NothingToTrain(
+                f"nothing is trained: in {steps} steps of plain PyTorch no parameter of "
+                f"{name or type(self.subject.model).__name__} moves, and no gradient is other than "
+                "zero: there is nothing to prove"
+            )
         self._final = {key: tensor.clone() for key, tensor in self.subject.tensors().items()}
 
     def _train_plainly(self) -> TrainingRecord:
@@ -102,14 +124,27 @@ class Comparison:
         """Return the smallest budget with a plan found; its plan is used if no better is found."""
         fitted = self.within(_UNLIMITED)
         self.subject.reset()
-        return fitted.smallest_budget(self.subject.args, self.subject.kwargs)
+        return fitted.smallest_budget(*self.subject.given)
 
     def least_bytes(self) -> int:
-        """Return the smallest budget with a plan found; of a model in parts, by running it."""
+        """Return the smallest budget in which the steps were run."""
         try:
-            return self.smallest_budget().found_bytes
+            least = self.smallest_budget().found_bytes
         except CaptureError:
             return self._least_bytes_of_parts()
+        return self._least_bytes_with_loss(least) if self.subject.loss_is_outside else least
+
+    def _least_bytes_with_loss(self, least: int) -> int:
+        """Return a budget with room for what the loss outside of the plan holds."""
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                needed = self._train(self.within(least)).peak_bytes
+            except InfeasibleBudget as error:
+                needed = error.minimum_bytes or least
+            if needed <= least:
+                break
+            least = needed
+        return least
 
     def _least_bytes_of_parts(self) -> int:
         """Return a budget in which a model that allows no single graph has run its steps."""
@@ -201,24 +236,46 @@ class Comparison:
         return _TOLERATED * noise if differing else None
 
     def within(self, budget_bytes: int) -> Fitted:
-        """Return what runs the step, from now on inside a budget."""
+        """Return what runs the model or the step, from now on inside a budget."""
         if self._fitted is None:
-            options = make_options(
-                budget_bytes,
-                optimizer=self.subject.optimizer,
-                on_exceed="warn",
-                progress=self.progress,
-                stops_on_interrupt=False,
-                **self._keywords,
+            self._fitted = self._fit(
+                make_options(
+                    budget_bytes,
+                    optimizer=self.subject.optimizer,
+                    on_exceed="warn",
+                    progress=self.progress,
+                    stops_on_interrupt=False,
+                    **self._keywords,
+                )
             )
-            function = self.subject.loss_of
-            callee = Callee(function, {"model": self.subject.model}, function.__name__)
-            self._fitted = Fitted.as_a_whole(callee, options)
         self._fitted.change_budget(budget_bytes)
         return self._fitted
 
+    def _fit(self, options: Options) -> Fitted:
+        if self.subject.step is not None:
+            return Fitted.as_a_whole(self.subject.step, options)
+        fitted = fit_in_place(self.subject.model, options)
+        self._fit_again = put_aside(self.subject.model)
+        self.subject.make_target_anew()
+        return fitted
+
+    @contextlib.contextmanager
+    def fitted(self) -> Iterator[None]:
+        """Compute the subject's loss within the budget meanwhile: as plain PyTorch else."""
+        assert self._fitted is not None
+        if self._fit_again is None:
+            with self.subject.running(PlannedStep(self._fitted)):
+                yield
+            return
+        self._fit_again()
+        try:
+            yield
+        finally:
+            self._fit_again = put_aside(self.subject.model)
+
     def _train(self, fitted: Fitted) -> TrainingRecord:
-        return train(self.subject, PlannedStep(fitted), self.steps, fitted)
+        with self.fitted():
+            return train(self.subject, self.subject.loss_of, self.steps, fitted)
 
     def _report(self, fitted: Fitted) -> Report:
         fitted.settle()
@@ -254,7 +311,8 @@ class Comparison:
         return ratios, peaks
 
     def _planned_time(self, fitted: Fitted, peaks: list[tuple[StepPeaks, int]]) -> float:
-        seconds = step_time(self.subject, PlannedStep(fitted))
+        with self.fitted():
+            seconds = step_time(self.subject, self.subject.loss_of)
         step_peaks = fitted.close_step()
         if step_peaks is not None:
             peaks.append((step_peaks, planned_bytes_of(fitted)))

@@ -10,6 +10,7 @@ import torch
 
 from tightfit.progress import SILENT, Progress
 from tightfit.studies.comparison import Comparison, Proof
+from tightfit.studies.subject import with_loss_inside
 from tightfit.zoo import make
 
 __all__ = ["DEMONSTRATION", "QUICK", "Exhibit", "demonstrate"]
@@ -54,6 +55,8 @@ def demonstrate(
 ) -> tuple[Proof, ...]:
     """Train each model with plain PyTorch and at each budget; return a proof of every pair.
 
+    A step is planned with its loss.
+
     Parameters
     ----------
     steps : int
@@ -70,7 +73,7 @@ def demonstrate(
         progress.update(done, f"{exhibit.model} with plain PyTorch")
         torch.manual_seed(0)
         comparison = Comparison(
-            make(exhibit.model, **exhibit.settings),
+            with_loss_inside(make(exhibit.model, **exhibit.settings)),
             steps=steps,
             name=exhibit.model,
             progress=progress,

@@ -22,11 +22,20 @@ from torch import Tensor, nn
 
 from tightfit.errors import BadInput
 from tightfit.progress import announce
+from tightfit.session.handles import PlannedStep, fitted_of
 from tightfit.torch_private import core as private
 from tightfit.zoo import Example, make
 from tightfit.zoo.example import ImageSize
 
-__all__ = ["Target", "explain_error", "load_example", "loss_function", "on_fake_tensors"]
+__all__ = [
+    "Target",
+    "explain_error",
+    "load_example",
+    "loss_function",
+    "model_inputs",
+    "name_of",
+    "on_fake_tensors",
+]
 
 Target: TypeAlias = "str | Callable[..., Any] | tuple[Any, ...]"
 
@@ -46,6 +55,7 @@ def load_example(
     sequence: int | None = None,
     dropout: float | None = None,
     setting: str | None = None,
+    takes_step: bool = False,
 ) -> Example:
     """Return the model with one batch that a target stands for.
 
@@ -57,6 +67,8 @@ def load_example(
         Passed to the factory.
     size, dropout, setting
         For models of the zoo; see `tightfit.zoo.make`.
+    takes_step : bool
+        Whether a `tightfit.step` may stand in the place of the model.
 
     Raises
     ------
@@ -82,12 +94,12 @@ def load_example(
         if isinstance(target, tuple):
             raise BadInput(f"{key}= needs a factory: a model that exists has its inputs already")
     if isinstance(target, tuple):
-        return _checked(target, "the target")
+        return _checked(target, "the target", takes_step)
     factory = _find(target) if isinstance(target, str) else target
     name = target if isinstance(target, str) else getattr(factory, "__name__", repr(factory))
     if not callable(factory):
         raise BadInput(f"{name} is {_kind_of(factory)}, no factory: {_RETURNS}")
-    return _checked(_called(factory, name, keywords), name)
+    return _checked(_called(factory, name, keywords), name, takes_step)
 
 
 def on_fake_tensors(load: Callable[[], Example]) -> Example:
@@ -110,26 +122,45 @@ def on_fake_tensors(load: Callable[[], Example]) -> Example:
     return load()
 
 
+def name_of(model: nn.Module | PlannedStep) -> str:
+    """Return what a model, or a step in its place, is called in messages."""
+    return fitted_of(model).name if isinstance(model, PlannedStep) else type(model).__name__
+
+
+def model_inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword inputs of an example's model."""
+    inputs = example.args
+    return ((), dict(inputs)) if isinstance(inputs, dict) else (tuple(inputs), {})
+
+
 def loss_function(
-    example: Example,
+    example: Example, runs: Callable[..., Any] | None = None, name: str | None = None
 ) -> tuple[Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]:
     """Return a function that computes an example's loss, with its inputs.
+
+    Parameters
+    ----------
+    runs : callable, optional
+        Called in the place of the model.
+    name : str, optional
+        Of the function, for messages; by default that of the model's class.
 
     Returns
     -------
     (function, args, kwargs)
         ``function(*args, **kwargs)`` runs the model and its loss.
     """
-    model, loss, inputs, target = example
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (tuple(inputs), {})
+    model, loss, _, target = example
+    args, kwargs = model_inputs(example)
+    called = runs or model
     if loss is not None:
         kwargs["_target"] = target
 
     def loss_of(*args: Any, _target: Any = None, **kwargs: Any) -> Tensor:
-        output = model(*args, **kwargs)
+        output = called(*args, **kwargs)
         return _loss_in(output) if loss is None else loss(output, _target)
 
-    loss_of.__name__ = type(model).__name__  # for messages
+    loss_of.__name__ = name or type(model).__name__
     return loss_of, args, kwargs
 
 
@@ -297,7 +328,7 @@ def _kind_of(value: Any) -> str:
     return "nothing (None)" if value is None else f"{article} {name}"
 
 
-def _checked(returned: Any, name: str) -> Example:
+def _checked(returned: Any, name: str, takes_step: bool) -> Example:
     """Return what a factory returned as an example, or say what is wrong with it."""
     if not isinstance(returned, tuple) or len(returned) != 4:
         found = _kind_of(returned)
@@ -305,7 +336,11 @@ def _checked(returned: Any, name: str) -> Example:
             found = f"a tuple of {len(returned)}: {', '.join(map(_kind_of, returned))}"
         raise BadInput(f"{name} returned {found}; {_RETURNS}")
     model, loss, inputs, target = returned
-    if not isinstance(model, nn.Module):
+    if isinstance(model, PlannedStep) and not takes_step:
+        raise BadInput(
+            f"the model of {name} is a tightfit.step, which can be proven only; {_RETURNS}"
+        )
+    if not isinstance(model, nn.Module | PlannedStep):
         call = ", not a module made of it" if isinstance(model, type) else ""
         raise BadInput(f"the model of {name} is {_kind_of(model)}{call}; {_RETURNS}")
     if loss is not None and not callable(loss):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 import numpy
@@ -15,36 +17,69 @@ import torch
 from torch import nn
 
 from tightfit.allocator.resident import resident_tensor_bytes
-from tightfit.capture.calls.structure import flatten
+from tightfit.capture.calls.structure import flatten, unflatten
 from tightfit.errors import BadInput, NothingToTrain
+from tightfit.execution.attach import attached, detach
 from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
+from tightfit.session.handles import PlannedStep, fitted_of
 from tightfit.session.memory.account import Account
-from tightfit.studies.model import loss_function
+from tightfit.studies.model import loss_function, model_inputs
 from tightfit.zoo import Example
 
 __all__ = [
     "Subject",
     "TrainingRecord",
     "differing_parts",
+    "digest_of",
+    "is_zero",
     "largest_difference",
     "planned_bytes_of",
     "step_time",
     "train",
+    "with_loss_inside",
 ]
 
 _UNLIMITED = 1 << 60
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an element."""
 
 
 class Subject:
     """A model with data, an optimizer and a way back to its first state.
 
     ``loss_of(*args, **kwargs)`` computes its loss.
+
+    Parameters
+    ----------
+    example : Example
+        In the place of the model there may be a step (see `with_loss_inside`), planned or not.
+        What the factory has fitted itself is taken plain.
+    seed : int
+        Of every random number drawn in training.
+
+    Attributes
+    ----------
+    step : Callee or None
+        The step in the place of the model.
+    given : tuple
+        Positional and keyword inputs of the model or the step, without what its loss compares.
+    loss_is_outside : bool
+        Whether the loss is computed from what the model or the step returns.
     """
 
     def __init__(self, example: Example, seed: int) -> None:
-        self.model: nn.Module = example.model
-        self.loss_of, self.args, self.kwargs = loss_function(example)
+        self.step = _taken_plain(example.model)
+        if self.step is None:
+            self.model: nn.Module = example.model
+            computed = example.model, type(example.model).__name__
+        else:
+            self.model, self._runs = _together(self.step.modules), self.step.function
+            computed = self._run_step, self.step.name
+        self.loss_of, self.args, self.kwargs = loss_function(example, *computed)
+        self.given = model_inputs(example)
+        self.loss_is_outside = example.loss is not None
         self.seed = seed
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self.initial = {k: v.clone() for k, v in self.model.state_dict().items()}
@@ -54,6 +89,41 @@ class Subject:
             raise NothingToTrain("the model has no parameter that needs a gradient")
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
         self._account = Account({"model": self.model}, self.optimizer)
+
+    def _run_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._runs(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def running(self, step: PlannedStep) -> Iterator[None]:
+        """Have a planned step run in the place of the plain one meanwhile."""
+        before, self._runs = self._runs, step
+        try:
+            yield
+        finally:
+            self._runs = before
+
+    def make_target_anew(self) -> None:
+        """Have what the loss compares with given out now: batches are, once a model is fitted.
+
+        What is there before `fit` counts against no budget, unless the model is called with it.
+        """
+        if "_target" not in self.kwargs:
+            return
+        leaves, structure = flatten(self.kwargs["_target"])
+        made = {id(leaf): leaf for leaf in flatten(self.given)[0]}
+        for index, (leaf, _, value) in enumerate(self._inputs):
+            if id(leaf) not in made:
+                made[id(leaf)] = twin = value.clone()
+                self._inputs[index] = twin, twin._version, value
+        self.kwargs["_target"] = unflatten([made.get(id(x), x) for x in leaves], structure)
+
+    def has_trained(self) -> bool:
+        """Whether a parameter has moved since the first state, or is about to."""
+        return any(
+            not torch.equal(parameter, self.initial.get(name, parameter))
+            or (parameter.grad is not None and not is_zero(parameter.grad))
+            for name, parameter in self.model.named_parameters()
+        )
 
     def reset(self) -> None:
         """Put parameters, buffers and inputs back, forget gradients and optimizer state."""
@@ -82,16 +152,69 @@ class Subject:
 
     def digests(self) -> dict[str, bytes]:
         """Return a hash of the bits of each of `tensors`."""
-        return {key: _digest(tensor) for key, tensor in self.tensors().items() if tensor.numel()}
+        return {key: digest_of(tensor) for key, tensor in self.tensors().items() if tensor.numel()}
 
 
-def _digest(tensor: torch.Tensor) -> bytes:
-    """Return a hash of the bits of a tensor: of a sparse gradient its indices and values."""
+def _taken_plain(model: Any) -> Callee | None:
+    """Return what a step runs; give a model that was fitted already its forward back.
+
+    The budget it was made with is enforced no longer.
+    """
+    if isinstance(model, Callee):
+        return model
+    if isinstance(model, PlannedStep):
+        fitted = fitted_of(model)
+        fitted.leave()
+        return fitted.callee
+    replaced = attached(model)
+    if replaced is not None:
+        replaced.leave()
+        detach(model)
+    return None
+
+
+def with_loss_inside(example: Example) -> Example:
+    """Return an example whose model is a step of both, to be planned together: model and loss."""
+    loss_of, args, kwargs = loss_function(example)
+
+    def step(*inputs: Any) -> torch.Tensor:
+        return loss_of(*inputs[: len(args)], **dict(zip(kwargs, inputs[len(args) :], strict=True)))
+
+    callee = Callee(step, {"model": example.model}, loss_of.__name__)
+    return Example(callee, None, (*args, *kwargs.values()), None)
+
+
+def _together(modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Return one module that holds those of a step."""
+    if len(modules) == 1:
+        return next(iter(modules.values()))
+    holder = nn.Module()
+    for name, module in modules.items():
+        holder.add_module(name.replace(".", "_"), module)
+    return holder
+
+
+def digest_of(tensor: torch.Tensor) -> bytes:
+    """Return a hash of the bits of a tensor: of a sparse one of its indices and values.
+
+    PyTorch's allocator is not asked for anything: somebody may be counting what it gives out.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for part in (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,):
-        bits = part.detach().contiguous().view(-1).view(torch.uint8)
-        digest.update(bits.cpu().numpy())  # type: ignore[arg-type]
+        digest.update(numpy.ascontiguousarray(_words(part)))
     return digest.digest()
+
+
+def is_zero(gradient: torch.Tensor) -> bool:
+    """Whether all numbers of a gradient are zero; asks for nothing either."""
+    words = _words(gradient._values() if gradient.is_sparse else gradient)
+    return not numpy.left_shift(words, 1).any()  # without the sign
+
+
+def _words(tensor: torch.Tensor) -> Any:
+    """Return the numbers of a tensor as integers of the same bits."""
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return numbers.detach().view(_WORDS[numbers.element_size()]).cpu().numpy()
 
 
 class TrainingRecord(msgspec.Struct):
@@ -219,7 +342,12 @@ def differing_parts(eager: TrainingRecord, planned: TrainingRecord) -> tuple[str
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference, relative to the largest magnitude of its kind."""
+    """Return the largest difference, relative to the largest magnitude of its kind.
+
+    A tensor that only one of the two has differs without limit.
+    """
+    if a.keys() != b.keys():
+        return math.inf
     largest = 0.0
     scale: dict[str, float] = {}
     for key, tensor in a.items():
@@ -227,7 +355,7 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
         if tensor.is_floating_point() and tensor.numel():
             scale[kind] = max(scale.get(kind, 0.0), float(_dense(tensor).abs().max()))
     for key, tensor in a.items():
-        if key in b and tensor.is_floating_point() and tensor.numel():
+        if tensor.is_floating_point() and tensor.numel():
             difference = float((_dense(tensor) - _dense(b[key])).abs().max())
             largest = max(largest, difference / (scale[key.split()[0]] or 1.0))
     return largest

@@ -22,8 +22,6 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
     TangentAOTInput,
 )
-from torch._functorch._aot_autograd.functional_utils import gen_alias_from_base
-from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import OpOverload, OpOverloadPacket
@@ -67,7 +65,6 @@ __all__ = [
     "IntermediateBaseAOTOutput",
     "OpOverload",
     "OpOverloadPacket",
-    "OutputType",
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
@@ -84,7 +81,6 @@ __all__ = [
     "composite",
     "fake_mode_of",
     "fake_modules",
-    "forward_metadata",
     "hidden_changes_without_tangents",
     "is_made_of_others",
     "is_pytree_node",
@@ -96,13 +92,13 @@ __all__ = [
     "like",
     "min_cut_partition",
     "pytree",
-    "regenerate_alias",
     "sequence_number",
     "storage_key",
     "symbolic_numbers",
     "symbols_asked_for",
     "symbols_in",
     "traced_twin",
+    "viewed",
     "watched_autocast",
     "without_autocast",
     "without_meta_log",
@@ -218,11 +214,6 @@ def is_made_of_others(function: OpOverload) -> bool:
 def is_pytree_node(kind: type) -> bool:
     """Whether pytrees know how to take instances of a class apart."""
     return kind in pytree.SUPPORTED_NODES
-
-
-def forward_metadata(joint: Any) -> Any:
-    """Return what the tracer has found out about the forward of an exported step."""
-    return joint._aot_state.fw_metadata
 
 
 @contextlib.contextmanager
@@ -344,9 +335,9 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def regenerate_alias(base: torch.Tensor, output: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """Return the view of `base` with the geometry of `output`, as autograd sees views."""
-    return gen_alias_from_base(base, output, requires_grad, None, replay_views=False)
+def viewed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a tensor is a view of, as autograd knows it; itself if it is no view."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 __all__ = [
+    "after_this_backward",
     "asks_for_gradient",
     "gradient_edge",
     "gradient_node",
@@ -30,6 +32,11 @@ def in_backward() -> bool:
 def keeps_graph() -> bool:
     """Return whether the backward that runs now may be followed by another one (retain_graph)."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def after_this_backward(call: Callable[[], Any]) -> None:
+    """Have something called when the backward that runs now has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
 
 
 def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:

@@ -26,6 +26,7 @@ from tightfit.capture.recall.codes import digest_of
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
+from tightfit.torch_private.wrappers import facts_of
 
 NEVER_KEPT = {
     "opaque modules",
@@ -75,8 +76,8 @@ def described(step: Captured) -> list[Any]:
         nodes.append((node.op, node.name, str(node.target), args, tensors, notes))
     joint = step.joint
     ends = (joint.write_backs, joint.raw_outputs, joint.gradients)
-    facts = (joint.sources, joint.outputs, joint.origins, joint.decisions, joint.detached)
-    return [step.graph, *nodes, str(ends), *facts, joint.structure]
+    facts = (joint.sources, facts_of(joint.metadata), joint.origins, joint.decisions)
+    return [step.graph, *nodes, str(ends), *facts, joint.detached, joint.structure]
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])

@@ -226,6 +226,8 @@ class Structure:
         What is no tensor; None where a tensor is.
     positions : tuple of int
         Where the tensors are.
+    which : tuple of int
+        Which tensor is in each of these places: one may be in several.
     loss : int or None
         Which of the tensors is called ``loss`` at the top, if one is.
     numbers : tuple of int
@@ -235,6 +237,7 @@ class Structure:
     spec: Any
     leaves: tuple[Any, ...]
     positions: tuple[int, ...]
+    which: tuple[int, ...]
     loss: int | None = None
     numbers: tuple[int, ...] = ()
 
@@ -246,13 +249,14 @@ class Structure:
     def filled(self, tensors: Sequence[Any]) -> Any:
         """Return the output with the given tensors."""
         leaves = list(self.leaves)
-        for position, tensor in zip(self.positions, tensors, strict=True):
+        for position, which in zip(self.positions, self.which, strict=True):
+            tensor = tensors[which]
             leaves[position] = tensor.item() if position in self.numbers else tensor
         return unflatten(leaves, self.spec)
 
 
 def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure]:
-    """Return the tensors of an output and the rest of it.
+    """Return the tensors of an output, each of them once, and the rest of it.
 
     Raises
     ------
@@ -274,14 +278,16 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
                 "register the class with torch.utils._pytree"
             )
     positions = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
-    tensors = [leaves[i] for i in positions]
+    places: dict[int, int] = {}
+    which = tuple(places.setdefault(id(leaves[i]), len(places)) for i in positions)
+    tensors = [leaves[positions[which.index(place)]] for place in range(len(places))]
     rest = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
     told = output.output if isinstance(output, WithKept) else output
     named = told.get("loss") if isinstance(told, dict) else getattr(told, "loss", None)
     if told is not output and isinstance(told, torch.Tensor):
         named = told  # if it is one number; what is kept beside a loss is looked at, no more
     loss = next((i for i, t in enumerate(tensors) if t is named), None)
-    return tensors, Structure(spec, rest, positions, loss, numbers)
+    return tensors, Structure(spec, rest, positions, which, loss, numbers)
 
 
 def _as_tensor(number: Any) -> torch.Tensor:

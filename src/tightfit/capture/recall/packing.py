@@ -12,12 +12,12 @@ from torch import fx, nn
 
 from tightfit.capture.calls.structure import Structure
 from tightfit.capture.decisions.reads import Decisions
-from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
+from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.opaque.call import OpaqueModules
 from tightfit.capture.origins import Origins, Stretches
 from tightfit.capture.recall.values import NotKept, bytes_of, packed, unpacked
 from tightfit.torch_private import core as private
-from tightfit.torch_private import traces
+from tightfit.torch_private import traces, wrappers
 
 __all__ = ["KeptGraph", "kept_graph", "traced_again"]
 
@@ -96,7 +96,7 @@ class KeptGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: Any
     write_backs: Any
     raw_outputs: Any
-    outputs: Any
+    metadata: Any
     gradients: Any
     structure: Any
     modules: Any
@@ -142,7 +142,7 @@ class _Packing:
             sources=packed(tuple((s.kind, s.name, s.index) for s in joint.sources)),
             write_backs=packed(joint.write_backs, self._nodes),
             raw_outputs=packed(joint.raw_outputs, self._nodes),
-            outputs=packed(tuple((o.kind, o.base, o.requires_grad) for o in joint.outputs)),
+            metadata=packed(wrappers.facts_of(joint.metadata)),
             gradients=packed(joint.gradients, self._nodes),
             structure=packed(tuple(vars(joint.structure).values())),
             modules=packed((joint.origins.modules.starts, joint.origins.modules.values)),
@@ -235,7 +235,7 @@ def traced_again(kept: KeptGraph) -> JointGraph:
         sources=tuple(Source(*each) for each in unpacked(kept.sources)),
         write_backs=unpacked(kept.write_backs, nodes),
         raw_outputs=unpacked(kept.raw_outputs, nodes),
-        outputs=tuple(OutputInfo(*each) for each in unpacked(kept.outputs)),
+        metadata=wrappers.metadata_with(*unpacked(kept.metadata)),
         gradients=unpacked(kept.gradients, nodes),
         structure=Structure(*unpacked(kept.structure)),
         origins=Origins(modules, regions),

@@ -27,6 +27,7 @@ __all__ = [
     "put",
     "refuse_left",
     "traced_places",
+    "with_kept",
 ]
 
 Kept: TypeAlias = tuple[str, str, Any]
@@ -46,6 +47,15 @@ class WithKept:
 
     output: Any
     kept: dict[Kept, Any]
+
+
+def with_kept(output: Any, kept: Mapping[Kept, Any]) -> Any:
+    """Return the output of a forward with what more it leaves behind."""
+    if not kept:
+        return output
+    if isinstance(output, WithKept):
+        return WithKept(output.output, {**output.kept, **kept})
+    return WithKept(output, dict(kept))
 
 
 def put(output: Any, modules: Mapping[str, nn.Module]) -> Any:

@@ -16,7 +16,6 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from tightfit.errors import CaptureError
-from tightfit.torch_private import core as private
 
 __all__ = ["StandInsInBackward", "refuse_backward_writes"]
 
@@ -31,12 +30,16 @@ class StandInsInBackward(TorchFunctionMode):
     module : nn.Module
         That holds all members.
     asked : callable
-        Told of which outputs and inputs gradients are to be traced, before they are.
+        Told of which outputs and inputs gradients are to be traced, before they are; returns for
+        each output whether it may receive one.
     """
 
-    def __init__(self, module: nn.Module, asked: Callable[..., None]) -> None:
+    def __init__(
+        self, module: nn.Module, asked: Callable[[Sequence[Any], Sequence[Any]], Sequence[bool]]
+    ) -> None:
         super().__init__()
         self._asked = asked
+        self._is_awaited = False
         modules = dict(module.named_modules(remove_duplicate=False))
         self._buffers = {name: each._buffers for name, each in modules.items() if each._buffers}
         self._parameters = [each._parameters for each in modules.values() if each._parameters]
@@ -45,20 +48,35 @@ class StandInsInBackward(TorchFunctionMode):
 
     def note(self) -> None:
         """Remember what the members are, as a traced forward begins."""
+        self._is_awaited = False
         self._stand_ins = {name: dict(buffers) for name, buffers in self._buffers.items()}
         self._weights = [dict(parameters) for parameters in self._parameters]
+
+    def await_gradients(self) -> None:
+        """Note that the traced forward has ended: what it differentiated itself was its own."""
+        self._is_awaited = True
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is not torch.autograd.grad or not private.is_tracing():
+        if func is not torch.autograd.grad or not self._is_awaited:
             return func(*args, **(kwargs or {}))
-        self._asked(*args, **(kwargs or {}))
+        return self._traced(*args, **(kwargs or {}))
+
+    def _traced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], grad_outputs: Sequence[Any], **how: Any
+    ) -> Any:
+        receives = self._asked(outputs, inputs)
+        every = zip(outputs, grad_outputs, receives, strict=True)
+        given = [(output, gradient) for output, gradient, may in every if may]
+        if not given:
+            return (None,) * len(inputs)
         before = {name: dict(buffers) for name, buffers in self._buffers.items()}
         weights = [dict(parameters) for parameters in self._parameters]
         self._put(self._stand_ins, self._weights)
         try:
-            return func(*args, **(kwargs or {}))
+            kept, gradients = zip(*given, strict=True)
+            return torch.autograd.grad(kept, inputs, gradients, **how)
         finally:
             changed = self._changed()
             self._put(before, weights)

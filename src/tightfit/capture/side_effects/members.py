@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from tightfit.capture.side_effects.attributes import Kept
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
@@ -17,6 +18,7 @@ __all__ = [
     "RepeatedMembers",
     "alike",
     "members_of",
+    "replaced_buffers",
     "write_replaced",
 ]
 
@@ -102,8 +104,8 @@ def members_of(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
-    """Write what stands in the place of a buffer into the buffer, and put that back.
+def replaced_buffers(module: nn.Module, before: Mapping[str, Any]) -> dict[Kept, torch.Tensor]:
+    """Return what stands in the place of buffers, and put those back: it is a result of the step.
 
     Parameters
     ----------
@@ -118,17 +120,42 @@ def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
         If a parameter was replaced, or a buffer by something else than a tensor like it.
     """
     after = members_of(module)
+    found: dict[Kept, torch.Tensor] = {}
     for key in [key for key in before if after.get(key) is not before[key]]:
         path, _, name = key.rpartition(".")
         owner = module.get_submodule(path)
         old, new = before[key], after.get(key)
-        if name not in owner._buffers or old is None or not alike(old, new):
+        if name not in owner._buffers or not isinstance(new, torch.Tensor) or not alike(old, new):
             raise CaptureError(
                 f"the forward pass puts another tensor in the place of {key}. A planned step "
                 "replays operators, not Python, so this would silently stop happening. Way out: "
                 f"write into it (self.{name}.copy_(...)). The model is unchanged",
                 cause="state" if name in owner._buffers else "",  # may be set up the first time
             )
-        with torch.no_grad():
-            old.copy_(new)
+        found[path, "_buffers", name] = new
         owner._buffers[name] = old
+    return found
+
+
+def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
+    """Write what stands in the place of buffers into them, and put those back: where one op runs.
+
+    Parameters
+    ----------
+    module, before : nn.Module, mapping of str to tensor
+        As in `replaced_buffers`.
+
+    Raises
+    ------
+    CaptureError
+        As there, and if what stands there has a history, which would be cut.
+    """
+    for (path, _, name), new in replaced_buffers(module, before).items():
+        if new.requires_grad:
+            raise CaptureError(
+                f"an opaque module puts a tensor that requires a gradient in the place of its "
+                f"buffer {name}: it runs as one op, which cuts the history of that. Way out: "
+                f"detach it (self.{name} = ....detach()), or return it and pass it as an input"
+            )
+        with torch.no_grad():
+            module.get_submodule(path)._buffers[name].copy_(new)  # type: ignore[union-attr]

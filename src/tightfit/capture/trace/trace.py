@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,9 +25,10 @@ from tightfit.capture.calls.structure import (
 from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder
-from tightfit.capture.joint_graph import JointGraph, OutputInfo, Source
+from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
     is_traced_in_backward,
+    lies_without_gaps,
     note_kept_forward,
     note_random,
     note_terms,
@@ -42,7 +42,12 @@ from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.operators.resized import ResizedTensors
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
 from tightfit.capture.reads.python_state import PythonState
-from tightfit.capture.side_effects.attributes import KeptTensors, refuse_left, traced_places
+from tightfit.capture.side_effects.attributes import (
+    KeptTensors,
+    refuse_left,
+    traced_places,
+    with_kept,
+)
 from tightfit.capture.side_effects.backward_writes import (
     StandInsInBackward,
     refuse_backward_writes,
@@ -51,18 +56,19 @@ from tightfit.capture.side_effects.members import (
     DataAssignments,
     RepeatedMembers,
     members_of,
-    write_replaced,
+    replaced_buffers,
 )
 from tightfit.capture.side_effects.outside import PREFIX, AllFound
 from tightfit.capture.side_effects.saving import without_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
+from tightfit.capture.trace.asked import AskedGradients
 from tightfit.capture.trace.errors import explained
 from tightfit.capture.trace.in_place import LayoutsInPlace
 from tightfit.capture.trace.strides import TrueStrides, note_calls, with_true_strides
-from tightfit.capture.trace.terms import terms_of_gradients
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
+from tightfit.torch_private import wrappers
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 
 __all__ = ["StateChanged", "refuse_rearranged", "trace"]
@@ -98,8 +104,8 @@ class _Callee(nn.Module):
         for name, module in call.owners.items():
             self.add_module(name, module)
         self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
-        self.terms: list[int] = []  # of the gradient of each input that has one
-        self.in_backward = StandInsInBackward(self, self._note_terms)
+        self.asked = AskedGradients()
+        self.in_backward = StandInsInBackward(self, self.asked)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable on what the tracer gives for its inputs; return the tensors it makes."""
@@ -146,17 +152,18 @@ class _Callee(nn.Module):
             raise AllFound("the outside tensors of the forward are found", cause="outside")
         if state is not None and state.has_changed:
             raise StateChanged("the forward pass changes Python state", cause="state")
-        write_replaced(self, members)
+        replaced = replaced_buffers(self, members)
+        output = with_kept(output, replaced)
         refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         if self._loss_alone:
-            self.detached |= _beside_the_loss(tensors, self.structure.loss)
-        return tuple(t.detach() if i in self.detached else t for i, t in enumerate(tensors))
-
-    def _note_terms(self, outputs: Any, inputs: Any, *_: Any, **named: Any) -> None:
-        if isinstance(outputs, Sequence) and isinstance(inputs, Sequence):  # as the tracer asks
-            self.terms = terms_of_gradients(outputs, inputs)
+            state = {id(t) for t in replaced.values()}  # which the next call reads
+            beside = _beside_the_loss(tensors, self.structure.loss)
+            self.detached |= {i for i in beside if id(tensors[i]) not in state}
+        self.asked.expect(tensors, self.detached)
+        self.in_backward.await_gradients()
+        return tuple(tensors)
 
     def is_parameter(self, tensor: Any) -> bool:
         """Whether a tensor stood for a parameter when the forward was last traced."""
@@ -242,32 +249,45 @@ def trace(
         "opaque": opaque.found(),
         "detached": callee.detached,
     }
-    return _read(joint, kept, callee.terms)
+    return _read(joint, kept, callee.asked)
 
 
-def _read(joint: Any, kept: dict[str, Any], terms: Sequence[int]) -> JointGraph:
+def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph:
     module: fx.GraphModule = joint.graph_module
     refuse_backward_writes(module.graph)
     _refuse_communication(module, kept["origins"])
     note_calls(module.graph)
     _note_random(module.graph)
     _number_sums(module.graph)
-    metadata = private.forward_metadata(joint)
+    metadata = wrappers.metadata_of(joint)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     output_node = next(iter(reversed(module.graph.nodes)))
     flat = list(private.pytree.arg_tree_leaves(*output_node.args))
     descriptors = list(output_node.meta["desc"])
     position = {n.meta["desc"]: i for i, n in enumerate(placeholders)}
     write_backs: list[tuple[fx.Node, int]] = []
-    raw: list[Any] = []
+    inside: set[int] = set()
+    raw: list[tuple[Any, Any]] = []
+    changed: list[tuple[Any, Any]] = []
     gradients: list[tuple[fx.Node, int]] = []
-    count = iter(terms)
+    count = iter(asked.terms)
     for node, descriptor in zip(flat, descriptors, strict=True):
         match descriptor:
             case private.InputMutationAOTOutput():
-                write_backs.append((node, position[descriptor.mutated_input]))
+                place = position[descriptor.mutated_input]
+                info = metadata.input_info[place]
+                is_input = isinstance(descriptor.mutated_input, private.PlainAOTInput)
+                if info.mutates_data:
+                    _refuse_rearranged_gaps(placeholders[place], node, is_input=is_input)
+                    write_backs.append((node, place))
+                if not info.mutates_data:
+                    changed.append((node, descriptor))
+                elif info.requires_grad or (info.mutates_metadata and is_input):
+                    changed.append((placeholders[place], descriptor))
+                else:
+                    inside.add(place)
             case private.PlainAOTOutput() | private.IntermediateBaseAOTOutput():
-                raw.append(node)
+                raw.append((node, descriptor))
             case private.GradAOTOutput():
                 arriving = next(count)
                 if node is not None:
@@ -280,16 +300,15 @@ def _read(joint: Any, kept: dict[str, Any], terms: Sequence[int]) -> JointGraph:
                     f"the traced step has an output of an unknown kind ({descriptor}); please "
                     "report this with the model"
                 )
+    raw += changed
+    placeholders = _without_tangents(module.graph, placeholders, asked.receives)
     return JointGraph(
         module=module,
         placeholders=tuple(placeholders),
-        sources=tuple(_sources(placeholders, descriptors)),
+        sources=tuple(_sources(placeholders, [descriptor for _, descriptor in raw])),
         write_backs=tuple(write_backs),
-        raw_outputs=tuple(raw),
-        outputs=tuple(
-            replace(info, requires_grad=True) if i in kept["detached"] else info
-            for i, info in enumerate(_output_infos(metadata, raw))
-        ),
+        raw_outputs=tuple(node for node, _ in raw),
+        metadata=wrappers.runtime_metadata(metadata, inside),
         gradients=tuple(gradients),
         **kept,
     )
@@ -334,9 +353,36 @@ def _refuse_communication(module: fx.GraphModule, origins: Origins) -> None:
                 )
 
 
-def _sources(placeholders: Sequence[fx.Node], output_descriptors: Sequence[Any]) -> list[Source]:
-    raw_kinds = (private.PlainAOTOutput, private.IntermediateBaseAOTOutput)
-    raw = [d for d in output_descriptors if isinstance(d, raw_kinds)]
+def _without_tangents(
+    graph: fx.Graph, placeholders: Sequence[fx.Node], receives: Sequence[bool]
+) -> list[fx.Node]:
+    """Erase the gradients of outputs that are known to receive none: nobody reads them."""
+    tangents = [n for n in placeholders if isinstance(n.meta["desc"], private.TangentAOTInput)]
+    unread = {node for node, may in zip(tangents, receives, strict=True) if not may}
+    for node in unread:
+        graph.erase_node(node)
+    return [node for node in placeholders if node not in unread]
+
+
+def _refuse_rearranged_gaps(before: fx.Node, after: fx.Node, *, is_input: bool) -> None:
+    """Refuse to write into an input that gets another shape and has gaps in its memory."""
+    old, new = before.meta["val"], after.meta["val"]
+    if is_input and old.shape != new.shape and not lies_without_gaps(old):
+        raise CaptureError(
+            f"the step changes the shape of an input and writes into it, whose {tuple(old.shape)} "
+            "elements do not lie side by side: where they would be written cannot be planned. Way "
+            "out: pass a contiguous copy of it"
+        )
+
+
+def _sources(placeholders: Sequence[fx.Node], raw: Sequence[Any]) -> list[Source]:
+    """Return where placeholders come from.
+
+    Parameters
+    ----------
+    raw : sequence
+        The descriptors of the raw outputs.
+    """
     sources = []
     for node in placeholders:
         descriptor = node.meta["desc"]
@@ -348,15 +394,7 @@ def _sources(placeholders: Sequence[fx.Node], output_descriptors: Sequence[Any])
             case private.PlainAOTInput():
                 sources.append(Source("input", f"input {descriptor.idx}", descriptor.idx))
             case private.TangentAOTInput():
-                index = raw.index(descriptor.output) if descriptor.output in raw else -1
-                if index < 0:
-                    what = getattr(descriptor.output, "mutated_input", descriptor.output)
-                    name = getattr(what, "target", what)
-                    raise CaptureError(
-                        f"the step changes {name} in place and differentiates through it, as "
-                        "Embedding(max_norm=...) does with its weight. Way out: clone it before "
-                        "changing it, or change it outside the fitted module"
-                    )
+                index = raw.index(descriptor.output)
                 sources.append(Source("tangent", f"tangent {index}", index))
             case _:
                 raise CaptureError(
@@ -365,27 +403,6 @@ def _sources(placeholders: Sequence[fx.Node], output_descriptors: Sequence[Any])
                     "separate tensors"
                 )
     return sources
-
-
-def _output_infos(metadata: Any, raw: Sequence[Any]) -> list[OutputInfo]:
-    kinds = private.OutputType
-    count = len(metadata.output_info)
-    infos = []
-    for index, info in enumerate(metadata.output_info):
-        if info.output_type == kinds.is_input:
-            infos.append(OutputInfo("input", info.base_idx, info.requires_grad))
-        elif info.output_type == kinds.alias_of_input:
-            infos.append(OutputInfo("alias_of_input", info.base_idx, info.requires_grad))
-        elif info.output_type in (
-            kinds.alias_of_intermediate,
-            kinds.alias_of_intermediate_save_as_output,
-        ):
-            infos.append(OutputInfo("alias_of_output", info.base_idx + count, info.requires_grad))
-        elif info.output_type == kinds.alias_of_intermediate_base_is_user_output:
-            infos.append(OutputInfo("alias_of_output", info.base_idx, info.requires_grad))
-        else:
-            infos.append(OutputInfo("plain", index, info.requires_grad))
-    return infos
 
 
 def refuse_rearranged(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> None:

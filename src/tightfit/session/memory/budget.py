@@ -117,12 +117,6 @@ class Budget:
             if other is not account:
                 self._comes_inside(other, account, open_calls.get(account, 0) + 1)
 
-    def expect_inside(self) -> None:
-        """Take all members to be called between each other's forward and backward."""
-        for outer in self.members():
-            for inner in self.others(outer):
-                self._comes_inside(outer, inner, 1)
-
     def _comes_inside(self, outer: Account, inner: Account, calls: int) -> None:
         known = self._inside.setdefault(outer, weakref.WeakKeyDictionary())
         known[inner] = max(calls, known.get(inner, 0))

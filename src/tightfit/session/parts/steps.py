@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import WITHOUT_A_PLAN, BadInput
 from tightfit.execution.guard import Guard, StepPeaks
@@ -242,7 +243,7 @@ class PartSteps:
         inputs = placeholder_tensors(kind.captured.joint, part.modules, leaves)
         outputs = kind.runner(holding)(inputs, run)
         writer.forward_ended(number)
-        return kind.captured.joint.structure.filled(outputs)
+        return put(kind.captured.joint.structure.filled(outputs), part.modules)
 
 
 def _plans_in_use(ledger: Ledger[Kind]) -> dict[str, tuple[Plan, ...]]:

@@ -79,7 +79,7 @@ class CalledAgain:
             inputs = captures.inputs(self._one, given)
             output = captures.callee.function(*given.args, **given.kwargs)
         tensors, _ = structure_of(output, captures.callee.name)
-        assert len(tensors) == len(self._one.captured.joint.outputs)
+        assert len(tensors) == self._one.captured.joint.metadata.num_outputs
         return tensors, inputs
 
     def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
@@ -176,12 +176,9 @@ def _why_not_plainly(one: Specialisation) -> str | None:
         return "its forward draws random numbers"
     if joint.write_backs or joint.opaque.changes_state:
         return "its forward writes buffers or inputs"
-    if isinstance(joint.structure.filled([None] * len(joint.outputs)), WithKept):
+    if isinstance(joint.structure.filled([None] * joint.metadata.num_outputs), WithKept):
         return "its forward leaves tensors in attributes"
-    kinds = {info.kind for info in joint.outputs}
-    if joint.structure.numbers or "alias_of_output" in kinds:
-        return "it returns numbers, or views of one another"
-    return None
+    return "it returns numbers" if joint.structure.numbers else None
 
 
 def _only_once(name: str, reason: str) -> TightfitError:

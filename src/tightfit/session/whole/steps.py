@@ -17,6 +17,7 @@ from tightfit.errors import (
     CaptureError,
     Diverged,
     InfeasibleBudget,
+    NothingToTrain,
     OpaqueChanged,
     OpaqueVaries,
 )
@@ -37,6 +38,7 @@ from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.plans import Plans
 from tightfit.session.whole.shares.company import end_in_company
 from tightfit.session.whole.specialisation import Planned, Specialisation
+from tightfit.session.whole.untrained import Untrained
 
 __all__ = ["WholeSteps"]
 
@@ -61,6 +63,8 @@ class WholeSteps:
     ----------
     captures : Captures
         What was captured of it.
+    untrained : Untrained
+        Calls of it that have nothing to train.
     watch : Watch
         Measures its steps.
     last : Planned or None
@@ -76,6 +80,7 @@ class WholeSteps:
         self.options = options
         self.account = account
         self.captures = Captures(callee)
+        self.untrained = Untrained()
         self.watch = Watch(callee.name, account)
         self.last: Planned | None = None
         self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -192,6 +197,7 @@ class WholeSteps:
 
     def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
         """Return what was captured for a signature, captured now if new; `waits`: a step does."""
+        self.untrained.refuse(key)
         one = self.captures.find(key, given)
         if one is None and waits:
             one = self._with_deciding_ops(key, given)
@@ -219,7 +225,11 @@ class WholeSteps:
         self.account.locate()
         room_bytes = self._plans.looking_bytes(self.options) if waits else None
         with left_out(), fewer_collections():
-            return self.captures.capture(key, call, self.options, self._calls, room_bytes)
+            try:
+                return self.captures.capture(key, call, self.options, self._calls, room_bytes)
+            except NothingToTrain as reason:
+                self.untrained.note(key, reason)
+                raise
 
     def _begin(self, one: Specialisation, inputs: list[Any]) -> None:
         """Begin to measure a step of what was captured."""

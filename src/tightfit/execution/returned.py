@@ -1,0 +1,142 @@
+"""What a planned call returns and changes, made of what its program returns.
+
+AOTAutograd's runtime wrapper runs around the chain of autograd nodes. What leaves as an output of
+the chain has a history of its own; views of inputs and of other outputs are made anew outside of
+it, so that autograd knows them for what they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.torch_private import core as private
+from tightfit.torch_private.wrappers import OutputType, TensorAlias, wrapped
+
+__all__ = ["Returned", "raw_outputs"]
+
+_OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+"""Kinds of outputs that are no views of an input, of another output or of what is returned."""
+_VIEWS = (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)
+"""Kinds of outputs that are views of a further raw output."""
+
+
+class Returned:
+    """Makes the outputs of one captured step.
+
+    Parameters
+    ----------
+    joint : JointGraph
+        The step.
+    chain : callable
+        Runs the chain of nodes on the inputs and what more follows them; returns the raw outputs
+        by their positions.
+
+    Attributes
+    ----------
+    canonical : dict of int to int
+        Of each raw output that leaves the chain, the one that is returned in place of all that are
+        the same.
+    plain : list of int
+        Those that are returned.
+    """
+
+    def __init__(self, joint: JointGraph, chain: Callable[[list[Any]], Mapping[int, Any]]) -> None:
+        metadata = joint.metadata
+        self._outputs = metadata.num_outputs
+        self._bases = self._outputs + metadata.num_intermediate_bases
+        infos = metadata.output_info
+        changed = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
+        leaving = [i for i, info in enumerate(infos) if info.output_type in _OWN]
+        leaving += range(self._outputs, self._bases)
+        leaving += [self._bases + i for i, info in enumerate(changed) if info.mutates_data]
+        receiving = {i for i, info in enumerate(infos) if info.requires_grad_for_backward}
+        receiving |= {*range(self._outputs, self._bases)}
+        receiving |= {self._bases + i for i, info in enumerate(changed) if info.requires_grad}
+        self._with_history = receiving.intersection(leaving)
+        raw = joint.raw_outputs
+        first: dict[fx.Node, int] = {}
+        for i in sorted(leaving, key=lambda i: i not in receiving):
+            if isinstance(raw[i], fx.Node):
+                first.setdefault(raw[i], i)
+        self.canonical = {i: first[raw[i]] for i in leaving if isinstance(raw[i], fx.Node)}
+        self.plain = [i for i, same in self.canonical.items() if i == same]
+        self._aliases = frozenset(range(len(raw))) - frozenset(leaving)
+        self._order = (*range(self._bases, len(raw)), *range(self._bases))
+        self._without_history = [
+            (i, info.output_type)
+            for i, info in enumerate(infos)
+            if info.requires_grad and not info.requires_grad_for_backward
+        ]
+        self._chain = chain
+        self._call = wrapped(self._run, metadata)
+
+    def __call__(self, inputs: list[Any], *more: Any) -> list[Any]:
+        """Return the flattened outputs of a call; change inputs as it does."""
+        outputs = self._call([*inputs, *more])[: self._outputs]
+        for i, kind in self._without_history:
+            outputs[i] = _viewed_without_history(outputs[i], kind)
+        return outputs
+
+    def has_history(self, index: int) -> bool:
+        """Whether a raw output that leaves the chain is differentiable."""
+        return index in self._with_history
+
+    def hidden(self, raw: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return what leaves the chain, as views only of what leaves it, too.
+
+        A view of what nobody else sees is no view: the caller may write into it. What has no
+        history is no view of what gets one.
+        """
+        if not any(t._is_view() for t in raw):
+            return tuple(raw)
+        roots = [id(private.viewed(t)) for t in raw]
+        with_history = [self.has_history(i) for i in self.plain]
+        sharing = Counter(root for root, has in zip(roots, with_history, strict=True) if has)
+        return tuple(
+            t.detach() if t._is_view() and (sharing[root] == 1 if has else root in sharing) else t
+            for t, root, has in zip(raw, roots, with_history, strict=True)
+        )
+
+    def _run(self, given: list[Any]) -> list[Any]:
+        raw = self._chain(given)
+        return [self._handed_on(raw, i) for i in self._order]
+
+    def _handed_on(self, raw: Mapping[int, Any], index: int) -> Any:
+        if index in self._aliases:
+            return TensorAlias(raw[index])
+        same = self.canonical.get(index, index)
+        return raw[same] if same == index or self.has_history(index) else raw[same].detach()
+
+
+def raw_outputs(joint: JointGraph, outputs: Sequence[Any]) -> dict[int, Any]:
+    """Return the raw outputs with a history of their own, by position, of what a forward returned.
+
+    Parameters
+    ----------
+    joint : JointGraph
+        The captured step of that forward.
+    outputs : sequence
+        What it returned, flattened, when it was run plainly.
+    """
+    infos = joint.metadata.output_info
+    found = {i: x for i, x in enumerate(outputs) if infos[i].output_type in _OWN}
+    for info, output in zip(infos, outputs, strict=True):
+        if info.output_type in _VIEWS:
+            found[len(outputs) + info.base_idx] = private.viewed(output)
+    return found
+
+
+def _viewed_without_history(output: torch.Tensor, kind: OutputType) -> torch.Tensor:
+    """Return an output that is a view made where gradients are off, of what has a history."""
+    if kind in _OWN:
+        return output.requires_grad_()
+    if kind is OutputType.is_input:
+        return output
+    with torch.no_grad():
+        return output.view_as(output)

@@ -1,0 +1,184 @@
+"""The process that runs a program."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import random
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from tightfit.errors import InfeasibleBudget, TightfitError
+from tightfit.scripts.answers import Repeated, Told
+from tightfit.scripts.calls import OutermostCalls
+from tightfit.scripts.doors import doors
+from tightfit.scripts.fitting import Fitting
+from tightfit.scripts.job import CannotProve, EnoughSteps, Job
+from tightfit.scripts.metered import Metered
+from tightfit.scripts.record import Ended, Failure, Generator, Line, Record, Step
+from tightfit.scripts.trained import Trained
+from tightfit.studies.model import explain_error
+
+__all__ = ["main"]
+
+
+class _Run:
+    """One run of a program, and what is written down of it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._record = Record(Path(job.record))
+        self._trained = Trained()
+        self._metered = Metered()
+        self._fitting = Fitting(job, self._trained, self._metered)
+        self._steps = 0
+        self._has_trained = False
+        self._at_first: dict[str, str] | None = None
+        self._hook: Any = None
+
+    def run(self) -> None:
+        """Run the program until it ends or has taken its steps."""
+        began_s, began = time.perf_counter(), _random_states()
+        is_plain = self._job.way == "plain"
+        answers = (Repeated if is_plain else Told)(Path(self._job.answers))
+        with contextlib.ExitStack() as around:
+            around.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            around.callback(self._forget_hook)
+            around.enter_context(doors(self._fitting, answers, is_plain=is_plain))
+            around.enter_context(OutermostCalls(self._before_call))
+            printed = around.enter_context(contextlib.closing(_printed(self._note_line)))
+            around.enter_context(contextlib.redirect_stdout(printed))
+            code, failure = _run_program(self._job)
+        for name, digest in _random_states().items():
+            self._record.add(Generator(name, "" if digest == began.get(name) else digest))
+        self._record.add(
+            Ended(
+                code=code,
+                trained=self._has_trained,
+                fitted=self._fitting.names,
+                budget_bytes=self._metered.budget_bytes,
+                peak_bytes=self._metered.peak_bytes,
+                seconds=time.perf_counter() - began_s,
+                failure=failure,
+            )
+        )
+
+    def _note_line(self, text: str) -> None:
+        self._record.add(Line(text))
+
+    def _before_call(self, module: torch.nn.Module) -> None:
+        self._trained.meet(module)
+        self._fitting.before_call(module)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._steps == self._job.steps:
+            raise EnoughSteps
+        self._trained.meet_optimizer(optimizer)
+        self._forget_hook()  # hooks of the program come first
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        if self._at_first is None:
+            self._at_first = self._trained.digests()
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._steps += 1
+        self._fitting.require()
+        digests = self._trained.digests()
+        name = self._trained.meet_optimizer(optimizer)
+        self._record.add(Step(self._steps, name, digests))
+        if not self._has_trained:
+            self._has_trained = self._trained.has_gradient() or self._has_moved(digests)
+        wanted = self._job.wanted
+        if wanted is not None and wanted.step == self._steps:
+            torch.save(self._trained.tensors().get(wanted.name), wanted.path)
+
+    def _forget_hook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _has_moved(self, digests: dict[str, str]) -> bool:
+        first = {k: v for k, v in (self._at_first or {}).items() if k.startswith("parameter ")}
+        return any(digests.get(name, digest) != digest for name, digest in first.items())
+
+
+def _run_program(job: Job) -> tuple[int, Failure | None]:
+    """Run a script as `python script arguments` would; return its code and what ended it."""
+    sys.argv = [job.script, *job.arguments]
+    sys.path.insert(0, os.fspath(Path(job.script).resolve().parent))
+    try:
+        runpy.run_path(job.script, run_name="__main__")
+    except EnoughSteps:
+        return 0, None
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None), None
+    except Exception as error:
+        return 1, _failure(error, job.script)
+    return 0, None
+
+
+def _failure(error: Exception, script: str) -> Failure:
+    kind = type(error).__name__
+    if isinstance(error, InfeasibleBudget):
+        return Failure(kind, str(error), "budget", error.budget_bytes, error.minimum_bytes)
+    if isinstance(error, TightfitError):
+        return Failure(kind, str(error), "program" if isinstance(error, CannotProve) else "step")
+    return Failure(kind, explain_error(error, script).removeprefix(f"{kind}: "))
+
+
+def _printed(note: Callable[[str], None]) -> io.TextIOWrapper:
+    """Return a standard output whose lines are noted."""
+
+    class Lines(io.RawIOBase):
+        pending = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, text: Any) -> int:
+            *lines, self.pending = (self.pending + bytes(text)).split(b"\n")
+            for line in lines:
+                note(line.decode(errors="replace"))
+            return len(text)
+
+        def close(self) -> None:
+            if self.pending:
+                note(self.pending.decode(errors="replace"))
+                self.pending = b""
+            super().close()
+
+    return io.TextIOWrapper(
+        io.BufferedWriter(Lines()), encoding="utf-8", line_buffering=True, write_through=True
+    )
+
+
+def _random_states() -> dict[str, str]:
+    """Return hashes of the states of the generators that every program shares."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state().tolist(), "random": random.getstate()}
+    if torch.cuda.is_initialized():
+        for index, state in enumerate(torch.cuda.get_rng_state_all()):
+            states[f"cuda:{index}"] = state.tolist()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states["numpy"] = (kind, keys.tolist(), rest)
+    return {k: hashlib.blake2b(repr(v).encode()).hexdigest()[:32] for k, v in states.items()}
+
+
+def main(path: str) -> None:
+    """Run a job that lies in a file."""
+    job = msgspec.json.decode(Path(path).read_bytes(), type=Job)
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    _Run(job).run()

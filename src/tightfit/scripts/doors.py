@@ -1,0 +1,88 @@
+"""What a program finds in the place of the functions of tightfit by which it trains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import tightfit
+from tightfit.api import backend as backend_file
+from tightfit.api import fit as fit_file
+from tightfit.api import online as online_file
+from tightfit.arenas.arena import Arena
+from tightfit.dynamic.region import Online
+from tightfit.scripts.answers import Answers
+from tightfit.scripts.fitting import Fitting
+
+__all__ = ["doors"]
+
+
+class _PlainRegion:
+    """Stands for a region of `tightfit.online` in a plain run: it does nothing."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def __enter__(self) -> _PlainRegion:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Do nothing."""
+
+    def evict(self, size: int | str) -> None:
+        """Do nothing."""
+
+    def keep(self, *tensors: Any) -> None:
+        """Do nothing."""
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Do nothing."""
+
+    def report(self) -> Any:
+        """Return what the region of the fitted run has reported."""
+        return self._answers(lambda: None)
+
+
+@contextlib.contextmanager
+def doors(fitting: Fitting, answers: Answers, *, is_plain: bool) -> Iterator[None]:
+    """Have the program fit through `fitting`, and be answered by `answers`, while it runs."""
+
+    def answered(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: answers(lambda: original(*args, **kwargs))
+
+    original_online, original_backend = online_file.online, backend_file.backend
+
+    def online(budget: int | str, **keywords: Any) -> Any:
+        fitting.region(budget)
+        return _PlainRegion(answers) if is_plain else original_online(budget, **keywords)
+
+    def backend(module: Any, example_inputs: Any, **keywords: Any) -> Any:
+        budget = (keywords.get("options") or {}).get("budget")
+        if budget is not None:
+            fitting.compiled(budget)
+        if is_plain:
+            return module.forward
+        return original_backend(module, example_inputs, **keywords)
+
+    replaced: dict[str, Any] = {
+        "fit": fitting.fit,
+        "step": fitting.step,
+        "unfit": fitting.unfit,
+        "prepare": answered(fit_file.prepare),
+        "report": answered(fit_file.report),
+    }
+    with contextlib.ExitStack() as around:
+        for name, function in replaced.items():
+            around.enter_context(mock.patch.object(tightfit, name, function))
+            around.enter_context(mock.patch.object(fit_file, name, function))
+        for file, name, function in (
+            (tightfit, "online", online),
+            (online_file, "online", online),
+            (backend_file, "backend", backend),
+        ):
+            around.enter_context(mock.patch.object(file, name, function))
+        for kind in (Online, Arena):
+            around.enter_context(mock.patch.object(kind, "report", answered(kind.report)))
+        yield

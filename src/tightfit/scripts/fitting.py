@@ -1,0 +1,206 @@
+"""What is fitted of a program: what it fits itself, or else what it trains."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.allocator.alive import alive
+from tightfit.api.fit import fit, step, unfit
+from tightfit.scripts.job import CannotProve, Job
+from tightfit.scripts.metered import Metered
+from tightfit.scripts.trained import Trained, unwrapped
+from tightfit.session.handles import fitted_of
+from tightfit.session.memory.budget import Budget
+from tightfit.units import parse_bytes
+
+__all__ = ["Fitting"]
+
+
+class Fitting:
+    """Fits what a program trains; in its plain run it only notes what would be fitted.
+
+    A program that calls `tightfit.fit` or `tightfit.step` says itself what is fitted. Of another
+    one, each module that it calls by itself is fitted when it first trains: that is the outermost
+    one that owns parameters of an optimizer. Several of them share the budget.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The classes of what was fitted.
+    """
+
+    def __init__(self, job: Job, trained: Trained, metered: Metered) -> None:
+        self.names: tuple[str, ...] = ()
+        self._job = job
+        self._is_plain = job.way == "plain"
+        self._trained = trained
+        self._metered = metered
+        self._is_programs = False
+        self._here: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._shared: Budget | None = None
+        self._replaced: list[Any] = []
+
+    # -- what the program fits ------------------------------------------------------------------
+
+    def fit(self, model: nn.Module, budget: int | str | Budget, **keywords: Any) -> nn.Module:
+        """Fit a model in the name of the program."""
+        self._leave_to_program()
+        budget = self._budget_of(model, budget)
+        self._note([model], keywords.get("optimizer"), budget)
+        self.names += (type(model).__name__,)
+        return model if self._is_plain else fit(model, budget, **keywords)
+
+    def step(
+        self,
+        function: Callable[..., Any],
+        *,
+        modules: nn.Module | Iterable[nn.Module] | Mapping[str, nn.Module],
+        budget: int | str | Budget,
+        **keywords: Any,
+    ) -> Callable[..., Any]:
+        """Plan a step in the name of the program."""
+        self._leave_to_program()
+        if not isinstance(modules, nn.Module | Mapping):
+            modules = list(modules)
+        budget = self._budget_of(function, budget)
+        self._note(_listed(modules), keywords.get("optimizer"), budget)
+        self.names += (getattr(function, "__name__", type(function).__name__),)
+        if self._is_plain:
+            return function
+        return step(function, modules=modules, budget=budget, **keywords)
+
+    def unfit(self, model: nn.Module) -> nn.Module:
+        """Give a model its own forward back in the name of the program."""
+        return model if self._is_plain else unfit(model)
+
+    def region(self, budget: int | str) -> None:
+        """Note that the program keeps all that it holds to a budget, by `tightfit.online`."""
+        self._leave_to_program()
+        self._metered.begin_with_all(parse_bytes(budget))
+        self.names += ("online",)
+
+    def compiled(self, budget: int | str | Budget) -> None:
+        """Note that a graph of the program's is planned by the backend of `torch.compile`."""
+        self._leave_to_program()
+        self._note(self._trained.modules(), None, budget)
+        self.names += ("a graph of torch.compile",)
+
+    def _leave_to_program(self) -> None:
+        self._is_programs = True
+        for module in self._here:
+            self.unfit(module)
+        self._here.clear()
+
+    def _budget_of(self, fitted: Any, budget: int | str | Budget) -> int | str | Budget:
+        """Return the budget that was asked for in the place of the program's own."""
+        if self._job.budget_bytes is None:
+            return budget
+        if isinstance(budget, Budget):
+            self._shared = self._shared or Budget(self._job.budget_bytes)
+            return self._shared
+        if any(other is not fitted for other in self._replaced):
+            raise CannotProve(
+                "the program gives several models or steps budgets of their own: leave --budget "
+                "out, and theirs count"
+            )
+        self._replaced.append(fitted)
+        return self._job.budget_bytes
+
+    # -- what is fitted here --------------------------------------------------------------------
+
+    def before_call(self, module: nn.Module) -> None:
+        """Fit a module that the program is about to call, if it trains and nobody has fitted it.
+
+        Raises
+        ------
+        CannotProve
+            If it must be fitted and no budget was given.
+        """
+        if self._is_programs or not torch.is_grad_enabled() or hasattr(module, "_orig_mod"):
+            return
+        module = unwrapped(module)
+        if module in self._covered:
+            return
+        own = {id(p) for p in module.parameters() if p.requires_grad}
+        if not own:
+            return
+        optimizers = _optimizers()
+        holders = [o for o in optimizers if own & _held(o)]
+        if holders:
+            self._fit_here(module, holders, is_all=all(own >= _held(o) for o in optimizers))
+
+    def require(self) -> None:
+        """Say so if the program trains and nothing was fitted.
+
+        Raises
+        ------
+        CannotProve
+            In that case.
+        """
+        if not self.names:
+            raise CannotProve(
+                "the program trains, but calls no module that could be fitted: it uses parameters "
+                "outside of modules, or calls what torch.compile has wrapped. "
+                "Way out: tightfit.fit or tightfit.step in the program"
+            )
+
+    def _fit_here(self, module: nn.Module, holders: list[Any], *, is_all: bool) -> None:
+        if self._job.budget_bytes is None:
+            raise CannotProve(
+                f"the program fits nothing itself: give a budget for its {type(module).__name__}, "
+                "such as --budget 8GiB"
+            )
+        for inner in self._here.intersection(module.modules()):
+            self._here.remove(inner)
+            self.unfit(inner)
+        budget: int | Budget = self._job.budget_bytes
+        if self._here or not is_all:
+            budget = self._shared_budget(self._job.budget_bytes)
+        optimizer = holders[0] if len(holders) == 1 else None
+        self._note([module], optimizer, budget)
+        self.names += (type(module).__name__,)
+        self._here.add(module)
+        self._covered.update(module.modules())
+        if not self._is_plain:
+            fit(module, budget, optimizer=optimizer, **self._job.keywords)
+
+    def _shared_budget(self, budget_bytes: int) -> Budget:
+        if self._shared is None:
+            self._shared = Budget(budget_bytes)
+            for module in self._here:
+                self._note([module], None, self._shared)
+                if not self._is_plain:
+                    fitted_of(module).share(self._shared)
+        return self._shared
+
+    def _note(self, modules: list[nn.Module], optimizer: Any, budget: int | str | Budget) -> None:
+        for module in modules:
+            self._trained.meet(module)
+        self._metered.begin(modules, optimizer, budget)
+
+
+def _listed(modules: Any) -> list[nn.Module]:
+    if isinstance(modules, nn.Module):
+        return [modules]
+    return list(modules.values() if isinstance(modules, Mapping) else modules)
+
+
+def _optimizers() -> list[Any]:
+    """Return the optimizers that exist."""
+    kinds: set[type] = {torch.optim.Optimizer}
+    front: list[type] = [torch.optim.Optimizer]
+    while front:
+        front = [kind for parent in front for kind in parent.__subclasses__() if kind not in kinds]
+        kinds.update(front)
+    return alive(kinds)
+
+
+def _held(optimizer: Any) -> set[int]:
+    """Return the identities of the parameters that an optimizer trains."""
+    return {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

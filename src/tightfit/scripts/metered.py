@@ -1,0 +1,107 @@
+"""The bytes that a program holds from `fit` on, counted as its budget counts them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightfit.allocator import Meter, meter_for
+from tightfit.allocator.hook import installed_hook
+from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
+from tightfit.allocator.tally import Tally, tally_for
+from tightfit.session.memory.account import device_of_modules
+from tightfit.session.memory.budget import Budget
+from tightfit.session.memory.optimizers import Optimizers
+from tightfit.units import parse_bytes
+
+__all__ = ["Metered"]
+
+
+class Metered:
+    """Counts what is given out from the first `fit` on, and what fitted modules held before.
+
+    What else the program held before, such as its data, is no part of a budget.
+    """
+
+    def __init__(self) -> None:
+        installed_hook()  # counts from now on, before the program makes anything
+        self._meter: Meter | None = None
+        self._tally: Tally | None = None
+        self._base_bytes = 0
+        self._counted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._budgets: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._largest_budget_bytes = 0
+        self._asks_device = False
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The most that all budgets together were; None where one is what a device has free."""
+        return None if self._asks_device else self._largest_budget_bytes or None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most that was held since the first `fit`; None before it."""
+        return None if self._meter is None else self._meter.peak_bytes() - self._base_bytes
+
+    def begin(
+        self, modules: Sequence[nn.Module], optimizer: Any, budget: int | str | Budget
+    ) -> None:
+        """Count these modules, too: they are fitted now.
+
+        Parameters
+        ----------
+        modules : sequence of nn.Module
+            What has the budget.
+        optimizer : torch.optim.Optimizer or None
+            Of their parameters, if it is known.
+        budget : int, str or Budget
+            As `tightfit.fit` takes it.
+        """
+        new = {str(n): module for n, module in enumerate(modules) if module not in self._counted}
+        self._counted.update(new.values())
+        device = device_of_modules({str(n): module for n, module in enumerate(modules)})
+        own = _held_by(new, optimizer, device)
+        self._start(device, own)
+        counted_bytes = self._tally.counted_bytes(own) if self._tally is not None else 0
+        held_bytes = resident_tensor_bytes(own, granularity_of(device.type))
+        self._base_bytes -= held_bytes - counted_bytes
+        self._note(modules, budget)
+
+    def begin_with_all(self, budget_bytes: int) -> None:
+        """Count all that is held, by whomever: a budget is for all of it."""
+        self._start(torch.device("cpu"), [])
+        self._base_bytes = 0
+        self._note([], Budget(budget_bytes))
+
+    def _start(self, device: torch.device, own: list[torch.Tensor]) -> None:
+        if self._meter is None:
+            self._meter, self._tally = meter_for(device), tally_for(device, own)
+            self._base_bytes = self._meter.live_bytes()
+
+    def _note(self, modules: Sequence[nn.Module], budget: int | str | Budget) -> None:
+        """Note what has a budget, for as long as it lives."""
+        if budget == "device":
+            self._asks_device = True
+            return
+        for module in modules:
+            self._budgets.pop(module, None)
+        holder = budget if isinstance(budget, Budget) else next(iter(modules), self)
+        size_bytes = budget.size_bytes if isinstance(budget, Budget) else parse_bytes(budget)
+        self._budgets[holder] = size_bytes
+        self._largest_budget_bytes = max(self._largest_budget_bytes, sum(self._budgets.values()))
+
+
+def _held_by(
+    modules: Mapping[str, nn.Module], optimizer: Any, device: torch.device
+) -> list[torch.Tensor]:
+    """Return parameters, buffers, gradients and the state of optimizers, as far as they exist."""
+    optimizers = Optimizers(modules, optimizer, granularity_of(device.type))
+    optimizers.look()
+    parameters = [p for m in modules.values() for p in m.parameters()]
+    held = [*parameters, *(b for m in modules.values() for b in m.buffers())]
+    held += [p.grad for p in parameters if p.grad is not None]
+    return held + [t for t in optimizers.tensors() if t.device.type == device.type]

@@ -1,0 +1,205 @@
+"""What a run of a program leaves behind, event by event, in a file; how two runs differ."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "Difference",
+    "Ended",
+    "Event",
+    "Failure",
+    "Generator",
+    "Line",
+    "Record",
+    "Step",
+    "differences",
+]
+
+_MOST_SHOWN = 100
+
+
+class Line(msgspec.Struct, frozen=True, tag="line"):
+    """A line that the program has printed."""
+
+    text: str
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """An optimizer step: its number from 1 on, and hashes of what was there after it, by name."""
+
+    number: int
+    optimizer: str
+    digests: dict[str, str]
+
+
+class Generator(msgspec.Struct, frozen=True, tag="generator"):
+    """A generator of random numbers; a hash of its state at the end, "" if it is untouched."""
+
+    name: str
+    digest: str
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error that ended a program.
+
+    Parameters
+    ----------
+    kind, message : str
+        Class and text.
+    refuses : str
+        ``"program"`` for an error that says why nothing can be proven, ``"budget"`` for a budget
+        that no plan fits, ``"step"`` for another error of tightfit's, ``""`` for any other.
+    budget_bytes, minimum_bytes : int or None
+        Of a budget that no plan fits.
+    """
+
+    kind: str
+    message: str
+    refuses: Literal["program", "budget", "step", ""] = ""
+    budget_bytes: int | None = None
+    minimum_bytes: int | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
+    """The end of a run.
+
+    Parameters
+    ----------
+    code : int
+        What the program ended with; 0 where it was stopped after its steps.
+    trained : bool
+        Whether a parameter has moved, or a gradient was other than zero.
+    fitted : tuple of str
+        What was fitted, or would have been.
+    budget_bytes, peak_bytes : int or None
+        The budget, and the most that was held from `fit` on; None where nobody knows.
+    seconds : float
+        Of the whole run.
+    failure : Failure or None
+        What ended it before its time.
+    """
+
+    code: int
+    trained: bool
+    fitted: tuple[str, ...]
+    budget_bytes: int | None
+    peak_bytes: int | None
+    seconds: float
+    failure: Failure | None = None
+
+
+Event: TypeAlias = Line | Step | Generator | Ended
+
+
+class Record:
+    """Events of one run, in a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file; written by one process, workers that are forked from it write nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer = os.getpid()
+        self._encoder = msgspec.json.Encoder()
+
+    def add(self, event: Event) -> None:
+        """Add an event at the end."""
+        if os.getpid() == self._writer:
+            with self.path.open("ab") as file:
+                file.write(self._encoder.encode(event) + b"\n")
+
+    def __iter__(self) -> Iterator[Event]:
+        """Read the events one by one."""
+        decoder = msgspec.json.Decoder(Event)
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                for text in file:
+                    yield decoder.decode(text)
+
+    def ended(self) -> Ended | None:
+        """Return how the run ended; None if its process died."""
+        return next((event for event in self if isinstance(event, Ended)), None)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A place where two runs differ.
+
+    Parameters
+    ----------
+    index : int
+        Of the event.
+    step : int
+        The optimizer step, or the last one before it.
+    kind : str
+        ``"tensor"``, ``"line"``, ``"generator"``, or ``"order"``: one run does something else than
+        the other.
+    name : str
+        Of the first tensor or of the generator; else what each run prints or does.
+    others : int
+        How many more differ at the same place.
+    """
+
+    index: int
+    step: int
+    kind: Literal["tensor", "line", "generator", "order"]
+    name: str
+    others: int = 0
+
+
+def differences(a: Record, b: Record) -> Iterator[Difference]:
+    """Yield where the first run differs from the second one; no more after another order."""
+    step = 0
+    for index, (one, other) in enumerate(itertools.zip_longest(a, b)):
+        if isinstance(one, Step):
+            step = one.number
+        found = _difference(index, step, one, other)
+        if found is not None:
+            yield found
+            if found.kind == "order":
+                return
+
+
+def _difference(index: int, step: int, a: Event | None, b: Event | None) -> Difference | None:
+    if isinstance(a, Line) and isinstance(b, Line):
+        if a.text == b.text:
+            return None
+        return Difference(index, step, "line", f"{_short(a.text)} and {_short(b.text)}")
+    if isinstance(a, Step) and isinstance(b, Step) and a.optimizer == b.optimizer:
+        names = [n for n in {**a.digests, **b.digests} if a.digests.get(n) != b.digests.get(n)]
+        return Difference(index, step, "tensor", names[0], len(names) - 1) if names else None
+    if isinstance(a, Generator) and isinstance(b, Generator) and a.name == b.name:
+        return None if a == b else Difference(index, step, "generator", a.name)
+    if isinstance(a, Ended) and isinstance(b, Ended) and _same_end(a, b):
+        return None
+    return Difference(index, step, "order", f"{_told(a)}, the other one {_told(b)}")
+
+
+def _same_end(a: Ended, b: Ended) -> bool:
+    return a.code == b.code and a.failure == b.failure
+
+
+def _told(event: Event | None) -> str:
+    """Say what a run does, after "one run"."""
+    if isinstance(event, Line):
+        return f"prints {_short(event.text)}"
+    if isinstance(event, Step):
+        return f"takes step {event.number} ({event.optimizer})"
+    if isinstance(event, Generator) or event is None:
+        return "is over"
+    if event.failure is not None:
+        return f"ends with {event.failure.kind}: {_short(event.failure.message)}"
+    return f"ends with code {event.code}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "...")

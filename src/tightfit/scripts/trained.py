@@ -1,0 +1,106 @@
+"""What a program trains: found by what it calls and by what its optimizers hold, and named."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tightfit.studies.subject import digest_of, is_zero
+
+__all__ = ["Trained", "unwrapped"]
+
+
+class Trained:
+    """The modules that a program calls by themselves, and the optimizers that have stepped.
+
+    Names are the same in every run of the program: they tell the class of the outermost module,
+    and the place inside it.
+    """
+
+    def __init__(self) -> None:
+        self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._optimizers: list[tuple[str, weakref.ref[Any]]] = []
+
+    def meet(self, module: nn.Module) -> None:
+        """Note a module that is called by itself, or fitted; of one inside another only that."""
+        module = unwrapped(module)
+        if module not in self._known:
+            self._known.update(module.modules())
+            self._roots.append((_numbered(module, self._roots), weakref.ref(module)))
+
+    def modules(self) -> list[nn.Module]:
+        """Return the modules that are called by themselves."""
+        return [module for _, module in self._living_roots()]
+
+    def meet_optimizer(self, optimizer: Any) -> str:
+        """Note an optimizer that steps; return its name."""
+        for name, reference in self._optimizers:
+            if reference() is optimizer:
+                return name
+        name = _numbered(optimizer, self._optimizers)
+        self._optimizers.append((name, weakref.ref(optimizer)))
+        return name
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return gradients, parameters and buffers by name; they are not copied."""
+        parameters = dict(self._parameters())
+        found = {f"gradient of {name}": p.grad for name, p in parameters.items()}
+        found |= {f"parameter {name}": p.detach() for name, p in parameters.items()}
+        found |= {f"buffer {name}": buffer for name, buffer in self._buffers()}
+        return {name: t for name, t in found.items() if t is not None and t.numel()}
+
+    def digests(self) -> dict[str, str]:
+        """Return a hash of the bits of each of `tensors`."""
+        return {name: digest_of(tensor).hex() for name, tensor in self.tensors().items()}
+
+    def has_gradient(self) -> bool:
+        """Whether a gradient is other than zero."""
+        gradients = (p.grad for _, p in self._parameters() if p.grad is not None)
+        return not all(map(is_zero, gradients))
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield each parameter once: those of no module are named by their optimizer."""
+        seen: set[int] = set()
+        for root, module in self._living_roots():
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f"{root}.{name}", parameter
+        for name, reference in self._optimizers:
+            optimizer = reference()
+            groups = [] if optimizer is None else optimizer.param_groups
+            for number, group in enumerate(groups):
+                for index, parameter in enumerate(group["params"]):
+                    if id(parameter) not in seen:
+                        seen.add(id(parameter))
+                        yield f"{index} of group {number} of {name}", parameter
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for root, module in self._living_roots():
+            for name, buffer in module.named_buffers():
+                yield f"{root}.{name}", buffer
+
+    def _living_roots(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, reference in self._roots:
+            module = reference()
+            if module is not None:
+                yield name, module
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside those that compile it or train it in several processes."""
+    module = getattr(module, "_orig_mod", module)
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _numbered(thing: Any, known: list[tuple[str, Any]]) -> str:
+    """Return a name that no other one has: the class, with a number from the second on."""
+    kind = type(thing).__name__
+    count = sum(name.partition(" (")[0] == kind for name, _ in known)
+    return f"{kind} ({count + 1})" if count else kind

@@ -1,0 +1,181 @@
+"""AOTAutograd's runtime wrappers, and what they are told of a traced step: every private name.
+
+The tracer notes of each input how it is changed and of each output what it is a view of. The
+wrapper makes of what a compiled forward returns what the traced function would have returned:
+views of inputs and of other outputs, inputs themselves, inputs that are changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
+
+import torch
+from torch._C import _functionalization as functionalization
+from torch._functorch import aot_autograd  # before its parts, which import one another
+from torch._functorch._aot_autograd.functional_utils import ViewMetaSequence
+from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
+from torch._functorch._aot_autograd.schemas import (
+    InputAliasInfo,
+    OutputAliasInfo,
+    OutputType,
+    TensorAlias,
+    ViewAndMutationMeta,
+)
+
+__all__ = [
+    "OutputType",
+    "RuntimeMetadata",
+    "TensorAlias",
+    "facts_of",
+    "metadata_of",
+    "metadata_with",
+    "runtime_metadata",
+    "wrapped",
+]
+
+RuntimeMetadata: TypeAlias = ViewAndMutationMeta
+"""What a traced step returns and changes, without anything of the trace itself."""
+
+
+def metadata_of(joint: Any) -> RuntimeMetadata:
+    """Return what the tracer has found out about the forward of an exported step."""
+    return joint._aot_state.fw_metadata
+
+
+def runtime_metadata(metadata: RuntimeMetadata, inside: Collection[int]) -> RuntimeMetadata:
+    """Return what the wrapper is told.
+
+    Parameters
+    ----------
+    metadata : RuntimeMetadata
+        What the tracer has found out.
+    inside : collection of int
+        Inputs that the compiled forward itself changes: the wrapper leaves them alone.
+    """
+    inputs = [
+        dataclasses.replace(info, mutates_data=False, mutates_metadata=False)
+        if position in inside
+        else info
+        for position, info in enumerate(metadata.input_info)
+    ]
+    outputs = [dataclasses.replace(info, raw_type=torch.Tensor) for info in metadata.output_info]
+    return _safe(inputs, outputs, metadata.num_intermediate_bases)
+
+
+def _safe(
+    inputs: list[InputAliasInfo], outputs: list[OutputAliasInfo], bases: int
+) -> RuntimeMetadata:
+    metadata = ViewAndMutationMeta(
+        input_info=inputs,
+        output_info=outputs,
+        num_intermediate_bases=bases,
+        keep_input_mutations=False,
+        traced_tangents=[],
+        traced_tangents_descs=[],
+        subclass_inp_meta=[],
+        subclass_fw_graph_out_meta=[],
+        subclass_tangent_meta=[],
+    )
+    metadata.make_runtime_safe()
+    return metadata
+
+
+def wrapped(
+    forward: Callable[[list[Any]], list[Any]], metadata: RuntimeMetadata
+) -> Callable[[list[Any]], list[Any]]:
+    """Return a compiled forward that returns what the traced function would have.
+
+    Parameters
+    ----------
+    forward : callable
+        Takes the inputs, and whatever more it is given after them; returns the changed inputs, the
+        outputs and the tensors that several outputs view. What is no output of an autograd node is
+        in a `TensorAlias`.
+    metadata : RuntimeMetadata
+        What the wrapper is told.
+    """
+    function: Callable[..., list[Any]] = _looks_on
+
+    def run(given: list[Any]) -> list[Any]:
+        return function(given)
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # it takes one list
+    wrapper = RuntimeWrapper(indices_of_inps_to_detach=[], trace_joint=True, disable_amp=False)
+    unused = (None, None, None, {}, 0, 0)
+    config = aot_autograd.AOTConfig(*unused, keep_inference_input_mutations=False)  # type: ignore
+    result = wrapper.post_compile(run, config, runtime_metadata=metadata)
+    with contextlib.suppress(_LooksOn):  # its first call runs under a mode that sees operators
+        result([None] * len(metadata.input_info))
+    function = forward
+    return result
+
+
+class _LooksOn(Exception):
+    """Ends the call in which the wrapper looks at custom operators."""
+
+
+def _looks_on(given: list[Any]) -> list[Any]:
+    raise _LooksOn
+
+
+def facts_of(metadata: RuntimeMetadata) -> tuple[Any, ...]:
+    """Return what tells all of it, in plain values."""
+    inputs = tuple(tuple(_fields(info).values()) for info in metadata.input_info)
+    return inputs, tuple(map(_output_facts, metadata.output_info)), metadata.num_intermediate_bases
+
+
+def metadata_with(inputs: Any, outputs: Any, bases: int) -> RuntimeMetadata:
+    """Return the metadata that such values tell."""
+    made = [InputAliasInfo(*each) for each in inputs]
+    return _safe(made, [_output_with(*each) for each in outputs], bases)
+
+
+def _fields(info: Any) -> dict[str, Any]:
+    return {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+
+
+def _output_facts(info: OutputAliasInfo) -> tuple[Any, ...]:
+    sequence = None
+    if info.view_meta_sequence is not None:
+        sequence = tuple(
+            (type(view).__name__, tuple(map(_plain, view.as_tuple())))
+            for view in info.view_meta_sequence.sequence
+        )
+    flags = info.requires_grad, info.requires_grad_for_backward
+    return info.output_type.name, info.base_idx, *flags, sequence
+
+
+def _output_with(
+    kind: str, base: int | None, requires_grad: bool, receives: bool, sequence: Any
+) -> OutputAliasInfo:
+    views = None
+    if sequence is not None:
+        views = ViewMetaSequence.__new__(ViewMetaSequence)
+        views.sequence = [
+            getattr(functionalization, name)(tuple(map(_special, values)))
+            for name, values in sequence
+        ]
+        views.metadata = None  # type: ignore[assignment]  # compares traces
+    return OutputAliasInfo(
+        output_type=OutputType[kind],
+        raw_type=torch.Tensor,
+        base_idx=base,
+        dynamic_dims=None,
+        requires_grad=requires_grad,
+        requires_grad_for_backward=receives,
+        view_meta_sequence=views,
+    )
+
+
+_MODES = functionalization.InverseReturnMode
+
+
+def _plain(value: Any) -> Any:
+    return {"mode": value.name} if isinstance(value, _MODES) else value
+
+
+def _special(value: Any) -> Any:
+    return getattr(_MODES, value["mode"]) if isinstance(value, dict) else value

@@ -1,0 +1,229 @@
+"""Programs run twice, plain and fitted: what is found equal, and what is named where it is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tightfit.cli import main
+from tightfit.errors import BadInput, InfeasibleBudget
+from tightfit.scripts import child, prove
+from tightfit.scripts.prove import ScriptProof, prove_script
+from tightfit.scripts.record import Ended, Generator, Line, Record, Step, differences
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+QUICK = {"costs": "unit", "cache": False, "limits": (0.1, 0.01)}
+
+START = """
+import sys
+import torch
+import tightfit
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+torch.manual_seed(0)
+QUICK = {"costs": "unit", "cache": False, "limits": (0.1, 0.01)}
+def network(inputs, outputs):
+    layers = nn.Linear(inputs, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, outputs)
+    return nn.Sequential(*layers)
+"""
+LOOP = """
+net = network(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number in range(4):
+    loss = net(torch.randn(16, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {number}: {loss.item()}")
+"""
+FAULT = """
+def fault(optimizer, args, kwargs):
+    fault.steps += 1
+    if fault.steps == 2 and "forward" in vars(net):
+        with torch.no_grad():
+            net[3].bias += 0.25
+fault.steps = 0
+HOOK(fault)
+"""
+FAULTY = LOOP.replace("\nfor ", FAULT.replace("HOOK", "optimizer.register_step_post_hook") + "for ")
+FAULTY_EVERYWHERE = FAULTY.replace("optimizer.register_step", "register_optimizer_step")
+
+
+@pytest.fixture
+def proof_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ScriptProof]:
+    """Return what proves a program given as text; its runs are in this process."""
+
+    def run_here(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as around:
+            around.setattr(sys, "argv", list(sys.argv))
+            around.setattr(sys, "path", list(sys.path))
+            torch.seed()  # as in a process of its own
+            child.main(words[-1])
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(prove.subprocess, "run", run_here)
+
+    def proof(text: str, *arguments: str, **options: Any) -> ScriptProof:
+        path = tmp_path / "train.py"
+        path.write_text(START + text)
+        return prove_script(str(path), arguments, **{"budget": "1MiB", **QUICK, **options})
+
+    return proof
+
+
+@pytest.mark.parametrize(
+    ("example", "fitted", "budget"),
+    [
+        ("train_in_a_budget.py", ("Sequential",), ()),
+        ("model_with_its_own_loss.py", ("LanguageModel",), ("--budget", "150MiB")),
+        ("train_over_trees.py", ("TreeCell", "Linear"), ("--budget", "64MiB")),
+    ],
+)
+def test_examples_are_proven(
+    example: str, fitted: tuple[str, ...], budget: tuple[str, ...], capsys: Any
+) -> None:
+    assert main(["prove", str(EXAMPLES / example), *budget, "--costs", "unit", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "proven" and found["steps"] == 3 and found["lines"] >= 3
+    assert tuple(found["fitted"]) == fitted and found["difference"] is None
+    assert found["measured_peak_bytes"] <= found["budget_bytes"]
+
+
+def test_a_file_of_a_factory_trains_nothing(capsys: Any) -> None:
+    assert main(["prove", str(EXAMPLES / "llama7b.py"), "--budget", "1GiB"]) == 2
+    assert "took no optimizer step" in capsys.readouterr().err
+
+
+def test_a_planted_fault_is_named(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(START + FAULTY_EVERYWHERE)
+    words = ["prove", str(path), "--budget", "1MiB", "--steps", "4", "--costs", "unit"]
+    assert main(words) == 1
+    text = capsys.readouterr().out
+    assert "NOT PROVEN: differs" in text
+    assert "after step 2: of the plain and fitted run the parameter Sequential.3.bias" in text
+    assert "by up to 0.25" in text
+
+
+def test_models_with_optimizers_of_their_own_share_the_budget(proof_of: Any) -> None:
+    text = """
+import time
+maker, critic = network(4, 8), network(8, 1)
+optimizers = [torch.optim.Adam(m.parameters()) for m in (maker, critic)]
+for number in range(int(sys.argv[1])):
+    for optimizer, sign in zip(optimizers, (-1, 1)):
+        made = maker(torch.randn(16, 4))
+        loss = sign * (critic(made).mean() - critic(torch.randn(16, 8)).mean())
+        loss.backward()
+        optimizer.step()
+        for each in optimizers:
+            each.zero_grad()
+    print("step", number)
+    print("seconds", time.perf_counter())
+"""
+    proof = proof_of(text, "3", budget="8MiB", steps=5)
+    assert proof.verdict == "proven" and proof.steps == 5
+    assert (proof.lines, proof.left_out) == (2, 2)
+    assert proof.fitted == ("Sequential", "Sequential") and proof.budget_bytes == 8 << 20
+
+
+def test_what_a_program_fits_itself_stays_plain_in_the_plain_run(proof_of: Any) -> None:
+    text = """
+net = network(8, 1)
+optimizer = torch.optim.Adam(net.parameters())
+def loss_of(x):
+    return net(x).square().mean()
+step = tightfit.step(loss_of, modules=[net], budget="2MiB", optimizer=optimizer, **QUICK)
+print(tightfit.prepare(step, torch.randn(16, 8)).planned_peak_bytes)
+for number in range(3):
+    loss = step(torch.randn(16, 8))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(tightfit.report(step))
+"""
+    proof = proof_of(text, budget=None)
+    assert proof.verdict == "proven" and proof.fitted == ("loss_of",) and proof.lines == 3
+    assert proof.budget_bytes == 2 << 20
+    assert proof_of(text, budget="1MiB").budget_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("carried", ["z, z.detach()", "z.T, z.detach()"])
+def test_a_program_is_proven_only_if_fit_trains_it_alike(proof_of: Any, carried: str) -> None:
+    text = f"""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+    def forward(self, x):
+        z = self.layer(x)
+        return {carried}
+net = Model()
+if len(sys.argv) > 1:
+    tightfit.fit(net, "1MiB", **QUICK)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+x = torch.randn(8, 8)
+for number in range(2):
+    z, t = net(x)
+    (z * t).sum().backward()
+    optimizer.step()
+    print(net.layer.weight.sum().item())
+"""
+    proof = proof_of(text)
+    assert proof.verdict in ("proven", "differs")
+    if proof.verdict == "differs":
+        assert proof.difference.step == 1 and "Model.layer." in proof.difference.name
+    assert proof_of(text, "fits", budget=None).verdict == proof.verdict
+
+
+def test_a_program_that_differs_from_itself_is_not_the_plans_fault(proof_of: Any) -> None:
+    proof = proof_of("torch.seed()" + LOOP)
+    assert proof.verdict == "not deterministic" and proof.difference.step == 1
+    later = "    if number == 2:\n        torch.seed()\n    loss = net"
+    assert proof_of(LOOP.replace("    loss = net", later)).difference.step == 3
+    faulty = proof_of(FAULTY.replace("    loss = net", later))
+    assert faulty.verdict == "differs" and faulty.difference.step == 2
+
+
+def test_a_program_that_moves_nothing_is_not_proven(proof_of: Any) -> None:
+    assert proof_of(LOOP.replace("loss =", "loss = 0 *")).verdict == "nothing trained"
+
+
+def test_what_cannot_be_proven_is_said(proof_of: Any) -> None:
+    with pytest.raises(BadInput, match="fits nothing itself: give a budget for its Sequential"):
+        proof_of(LOOP, budget=None)
+    with pytest.raises(BadInput, match="calls no module that could be fitted"):
+        proof_of(
+            "net = nn.Parameter(torch.ones(8))\n"
+            "optimizer = torch.optim.SGD([net], lr=0.1)\n"
+            "net.sum().backward()\n"
+            "optimizer.step()\n"
+        )
+    with pytest.raises(BadInput, match="without tightfit, too: ValueError: no more data"):
+        proof_of(LOOP + "raise ValueError('no more data')", steps=9)
+    with pytest.raises(InfeasibleBudget):
+        proof_of(LOOP, budget="1KiB")
+    with pytest.raises(BadInput, match=r"there is no script absent\.py"):
+        prove_script("absent.py")
+
+
+def test_where_two_records_differ(tmp_path: Path) -> None:
+    end = Ended(code=0, trained=True, fitted=(), budget_bytes=None, peak_bytes=None, seconds=0.0)
+    events = [Line("a"), Step(1, "SGD", {"x": "1", "y": "2"}), Generator("torch", "3"), end]
+    others = [Line("b"), Step(1, "SGD", {"x": "1", "z": "2"}), Generator("torch", "4")]
+    one, other = Record(tmp_path / "one"), Record(tmp_path / "other")
+    for record, written in ((one, events), (other, others)):
+        for event in written:
+            record.add(event)
+    assert not list(differences(one, one))
+    found = list(differences(one, other))
+    assert [d.kind for d in found] == ["line", "tensor", "generator", "order"]
+    assert (found[1].name, found[1].others, found[1].step) == ("y", 1, 1)
+    assert found[0].name == "'a' and 'b'" and "is over" in found[3].name
