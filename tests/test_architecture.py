@@ -111,6 +111,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     ),
     "session": (
         "callee report refusals processes bypass outputs",
+        "checkpoints",
         "memory",
         "options copies",
         "stages anywhere",

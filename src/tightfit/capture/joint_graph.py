@@ -13,6 +13,7 @@ from tightfit.capture.calls.structure import Structure
 from tightfit.capture.decisions.answers import Answer, Question
 from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.opaque.call import OpaqueModules
+from tightfit.capture.operators.checkpoints import Checkpoints
 from tightfit.capture.origins import Origins
 from tightfit.torch_private.wrappers import RuntimeMetadata
 
@@ -79,6 +80,8 @@ class JointGraph:
         The modules that run as one op.
     detached : frozenset of int
         Outputs that receive no gradient: those that the call names, and those beside its loss.
+    checkpoints : Checkpoints
+        Those of `torch.utils.checkpoint` that its forward goes through.
     """
 
     module: fx.GraphModule
@@ -96,6 +99,7 @@ class JointGraph:
     outside: Mapping[str, nn.Module]
     opaque: OpaqueModules
     detached: frozenset[int]
+    checkpoints: Checkpoints
 
     @property
     def takes_numbers(self) -> bool:

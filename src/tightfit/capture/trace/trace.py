@@ -36,6 +36,7 @@ from tightfit.capture.nodes import (
     note_terms,
 )
 from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opaque_operator
+from tightfit.capture.operators.checkpoints import SeenCheckpoints
 from tightfit.capture.operators.linalg import is_check
 from tightfit.capture.operators.masks import MasksAskedFor
 from tightfit.capture.operators.numbers import NumbersAskedFor
@@ -220,6 +221,7 @@ def trace(
             call.modules, call.opaque, call.examples, recorder.known_value, call.function
         )
         callee = _Callee(call, opaque, recorder, looks=looks)
+        checkpoints = SeenCheckpoints()
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.lists_number_by_number())
@@ -227,7 +229,7 @@ def trace(
             stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
-            stack.enter_context(traced_operators(recorder.values_of))
+            stack.enter_context(traced_operators(recorder.values_of, checkpoints))
             stack.enter_context(trail)
             stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
@@ -250,6 +252,7 @@ def trace(
         "outside": {PREFIX: call.outside.holder} if call.outside else {},
         "opaque": opaque.found(),
         "detached": callee.detached,
+        "checkpoints": checkpoints.found,
     }
     return _with_shared_views(_read(joint, kept, callee.asked), leaves)
 
