@@ -100,6 +100,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     ),
     "session": (
         "callee report refusals processes bypass outputs",
+        "step",
         "memory",
         "options copies",
         "stages anywhere",
