@@ -6,8 +6,6 @@ import copy
 from itertools import chain
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import tightfit
@@ -15,7 +13,6 @@ from benchmarks.training_loops import Life, Run, live
 from tightfit.allocator import meter_for
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
-from tightfit.session.memory.budget import Needs, divided
 
 
 def networks() -> tuple[nn.Module, nn.Module]:
@@ -125,26 +122,6 @@ def test_several_modules_in_one_step() -> None:
     for a, b in zip(plain, own, strict=True):
         for p, q in zip(a.parameters(), b.parameters(), strict=True):
             assert torch.equal(p.grad, q.grad)
-
-
-@st.composite
-def needs(draw: st.DrawFn) -> Needs:
-    kept, more, working = (draw(st.integers(0, 1000)) for _ in range(3))
-    return Needs(
-        least_peak=kept + working, least_kept=kept, most_peak=kept + more, most_kept=kept + more
-    )
-
-
-@given(members=st.lists(needs(), min_size=1, max_size=4), room=st.integers(0, 10_000))
-def test_every_share_leaves_room_for_what_the_others_keep(members: list[Needs], room: int) -> None:
-    shares = [divided(room, members, own) for own in members]
-    kept = [share.peak_bytes - share.others_bytes for share in shares]
-    working = max(n.least_peak - n.least_kept for n in members)
-    for own, share in zip(members, shares, strict=True):
-        assert share.others_bytes == max(0, room - sum(kept))
-        if room >= working + sum(n.least_kept for n in members):
-            assert share.peak_bytes >= own.least_peak
-            assert share.others_bytes + sum(kept) == room
 
 
 def cycles(run: Run) -> None:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx, nn
 
-from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import BadInput
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
@@ -57,39 +55,12 @@ def backend(
     return _Graph(module, mode, options)
 
 
-class _Family:
-    """The graphs that were compiled with the same options and share a budget.
-
-    In the first step nobody knows how many there will be: each runs its least-memory plan. Once
-    one of them is called again all are known, and each plans with its share.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.budget = options.shared or Budget(options.budget_bytes or 0)
-        self.graphs: weakref.WeakSet[_Graph] = weakref.WeakSet()  # those that train
-        self.is_complete = False
-
-    def share(self) -> None:
-        """Divide the budget among the graphs known by now."""
-        self.is_complete = True
-        for graph in self.graphs:
-            graph.change_options(self.options_of_one())
-        if len(self.graphs) > 1:
-            self.budget.expect_inside()  # backward runs through all of them, the last one first
-
-    def options_of_one(self) -> Options:
-        """Return the options of each graph."""
-        if len(self.graphs) > 1:
-            return dataclasses.replace(self.options, shared=self.budget)
-        return self.options
+_OPTIONS: dict[int, tuple[Any, Options]] = {}
+"""By the identity of what was asked for, which is kept so that it stays its own."""
 
 
-_FAMILIES: dict[int, tuple[Any, _Family]] = {}
-"""By the identity of the options, which are kept so that it stays theirs."""
-
-
-def _family(mode: str | None, options: Mapping[str, Any] | None) -> _Family:
+def _options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
+    """Return the options of all graphs that were compiled with the same: they share a budget."""
     if mode is not None:
         raise BadInput(f"mode={mode!r} belongs to Inductor. Use {_HOW}")
     if not options or "budget" not in options:
@@ -104,9 +75,12 @@ def _family(mode: str | None, options: Mapping[str, Any] | None) -> _Family:
             "the backend 'tightfit' needs a budget in bytes, not 'device': several graphs may "
             f"share it. Use {_HOW}"
         )
-    if id(options) not in _FAMILIES:
-        _FAMILIES[id(options)] = (options, _Family(make_options(**options)))
-    return _FAMILIES[id(options)][1]
+    if id(options) not in _OPTIONS:
+        made = make_options(**options)
+        shared = made.shared or Budget(made.budget_bytes or 0)
+        made = dataclasses.replace(made, shared=shared, others_to_come=True)
+        _OPTIONS[id(options)] = (options, made)
+    return _OPTIONS[id(options)][1]
 
 
 class _Graph:
@@ -117,28 +91,24 @@ class _Graph:
     ) -> None:
         self.module = fx.GraphModule(module, module.graph)  # its code made now, not in the trace
         self.asked = (mode, options)
-        self.family: _Family | None = None
         self.fitted: Fitted | None = None
         self.parameters = nn.Module()
         self.places: dict[int, str] = {}  # which inputs are parameters
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph; as it is where nothing needs a gradient."""
-        fitted = self.fitted = self.fitted or self._start(inputs)
+        if self.fitted is None:
+            names = [node.name for node in self.module.graph.nodes if node.op == "placeholder"]
+            self.places = {i: names[i] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter)}
         for index, name in self.places.items():
             self.parameters._parameters[name] = inputs[index]
-        rest = tuple(x for i, x in enumerate(inputs) if i not in self.places)
-        if fitted.callee.trains(Arguments.of(rest, {})):
-            self._settle(fitted, rest)
-        return fitted(rest, {})
+        fitted = self.fitted = self.fitted or self._start(len(inputs))
+        return fitted(tuple(x for i, x in enumerate(inputs) if i not in self.places), {})
 
-    def _start(self, inputs: Sequence[Any]) -> Fitted:
-        self.family = _family(*self.asked)
-        names = [n.name for n in self.module.graph.nodes if n.op == "placeholder"]
-        self.places = {i: names[i] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter)}
+    def _start(self, count: int) -> Fitted:
         modules = {"held": self.parameters, "traced": self.module}
-        callee = Callee(self._run, modules, f"graph of {len(names)} inputs")
-        return Fitted.as_a_whole(callee, self.family.options_of_one())
+        callee = Callee(self._run, modules, f"graph of {count} inputs")
+        return Fitted.as_a_whole(callee, _options(*self.asked))
 
     def _run(self, *rest: Any) -> Any:
         given = iter(rest)
@@ -149,26 +119,3 @@ class _Graph:
                 for i in range(count)
             )
         )
-
-    def change_options(self, options: Options) -> None:
-        """Plan the next step with other options."""
-        assert self.fitted is not None
-        self.fitted.change_options(options)
-
-    def _settle(self, fitted: Fitted, rest: tuple[Any, ...]) -> None:
-        """Run the least-memory plan in the first step, within the share from then on."""
-        family = self.family
-        assert family is not None
-        if self not in family.graphs:
-            family.graphs.add(self)
-            if family.is_complete:  # one more than was known
-                family.share()
-        elif not family.is_complete:
-            family.share()
-        if not family.is_complete:
-            # a plan that runs once is not worth compiling
-            options = dataclasses.replace(family.options, compile=False)
-            fitted.change_options(options)
-            least = fitted.declare_needs(rest, {}, family.budget)
-            if least.found_bytes <= family.budget.size_bytes:
-                fitted.change_options(dataclasses.replace(options, plan=least.plan))

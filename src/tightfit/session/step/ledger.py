@@ -135,11 +135,15 @@ class StepLedger(Generic[CallKind]):
 
         Stretches in which no call holds anything, such as the optimizer's step, are left out.
         """
+        return int(self.peaks_of(new).max())
+
+    def peaks_of(self, new: Sequence[Holding]) -> Numbers:
+        """Return the peak of each of the `stretches` with another plan for each call."""
         every = self.stretches
-        peaks = every.fixed_bytes + every.holds @ [holding.saved_bytes for holding in new]
-        peaks += every.forward @ [holding.forward_bytes for holding in new]
-        peaks += every.backward @ [holding.rise_bytes for holding in new]
-        return self.base_bytes + int(peaks.max())
+        peaks = self.base_bytes + every.fixed_bytes
+        peaks = peaks + every.holds @ [holding.saved_bytes for holding in new]
+        peaks = peaks + every.forward @ [holding.forward_bytes for holding in new]
+        return peaks + every.backward @ [holding.rise_bytes for holding in new]
 
     def begin_of(self, call: int, new: Sequence[Holding]) -> int:
         """Return what is held when a call's forward begins, with another plan for each call."""
