@@ -124,6 +124,57 @@ def test_several_modules_in_one_step() -> None:
             assert torch.equal(p.grad, q.grad)
 
 
+def test_two_models_with_one_backward_compute_nothing_twice_where_there_is_room() -> None:
+    """Not in the second step, nor once costs were measured in steps and plans are made anew."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)) for _ in range(2)]
+    optimizer = torch.optim.Adam([*models[0].parameters(), *models[1].parameters()])
+    budget = tightfit.Budget("64MiB")
+    for model in models:
+        tightfit.fit(model, budget, optimizer=optimizer, cache=False)
+    overheads = []
+    for _ in range(9):
+        sum(model(torch.randn(512, 16)).square().mean() for model in models).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        overheads.append([tightfit.report(model).overhead for model in models])
+    assert not any(attached(model).is_tuning for model in models)
+    assert overheads[-1] == [0.0, 0.0]
+
+
+class Reader(nn.Module):
+    """Reads a table that is given to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 256)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        return torch.tanh(torch.tanh(self.linear(x)) @ table).square().mean()
+
+
+def test_what_several_calls_read_counts_once() -> None:
+    """A table of 2 MiB that three models read in one step, within 3 MiB."""
+    torch.manual_seed(0)
+    plain = [Reader() for _ in range(3)]
+    fitted, budget = copy.deepcopy(plain), tightfit.Budget("3MiB")
+
+    def gradients(models: list[nn.Module]) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        table = torch.randn(256, 2048)
+        for _ in range(3):
+            x = torch.randn(32, 8)
+            sum(model(x, table) for model in models).backward()
+        return [p.grad for model in models for p in model.parameters()]
+
+    reference = gradients(plain)
+    for model in fitted:
+        tightfit.fit(model, budget, cache=False, costs="unit")
+    for mine, expected in zip(gradients(fitted), reference, strict=True):
+        assert torch.equal(mine, expected)
+
+
 def cycles(run: Run) -> None:
     """Two generators in one budget, each of them called twice before a backward, and two critics.
 

@@ -115,11 +115,6 @@ class StepLedger(Generic[CallKind]):
         return replace(self, base_bytes=base_bytes)
 
     @property
-    def peak_bytes(self) -> int:
-        """The most that was held."""
-        return self.base_bytes + max((i.peak_bytes for i in self.intervals), default=0)
-
-    @property
     def beside_bytes(self) -> int:
         """The most that was held while no call held anything, the optimizer's step left out."""
         beside = (i.peak_bytes for i in self.intervals[:-1] if not i.is_planned)

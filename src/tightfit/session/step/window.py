@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeAlias
 
 from tightfit.session.step.ledger import CallKind
@@ -31,9 +31,15 @@ class Window(Generic[CallKind]):
 
     All callables within one budget have one. What calls it will have nobody says: those of the
     steps before tell, as far as they began like this one.
+
+    Attributes
+    ----------
+    left_bytes : int or None
+        Given out in the process when the last forward ended; None: not known.
     """
 
     def __init__(self) -> None:
+        self.left_bytes: int | None = None
         self._calls: list[tuple[weakref.ref[Any], CallKind]] = []
         self._met: set[Together] = set()
         self._is_noted = False
@@ -49,8 +55,14 @@ class Window(Generic[CallKind]):
         together = (*self.open, kind)
         if len(together) == 1:
             self._calls, self._met, self._is_noted = [], set(), False
+        self._calls = [known for known in self._calls if known[0]() is not None]
         self._calls.append((weakref.ref(call), kind))
-        self._met.add(together)
+        if not _begin_so(self._met, together):
+            self._met = {*self._met, together} - {together[:-1]}
+
+    def leaves(self, live_bytes: int | None) -> None:
+        """Note how much is given out in the process at the end of a forward."""
+        self.left_bytes = live_bytes
 
     def ended(self) -> None:
         """Note that a backward has ended; with the last one the step is known."""
@@ -75,10 +87,14 @@ class Window(Generic[CallKind]):
     def knows(self, kind: CallKind) -> bool:
         """Whether such a call was seen after those that await their backward now."""
         together = (*self.open, kind)
-        return any(together in met for met in self._known)
+        return any(_begin_so(met, together) for met in self._known)
 
     def to_come(self, kind: CallKind) -> Sequence[CallKind]:
         """Return the most calls that may follow one before the backward of those open now."""
         together = (*self.open, kind)
-        alike = (t for met in self._known for t in met if t[: len(together)] == together)
+        alike = (each for met in self._known for each in _begin_so(met, together))
         return max(alike, key=len, default=together)[len(together) :]
+
+
+def _begin_so(met: Iterable[Together], together: Together) -> list[Together]:
+    return [each for each in met if each[: len(together)] == together]

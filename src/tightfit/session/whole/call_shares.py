@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -22,18 +23,43 @@ from tightfit.session.whole.specialisation import Specialisation
 __all__ = ["CallShares"]
 
 _MOST_LOOKED_FOR = 4
+_REMEMBERED = 8
 
 
 @dataclass(eq=False)
 class _Kind:
-    """The calls of one captured step; it does not keep the step alive."""
+    """The calls of one captured step; it does not keep the step alive.
+
+    Parameters
+    ----------
+    owner : Account
+        What their callable holds, weakly.
+    input_bytes : int
+        Their inputs.
+    arrived_bytes : deque of int
+        What came since the call before when the last few began: of its inputs those that were not
+        there before, each once, and what the code between holds.
+    ranges : dict
+        What plans may keep, by what gradients there are.
+    """
 
     owner: weakref.ref[Account]
+    input_bytes: int
+    arrived_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     ranges: dict[tuple[Gradients, bool], KeptRange] = field(default_factory=dict)
 
     def learn(self, key: tuple[Gradients, bool], found: KeptRange) -> None:
         """Note what plans of it may keep, for some gradients."""
         self.ranges[key] = found
+
+    def follows(self, arrived_bytes: int) -> None:
+        """Note what came between such a call and the one before."""
+        self.arrived_bytes.append(arrived_bytes)
+
+    @property
+    def arriving_bytes(self) -> int:
+        """What comes with such a call besides what its plan holds."""
+        return max(self.arrived_bytes, default=self.input_bytes)
 
     def forget(self) -> None:
         """Find out anew what its plans may keep."""
@@ -98,9 +124,14 @@ class CallShares:
         """
         return options.is_in_company and not self.window(options).knows(self._kind(one))
 
-    def called(self, one: Specialisation, call: Awaited, options: Options) -> None:
-        """Note that a call runs."""
-        self.window(options).begins(self._kind(one), call)
+    def called(
+        self, one: Specialisation, call: Awaited, options: Options, live_bytes: int | None
+    ) -> None:
+        """Note that a call runs, and how much is given out in the process by then."""
+        window, kind = self.window(options), self._kind(one)
+        if live_bytes is not None and window.open and window.left_bytes is not None:
+            kind.follows(max(0, live_bytes - window.left_bytes))
+        window.begins(kind, call)
 
     def begin(
         self,
@@ -181,7 +212,10 @@ class CallShares:
         return [kind for kind in kinds if kind.owner() is self._account]
 
     def _kind(self, one: Specialisation) -> _Kind:
-        return self._kinds.setdefault(one, _Kind(weakref.ref(self._account)))
+        if one not in self._kinds:
+            input_bytes = one.captured.graph.constants_bytes["inputs"]
+            self._kinds[one] = _Kind(weakref.ref(self._account), input_bytes)
+        return self._kinds[one]
 
     # -- sharing ------------------------------------------------------------------------------
 
@@ -205,15 +239,17 @@ class CallShares:
         working = max(ranges[each].working_bytes for each in (kind, *own, *self._to_come))
         ranges = {each: replace(known, working_bytes=working) for each, known in ranges.items()}
         waiting_bytes = self._gradients_of_another() if own else 0
-        lasting_bytes = _lasting_bytes(one, alone)
+        held_bytes = alone.around(one.captured).constant_bytes
+        arriving_bytes = sum(each.arriving_bytes for each in self._to_come)
         calls = [kind, *self._to_come]
-        base_bytes = lasting_bytes + waiting_bytes + self._account.new_gradient_bytes()
+        base_bytes = held_bytes + waiting_bytes + self._account.new_gradient_bytes()
+        base_bytes += arriving_bytes
         every = {each: ranges[each].times(calls.count(each)) for each in calls}
         fraction = evenly(every, base_bytes, options.planned_bytes)
         kept_bytes = [ranges[each].at(fraction).saved_bytes for each in calls]
-        reserved_bytes = sum(kept_bytes[1:])
+        reserved_bytes = sum(kept_bytes[1:]) + arriving_bytes
         budget_bytes = options.planned_bytes - waiting_bytes - reserved_bytes
-        others_bytes = max(0, budget_bytes - lasting_bytes - kept_bytes[0])
+        others_bytes = max(0, budget_bytes - held_bytes - kept_bytes[0])
         if fraction == 1.0:
             others_bytes = min(others_bytes, working)
         # once they are known those before a new one leave as much to it as they take
@@ -231,7 +267,7 @@ class CallShares:
         if own and not self.window(options).knows(kind):  # nobody knows how many come
             kinds += [kind] * (len(own) + 1 - len(self._own(kinds)))
         ranges = self._ranges(one, alone, options)
-        least_bytes = sum(ranges[each].least_bytes for each in kinds)
+        least_bytes = sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
         waiting_bytes = self._gradients_of_another() if own or self._own(kinds) else 0
         in_company = options.is_in_company and self._open
         company_bytes = self._company_bytes(kind, ranges, options) if in_company else 0
@@ -254,7 +290,7 @@ class CallShares:
             + beside
             + max(waiting)
             + max(ranges[each].working_bytes for each in kinds)
-            + sum(ranges[each].least_bytes for each in kinds)
+            + sum(ranges[each].least_bytes + each.input_bytes for each in kinds)
         )
 
     def _ranges(
@@ -279,11 +315,14 @@ class CallShares:
         room_bytes = self._room_bytes(one, alone, options)
         new_bytes = self._account.new_gradient_bytes()
         peak_bytes, kept_bytes = most_kept(one, alone, new_bytes)
-        if peak_bytes + kept_bytes <= room_bytes:
+        if peak_bytes + kept_bytes + self._kind(one).input_bytes <= room_bytes:
             return
         found = rough_range(one, alone, options, new_bytes)
-        calls = 1 if found is None else min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, found))
-        if found is not None and calls > 1:
+        if found is None:
+            return
+        input_bytes = self._kind(one).input_bytes
+        calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, found, input_bytes))
+        if calls > 1:
             self._kind(one).learn((alone.gradients, new_bytes == 0), found)
             self._presumed, self._looked = calls, one
 
@@ -292,10 +331,11 @@ class CallShares:
         room_bytes = self._room_bytes(one, alone, options)
         found, calls = self._range_of(one, alone, options), len(self._open)
         most = max(1, _MOST_LOOKED_FOR - calls)
-        self._presumed = calls + max(0, min(most, _most_that_fit(room_bytes, found)))
+        fit = _most_that_fit(room_bytes, found, self._kind(one).input_bytes)
+        self._presumed = calls + max(0, min(most, fit))
 
     def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
-        room_bytes = options.planned_bytes - _lasting_bytes(one, alone)
+        room_bytes = options.planned_bytes - alone.around(one.captured).constant_bytes
         room_bytes -= self._account.new_gradient_bytes() + self._gradients_of_another()
         return max(0, room_bytes)
 
@@ -304,18 +344,13 @@ class CallShares:
         return self._account.new_gradient_bytes() + self._account.gradient_bytes()
 
 
-def _most_that_fit(room_bytes: int, found: KeptRange) -> int:
-    """Return how many calls fit if each keeps as little as it can."""
-    return (room_bytes - found.working_bytes) // max(1, found.least_bytes)
+def _most_that_fit(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
+    """Return how many calls fit if each keeps as little as it can; inputs of one are there."""
+    room_bytes += input_bytes - found.working_bytes
+    return room_bytes // max(1, found.least_bytes + input_bytes)
 
 
 def _may_look(options: Options) -> bool:
     """Whether a first plan may be another one than the next: not where it was asked for."""
     searched = options.planner == DEFAULT and options.plan is None and options.ranks is None
     return searched and options.in_flight is None and not options.compile
-
-
-def _lasting_bytes(one: Specialisation, alone: Surroundings) -> int:
-    """Return what is held around a call but for its inputs, which each call has of its own."""
-    graph = alone.around(one.captured)
-    return graph.constant_bytes - graph.constants_bytes["inputs"]

@@ -423,7 +423,7 @@ def most_kept(
 
 
 def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
-    """Return what plans of a step may keep, its inputs included.
+    """Return what plans of a step may keep; its inputs are there before it.
 
     Parameters
     ----------
@@ -448,7 +448,6 @@ def _most(graph: Graph, gradients: Gradients, new_gradient_bytes: int) -> tuple[
 
 
 def _peak_and_kept(graph: Graph, plan: Plan, new_gradient_bytes: int) -> tuple[int, int]:
-    """Return the peak of a plan and what is alive between forward and backward."""
-    result = simulate(graph, plan)
-    lasting = graph.constant_bytes - graph.constants_bytes["inputs"]
-    return result.peak_bytes - lasting - new_gradient_bytes, result.crossing_bytes - lasting
+    """Return the peak of a plan and what is alive between forward and backward, no constants."""
+    result, constant = simulate(graph, plan), graph.constant_bytes
+    return result.peak_bytes - constant - new_gradient_bytes, result.crossing_bytes - constant

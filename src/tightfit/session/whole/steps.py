@@ -118,6 +118,7 @@ class WholeSteps:
             self.captures.forget_all()  # modules became ops, and that does not fit any more
             return self(given)
         self.watch.after_forward()
+        self._plans.shares.window(self.options).leaves(self.watch.live_bytes())
         return put(one.captured.joint.structure.filled(outputs), self.callee.modules)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
@@ -298,7 +299,7 @@ class WholeSteps:
         )
         run = Run(self._backward_started(one), self._backward_ended, again)
         self.runs.add(run)
-        self._plans.shares.called(one, run, self.options)
+        self._plans.shares.called(one, run, self.options, self.watch.live_bytes())
         self._calls += 1
         return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
 
