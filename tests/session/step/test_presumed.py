@@ -84,6 +84,13 @@ def test_calls_are_expected_that_were_seen_to_follow() -> None:
     assert run(window, "AA..") == ["B", ""]
 
 
+def test_calls_that_differ_by_their_inputs_are_expected_to_be_followed_alike() -> None:
+    window: Window[str] = Window()
+    run(window, "Ab..")
+    assert not window.knows("a") and not window.to_come("a")
+    assert window.to_come("a", lambda one, other: one.lower() == other.lower()) == ("b",)
+
+
 def test_a_step_whose_calls_were_dropped_teaches_nothing() -> None:
     window: Window[str] = Window()
     run(window, "AA")

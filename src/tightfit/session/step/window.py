@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeAlias
 
 from tightfit.session.step.ledger import CallKind
@@ -89,12 +90,24 @@ class Window(Generic[CallKind]):
         together = (*self.open, kind)
         return any(_begin_so(met, together) for met in self._known)
 
-    def to_come(self, kind: CallKind) -> Sequence[CallKind]:
-        """Return the most calls that may follow one before the backward of those open now."""
+    def to_come(
+        self, kind: CallKind, alike: Callable[[CallKind, CallKind], bool] = operator.eq
+    ) -> Sequence[CallKind]:
+        """Return the most calls that may follow one before the backward of those open now.
+
+        Parameters
+        ----------
+        kind : CallKind
+            Of the one.
+        alike : callable
+            Whether what followed one kind is expected after another one.
+        """
         together = (*self.open, kind)
-        alike = (each for met in self._known for each in _begin_so(met, together))
-        return max(alike, key=len, default=together)[len(together) :]
+        found = (each for met in self._known for each in _begin_so(met, together, alike))
+        return max(found, key=len, default=together)[len(together) :]
 
 
-def _begin_so(met: Iterable[Together], together: Together) -> list[Together]:
-    return [each for each in met if each[: len(together)] == together]
+def _begin_so(
+    met: Iterable[Together], together: Together, alike: Callable[[Any, Any], bool] = operator.eq
+) -> list[Together]:
+    return [each for each in met if len(each) >= len(together) and all(map(alike, each, together))]

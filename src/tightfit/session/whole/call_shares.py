@@ -155,7 +155,9 @@ class CallShares:
             Whether a first call may leave room for a second one to see whether it comes.
         """
         window, kind = self.window(options), self._kind(one)
-        self._open, self._to_come = window.open, [*window.to_come(kind)]
+        is_known = window.knows(kind)
+        follow = window.to_come(kind) if is_known else window.to_come(kind, _of_one_callable)
+        self._open, self._to_come = window.open, [*follow]
         own_open = len(self._own(self._open))
         if self._open:
             self._tell(own_open + 1)
@@ -166,10 +168,10 @@ class CallShares:
         if options.in_flight is not None:
             more = options.in_flight - own_open - 1 - len(self._own(self._to_come))
             self._to_come += [kind] * more
-        elif not window.has_closed and not options.is_in_company and _may_look(options):
+        elif not (is_known or self._to_come or options.is_in_company) and _may_look(options):
             if own_open and self._presumed <= own_open:
                 self._leave_rest(one, alone(), options)
-            elif looks and not own_open:
+            elif looks and not own_open and not window.has_closed:
                 self._leave_room(one, alone(), options)
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
@@ -342,6 +344,11 @@ class CallShares:
     def _gradients_of_another(self) -> int:
         """Return what another call's gradients take while autograd has yet to add them up."""
         return self._account.new_gradient_bytes() + self._account.gradient_bytes()
+
+
+def _of_one_callable(one: _Kind, other: _Kind) -> bool:
+    """Whether calls differ at most by their inputs: as many are expected."""
+    return one.owner == other.owner
 
 
 def _most_that_fit(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
