@@ -18,7 +18,6 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options
 from tightfit.session.whole.steps import WholeSteps
 
@@ -81,10 +80,16 @@ class GraphSteps(WholeSteps):
         if self._asks is None:
             if graph.reason:
                 self.outside.broke(graph.reason)
+                self._expect_others()
             return self._run_graph(given)
         if graph.reason:
             raise CaptureError(f"it is no single graph: {graph.reason}")
         raise _Asked(self._asks(given))
+
+    def _expect_others(self) -> None:
+        """Have graphs that are new run with least memory: nobody knows yet what follows them."""
+        if not self.options.others_to_come:
+            self.options = dataclasses.replace(self.options, others_to_come=True)
 
     def _run_graph(self, given: Arguments) -> Any:
         """Run a graph by its plan; begin the call anew without a module that no plan holds.
@@ -138,11 +143,6 @@ class GraphSteps(WholeSteps):
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         return self._asked(given, super().smallest_budget)
-
-    def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
-        """Tell a budget that is to be shared what these inputs need; return the least."""
-        declare = super().declare_needs
-        return self._asked(given, lambda graph: declare(graph, budget))
 
 
 def _handing_over_to(steps: weakref.ref[GraphSteps]) -> HandOver:
