@@ -263,3 +263,10 @@ def test_a_forward_with_nothing_to_train_runs_plainly(
         each(x).sum().backward()
     assert torch.equal(plain.linear.weight.grad, model.linear.weight.grad)
     assert tightfit.report(model).plan is not None
+
+
+def test_views_of_what_the_plan_reads_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their gradients are added up before those of the plan: the last bit may differ."""
+    model = fitted(Model(lambda m, x: (lambda z: (z.T, z.square(), z))(m.linear(x))))
+    weighted(model(leaf()), model, leaf()).backward()
+    assert "are views of one tensor" in capsys.readouterr().err

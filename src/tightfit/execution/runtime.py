@@ -105,9 +105,9 @@ class Runner:
             self._mixed.clear()
             announce(
                 f"outputs of {self.captured.graph.name} are views of one tensor, which the plan "
-                "reads, too: what code outside adds up of them comes before what the plan adds, in "
-                "another order than plain PyTorch, so that last bits may differ. Put that code "
-                "into the plan, too (tightfit.step)"
+                "itself reads: what code outside adds up of them comes before what the plan adds, "
+                "in another order than plain PyTorch, so that last bits may differ. Put that code "
+                "into the plan (tightfit.step)"
             )
 
     def _is_written(self, position: int, tensor: torch.Tensor) -> bool:
