@@ -47,7 +47,8 @@ class Outside:
     def watch(self, is_planned: Callable[[torch.Tensor], bool]) -> None:
         """Note which parameters get their first gradient although no plan has made it."""
         if self._is_watching:
-            self._say_unplanned()
+            if self._unplanned:
+                self._say_unplanned()
             return
         self._is_watching = True
         for name, module in module_names(self._modules).items():
