@@ -99,6 +99,8 @@ class Compiled:
         self._hand_over = hand_over
         self._follower = follower
         self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._last_key: Any = None
+        self._last: Callable[..., Any] = function
         self._unguarded = follower.unguarded
 
     def start_anew(self) -> None:
@@ -114,10 +116,10 @@ class Compiled:
             If Dynamo makes ever new graphs of it.
         """
         key = self._unguarded.now()
-        function = self._compiled.get(key)
-        if function is None:
-            function = private.compiled(self._function, backend_of(self._hand_over), self._follower)
-            self._compiled[key] = function
+        if key != self._last_key or not self._compiled:
+            self._last = self._compiled.get(key) or self._made_for(key)
+            self._last_key = key
+        function = self._last
         while True:
             try:
                 return function(*args, **kwargs)
@@ -128,6 +130,11 @@ class Compiled:
                     raise _too_many_graphs(self._name) from error
                 else:
                     raise
+
+    def _made_for(self, key: Any) -> Callable[..., Any]:
+        function = private.compiled(self._function, backend_of(self._hand_over), self._follower)
+        self._compiled[key] = function
+        return function
 
 
 def _too_many_graphs(name: str) -> CaptureError:

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
 from tightfit.dynamo.backend import GraphCall, HandOver
@@ -19,6 +21,7 @@ from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
+from tightfit.session.report import Report
 from tightfit.session.whole.steps import WholeSteps
 
 __all__ = ["GraphSteps", "steps_of"]
@@ -68,6 +71,7 @@ class GraphSteps(WholeSteps):
         """Run the callee; its graphs run their plans."""
         self._is_called = True
         self._has_run = False
+        self.outside.watch(self.graphs.takes)
         while True:
             try:
                 return self._compiled(given.args, dict(given.kwargs))
@@ -106,7 +110,7 @@ class GraphSteps(WholeSteps):
             module = self.outside.left_out(error.module, error) if error.module else None
             if module is None or module in self._follower.left_out():
                 raise
-            has_run = self._has_run or len(self.outside.reasons) > 1
+            has_run = self._has_run or len(self.outside.reasons()) > 1
             self._follower.leave_out(module)
             if has_run:
                 self._compiled.start_anew()
@@ -134,6 +138,10 @@ class GraphSteps(WholeSteps):
             f"{self.callee.name} has no graph in which anything is trained: no output depends on a "
             "parameter that requires a gradient"
         )
+
+    def report(self) -> Report:
+        """Return what the current plan promises, what the last step held, what ran outside."""
+        return msgspec.structs.replace(super().report(), outside=self.outside.reasons())
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""

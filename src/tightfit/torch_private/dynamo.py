@@ -98,6 +98,9 @@ def compiled(
     """
     context = eval_frame.optimize(backend=backend, isolate_recompiles=True)
     context.callback = _PerFrame(context.callback, follower)
+    for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
+        enter()()
+    context.enter_exit_hooks.clear()
     return context(_in_a_frame_of_its_own(function))
 
 
