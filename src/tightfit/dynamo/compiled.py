@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
@@ -132,9 +133,18 @@ class Compiled:
                     raise
 
     def _made_for(self, key: Any) -> Callable[..., Any]:
-        function = private.compiled(self._function, backend_of(self._hand_over), self._follower)
+        function = _as_its_class_has_it(self._function)
+        function = private.compiled(function, backend_of(self._hand_over), self._follower)
         self._compiled[key] = function
         return function
+
+
+def _as_its_class_has_it(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a module as its class has it now; other callables as they are."""
+    owner = getattr(function, "__self__", None)
+    if not isinstance(owner, nn.Module) or owner.__dict__.get(function.__name__) is function:
+        return function
+    return types.MethodType(getattr(type(owner), function.__name__), owner)
 
 
 def _too_many_graphs(name: str) -> CaptureError:

@@ -32,7 +32,6 @@ class Unguarded:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
         self._methods: tuple[tuple[type, str], ...] = ()
-        self._reads_environment = False
         self.look()
 
     def look(self) -> None:
@@ -40,7 +39,6 @@ class Unguarded:
         kinds = {type(m): None for top in self._modules.values() for m in top.modules()}
         homes = {kind.__module__: sys.modules.get(kind.__module__) for kind in kinds}
         own = [home for home in homes.values() if home and not is_library(_file_of(home))]
-        self._reads_environment = any(_ENVIRONMENT & vars(home).keys() for home in own)
         beside = (x for home in own for x in vars(home).values() if isinstance(x, type))
         classes = {base: None for kind in (*kinds, *beside) for base in kind.__mro__}
         self._methods = tuple(
@@ -50,17 +48,21 @@ class Unguarded:
             for name, value in vars(base).items()
             if isinstance(value, _METHODS)
         )
-        self._methods += tuple((kind, "forward") for kind in kinds if "forward" in vars(kind))
+        self._methods += tuple((kind, name) for kind in kinds for name in ("forward", "__call__"))
 
     def now(self) -> Any:
         """Return what graphs depend on, as it is now: another one asks for graphs of its own."""
         methods = tuple([vars(kind).get(name) for kind, name in self._methods])
-        environment = frozenset(os.environ.items()) if self._reads_environment else None
-        return global_settings(), private.caches_parametrizations(), methods, environment
+        environment = frozenset(vars(os.environ)["_data"].items())
+        codes = tuple(map(_code_of, methods))
+        return global_settings(), private.caches_parametrizations(), methods, codes, environment
 
 
-_ENVIRONMENT = frozenset({"os", "environ", "getenv"})
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
+
+
+def _code_of(method: Any) -> types.CodeType | None:
+    return method.__code__ if type(method) is types.FunctionType else None
 
 
 def _file_of(home: Any) -> str | None:
