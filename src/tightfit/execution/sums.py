@@ -140,6 +140,7 @@ class Sums:
         self._handed: dict[int, int] = {}
         self._watched: set[int] = set()
         self._noted: set[int] = set()  # the addresses of what is noted
+        self._noted_terms: set[int] = set()  # and of that which is one term
         _OPEN.add(self)
 
     def watch(self, position: int, owner: torch.Tensor) -> None:
@@ -182,7 +183,7 @@ class Sums:
         """Return what a sum begins with: its first term, added to what came of other calls."""
         edge = self._edges.get(position)
         before = _ON_THEIR_WAY.at(edge) if edge is not None else None
-        if before is None:
+        if before is None or before.data_ptr() in self._noted_terms:
             return term
         self._begun[position] = before
         return before.add_(term)
@@ -221,8 +222,12 @@ class Sums:
         if before is None:
             own = gradient if self._is_own(gradient) else gradient.clone()
             self._noted.add(own.data_ptr())
+            if position not in self._watched:
+                self._noted_terms.add(own.data_ptr())
             _ON_THEIR_WAY.note(edge, own)
             return own, own
+        if before.data_ptr() in self._noted_terms:
+            return gradient, gradient  # one tensor given twice: autograd adds what is of each
         if position not in self._watched and before.dtype == gradient.dtype:
             return None, before.add_(gradient)  # one term: autograd would add it the same way
         return gradient, gradient
