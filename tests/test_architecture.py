@@ -111,7 +111,9 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "questions",
     ),
     "session": (
-        "callee report refusals processes bypass outputs",
+        "callee report refusals processes bypass outputs untrained",
+        "checkpoints",
+        "step",
         "memory",
         "options copies",
         "stages anywhere",

@@ -6,8 +6,6 @@ import copy
 from itertools import chain
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import tightfit
@@ -15,7 +13,6 @@ from benchmarks.training_loops import Life, Run, live
 from tightfit.allocator import meter_for
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
-from tightfit.session.memory.budget import Needs, divided
 
 
 def networks() -> tuple[nn.Module, nn.Module]:
@@ -127,24 +124,55 @@ def test_several_modules_in_one_step() -> None:
             assert torch.equal(p.grad, q.grad)
 
 
-@st.composite
-def needs(draw: st.DrawFn) -> Needs:
-    kept, more, working = (draw(st.integers(0, 1000)) for _ in range(3))
-    return Needs(
-        least_peak=kept + working, least_kept=kept, most_peak=kept + more, most_kept=kept + more
-    )
+def test_two_models_with_one_backward_compute_nothing_twice_where_there_is_room() -> None:
+    """Not in the second step, nor once costs were measured in steps and plans are made anew."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)) for _ in range(2)]
+    optimizer = torch.optim.Adam([*models[0].parameters(), *models[1].parameters()])
+    budget = tightfit.Budget("64MiB")
+    for model in models:
+        tightfit.fit(model, budget, optimizer=optimizer, cache=False)
+    overheads = []
+    for _ in range(9):
+        sum(model(torch.randn(512, 16)).square().mean() for model in models).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        overheads.append([tightfit.report(model).overhead for model in models])
+    assert not any(attached(model).is_tuning for model in models)
+    assert overheads[-1] == [0.0, 0.0]
 
 
-@given(members=st.lists(needs(), min_size=1, max_size=4), room=st.integers(0, 10_000))
-def test_every_share_leaves_room_for_what_the_others_keep(members: list[Needs], room: int) -> None:
-    shares = [divided(room, members, own) for own in members]
-    kept = [share.peak_bytes - share.others_bytes for share in shares]
-    working = max(n.least_peak - n.least_kept for n in members)
-    for own, share in zip(members, shares, strict=True):
-        assert share.others_bytes == max(0, room - sum(kept))
-        if room >= working + sum(n.least_kept for n in members):
-            assert share.peak_bytes >= own.least_peak
-            assert share.others_bytes + sum(kept) == room
+class Reader(nn.Module):
+    """Reads a table that is given to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 256)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        return torch.tanh(torch.tanh(self.linear(x)) @ table).square().mean()
+
+
+def test_what_several_calls_read_counts_once() -> None:
+    """A table of 2 MiB that three models read in one step, within 3 MiB."""
+    torch.manual_seed(0)
+    plain = [Reader() for _ in range(3)]
+    fitted, budget = copy.deepcopy(plain), tightfit.Budget("3MiB")
+
+    def gradients(models: list[nn.Module]) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        table = torch.randn(256, 2048)
+        for _ in range(3):
+            x = torch.randn(32, 8)
+            sum(model(x, table) for model in models).backward()
+        return [p.grad for model in models for p in model.parameters()]
+
+    reference = gradients(plain)
+    for model in fitted:
+        tightfit.fit(model, budget, cache=False, costs="unit")
+    for mine, expected in zip(gradients(fitted), reference, strict=True):
+        assert torch.equal(mine, expected)
 
 
 def cycles(run: Run) -> None:

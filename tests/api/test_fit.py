@@ -18,6 +18,7 @@ from tightfit.errors import (
     BadInput,
     CaptureError,
     InfeasibleBudget,
+    NothingToTrain,
     SecondForward,
     TightfitError,
 )
@@ -453,8 +454,10 @@ class TestRefusals:
 
     def test_nothing_to_train(self):
         step = tightfit.step(lambda x: x.sum(), modules=small(), budget="1GiB", costs="unit")
-        with pytest.raises(CaptureError, match="gradient"):
-            step(batch())
+        with pytest.raises(NothingToTrain, match="gradient"):
+            tightfit.prepare(step, batch())
+        x = batch()
+        assert torch.equal(step(x), x.sum())
 
     def test_fitting_a_part_of_a_fitted_model(self):
         model = fitted()

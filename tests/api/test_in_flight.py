@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import tightfit
 from benchmarks.training_loops import Life, Run, live
 from tightfit.errors import InfeasibleBudget
-from tightfit.session.whole.shares import flight
+from tightfit.session.whole import call_shares
 
 Backwards = Callable[[list[Tensor]], None]
 
@@ -96,7 +96,9 @@ def test_ever_more_calls_are_not_told_one_by_one(capfd) -> None:
 def test_a_call_that_fits_alone_is_not_refused_for_others_that_might_have_come(monkeypatch) -> None:
     loop = loop_of(1, ORDERS["their sum"], set_to_none=True, in_flight=None)
     plain = lived(loop, None)
-    monkeypatch.setattr(flight, "_most_that_fit", lambda room_bytes, needs: 4)  # taken too lightly
+    monkeypatch.setattr(
+        call_shares, "_most_that_fit", lambda room_bytes, found, input_bytes: 4
+    )  # taken too lightly
     fitted = lived(loop, int(0.62 * plain.whole_bytes))
     assert not fitted.error
     assert fitted.losses == plain.losses

@@ -266,3 +266,30 @@ def test_the_variable_names_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTFIT_FRONT", "other")
     with pytest.raises(BadInput, match="TIGHTFIT_FRONT is 'other'; it may be python or dynamo"):
         tightfit.fit(nn.Linear(2, 2), "1GiB")
+
+
+class Searching(nn.Module):
+    """Its second layer runs where Dynamo cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _left_to_python(self.second, self.first(x).tanh()).square().sum()
+
+
+@torch.compiler.disable
+def _left_to_python(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer(x)
+
+
+def test_gradients_that_no_plan_has_made_are_said_and_stand_in_the_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fitted = assert_trains_alike(Searching(), lambda m, x: m(x))
+    assert capsys.readouterr().err.count("gradients that no plan has made: module 'second'") == 1
+    report = tightfit.report(fitted)
+    assert "module 'second'" in report.outside
+    assert "outside of every plan" in str(report)
+    assert "module 'first'" not in report.outside

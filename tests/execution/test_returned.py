@@ -184,6 +184,34 @@ def test_what_backward_needs_may_not_be_written_into() -> None:
         output.sum().backward()
 
 
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_inputs_that_overlap_are_changed_together(is_trained: bool) -> None:
+    """Wherever they overlap: each place has a trace of its own."""
+    torch.manual_seed(0)
+    model = Model(lambda m, x, y: (x.mul_(2), m.linear(y))[1])
+    plain = copy.deepcopy(model)
+    fitted(model)
+    for start in (0, 1, 2, 0):
+        found = []
+        for each in (model, plain):
+            torch.manual_seed(start)
+            each.zero_grad()
+            root = torch.randn(8, 8, requires_grad=is_trained)
+            memory = root * 2 if is_trained else root
+            output = each(memory[start : start + 2], memory[start + 1 : start + 3])
+            (output.square().sum() + memory.sum()).backward()
+            found.append([output.detach(), memory.detach(), each.linear.weight.grad])
+            found[-1] += [root.grad] if is_trained else []
+        assert same(*found)
+
+
+def test_a_history_for_one_of_two_inputs_that_overlap_is_refused() -> None:
+    model = fitted(Model(lambda m, x, y: (x.add_(m.linear(y.clone())), y.sum())[1]))
+    memory = torch.randn(4, 8)
+    with pytest.raises(tightfit.TightfitError, match=r"shares its memory.*pass a clone"):
+        model(memory[:2], memory[1:3])
+
+
 class Cell(nn.Module):
     """A recurrent cell that keeps its state in a buffer."""
 
@@ -235,3 +263,10 @@ def test_a_forward_with_nothing_to_train_runs_plainly(
         each(x).sum().backward()
     assert torch.equal(plain.linear.weight.grad, model.linear.weight.grad)
     assert tightfit.report(model).plan is not None
+
+
+def test_views_of_what_the_plan_reads_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their gradients are added up before those of the plan: the last bit may differ."""
+    model = fitted(Model(lambda m, x: (lambda z: (z.T, z.square(), z))(m.linear(x))))
+    weighted(model(leaf()), model, leaf()).backward()
+    assert "are views of one tensor" in capsys.readouterr().err

@@ -248,6 +248,13 @@ SUPPORTED = [
         "gradients inside forward (gradient penalty)",
         lambda s, h: torch.autograd.grad(s.b(h).square().sum(), h, create_graph=True)[0],
     ),
+    case("Jacobians inside forward", lambda s, h: torch.func.jacrev(s.b)(h[0]) * s.b(h).sum()),
+    Case(
+        "outputs that are detached aliases of others",
+        lambda: Wrapped(lambda s, h: (s.b(h).T, h.detach(), h)),
+        lambda: (torch.randn(4, 8),),
+        lambda output: (output[0].T * output[1]).sum() + output[2].sum(),
+    ),
     case("registered custom operators", lambda s, h: s.b(scale(h, 2.0))),
     case("custom `autograd.Function`", lambda s, h: s.b(Sine.apply(h))),
     Case(

@@ -50,6 +50,16 @@ class Range(nn.Module):
         return h / self.largest
 
 
+class Scaled(Range):
+    """The same, where its gradient needs what the buffer held before."""
+
+    def forward(self, x):
+        h = self.linear(x)
+        y = h * self.largest
+        self.largest = 0.9 * self.largest + h.detach().abs().max()
+        return y
+
+
 class RangeByData(Range):
     """The same, where data decide how: it runs eagerly, as one op."""
 
@@ -158,6 +168,7 @@ WRITING = (
     Case("weights clipped after their use", UsedThenChanged, _rows, torch.sum),
     Case("averages of weights kept by forward", Momentum, _rows),
     Case("buffers that forward replaces", lambda: _chain(Range), _rows, torch.sum),
+    Case("buffers read, then replaced", lambda: _chain(Scaled), _rows, torch.sum),
     Case("buffers replaced where data decide", lambda: _chain(RangeByData), _rows, torch.sum),
     Case("tensors left in attributes and lists", Watched, _rows, torch.sum),
     Case("CTC losses", Speech, _speech),

@@ -22,7 +22,13 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError, OpaqueChanged, TightfitError
 from tightfit.progress import announce
 
-__all__ = ["capture_around_data", "has_parts", "may_be_planned", "of_the_same_class"]
+__all__ = [
+    "capture_around_data",
+    "has_parts",
+    "may_be_planned",
+    "of_the_same_class",
+    "wait_for_traces",
+]
 
 _ONE_AT_A_TIME = threading.RLock()
 """The tracer of PyTorch patches classes while it runs: one thread at a time may capture."""
@@ -80,6 +86,12 @@ def capture_around_data(
         for message in said:
             announce(message)
         return found
+
+
+def wait_for_traces() -> None:
+    """Wait until no other thread captures."""
+    with _ONE_AT_A_TIME:
+        pass
 
 
 def _raise_what_plain_raises(call: TracedCall, error: CaptureError) -> None:

@@ -17,6 +17,7 @@ from tightfit.capture.reads.guard import Reads
 from tightfit.capture.side_effects.attributes import Kept
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, ValueId
 from tightfit.graph.validate import validate_graph
+from tightfit.torch_private import core as private
 
 __all__ = [
     "Call",
@@ -230,7 +231,11 @@ def tensors_of(joint: JointGraph, leaves: Sequence[Any], member: Callable[[str],
         Returns a parameter or buffer by its name.
     """
     return [
-        leaves[source.index] if source.kind == "input" else member(source.name)
+        leaves[source.index]
+        if source.kind == "input"
+        else private.viewed(leaves[source.index])
+        if source.kind == "base"
+        else member(source.name)
         for source in joint.sources
         if source.kind != "tangent"
     ]

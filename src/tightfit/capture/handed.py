@@ -60,7 +60,11 @@ class _Member:
 
     def is_in(self, inputs: Sequence[Any]) -> bool:
         """Whether the module holds what a call is given."""
-        return self.module.__dict__[self.holder].get(self.name) is inputs[self.index]
+        return self.is_now(inputs[self.index])
+
+    def is_now(self, tensor: Any) -> bool:
+        """Whether the module holds a tensor."""
+        return self.module.__dict__[self.holder].get(self.name) is tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +136,15 @@ class HandedGraphs:
         self._placed.append(placed)
         known.append(placed)
         return placed
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether a graph that was called takes a parameter or buffer."""
+        return any(m.is_now(tensor) for placed in self._placed for m in placed.members) or any(
+            leaf_tensor is tensor
+            for placed in self._placed
+            for leaf in placed.leaves
+            for leaf_tensor in leaf.parameters()
+        )
 
     def has_numbers(self, number: int) -> bool:
         """Whether a graph takes plain numbers: `arguments` makes tensors of them."""

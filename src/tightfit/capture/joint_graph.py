@@ -13,6 +13,7 @@ from tightfit.capture.calls.structure import Structure
 from tightfit.capture.decisions.answers import Answer, Question
 from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.opaque.call import OpaqueModules
+from tightfit.capture.operators.checkpoints import Checkpoints
 from tightfit.capture.origins import Origins
 from tightfit.torch_private.wrappers import RuntimeMetadata
 
@@ -28,7 +29,8 @@ class Source:
     Parameters
     ----------
     kind : str
-        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"tangent"``.
+        ``"parameter"``, ``"buffer"``, ``"input"``, ``"base"`` (what an input is a view of) or
+        ``"tangent"``.
     name : str
         Qualified name of a parameter or buffer; ``"input 3"`` or ``"tangent 0"`` otherwise.
     index : int
@@ -78,6 +80,8 @@ class JointGraph:
         The modules that run as one op.
     detached : frozenset of int
         Outputs that receive no gradient: those that the call names, and those beside its loss.
+    checkpoints : Checkpoints
+        Those of `torch.utils.checkpoint` that its forward goes through.
     """
 
     module: fx.GraphModule
@@ -95,6 +99,7 @@ class JointGraph:
     outside: Mapping[str, nn.Module]
     opaque: OpaqueModules
     detached: frozenset[int]
+    checkpoints: Checkpoints
 
     @property
     def takes_numbers(self) -> bool:

@@ -128,7 +128,7 @@ class _Lifter:
 
     def _add_constants(self) -> None:
         placeholders = self.joint.placeholders
-        kinds = {"parameter": "parameters", "buffer": "buffers", "input": "inputs"}
+        roles: dict[str, Any] = {"parameter": "parameter", "buffer": "buffer"}  # or an input
         for position, (node, source) in enumerate(
             zip(placeholders, self.joint.sources, strict=True)
         ):
@@ -140,9 +140,9 @@ class _Lifter:
             if source.kind == "tangent":
                 number = self._add_value(source.name, size, "tangent", "none", segment=BACKWARD)
             else:
-                role: Any = source.kind
+                role = roles.get(source.kind, "input")
                 number = self._add_value(source.name, size, role, "none")
-                self.constants[kinds[source.kind]] += self.device.rounded(size)
+                self.constants[f"{role}s"] += self.device.rounded(size)
             self.value_of[node] = number
 
     def _forward_nodes(self) -> set[fx.Node]:

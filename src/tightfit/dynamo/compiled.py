@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
 from torch import nn
 
+from tightfit.capture.around_data import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.dynamo.backend import HandOver, backend_of
-from tightfit.dynamo.guards import RunningHooks
+from tightfit.dynamo.guards import Unguarded
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError
 from tightfit.torch_private import dynamo as private
@@ -37,6 +39,7 @@ class Following:
         self._modules = modules
         self._account = account
         self._left_out: set[nn.Module] = set()
+        self.unguarded = Unguarded(modules)
         self.skipped = outside.skipped
 
     def left_out(self) -> Set[nn.Module]:
@@ -54,6 +57,7 @@ class Following:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Let the limit rest: what is looked at are shapes."""
+        self.unguarded.look()
         self._account.let_go()
         try:
             yield
@@ -96,7 +100,9 @@ class Compiled:
         self._hand_over = hand_over
         self._follower = follower
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._hooks = RunningHooks()
+        self._last_key: Any = None
+        self._last: Callable[..., Any] = function
+        self._unguarded = follower.unguarded
 
     def start_anew(self) -> None:
         """Make all graphs anew."""
@@ -110,18 +116,40 @@ class Compiled:
         CaptureError
             If Dynamo makes ever new graphs of it.
         """
-        key = self._hooks.now()
-        function = self._compiled.get(key)
-        if function is None:
-            function = private.compiled(self._function, backend_of(self._hand_over), self._follower)
-            self._compiled[key] = function
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            if not private.is_limit_of_graphs(error):
-                raise
-            raise CaptureError(
-                f"{self._name} runs other operators in ever new calls: Dynamo has made as many "
-                "graphs of it as it may. Way out: fit what is inside it and always the same "
-                "(methods=, or inner modules), or pass what changes as a tensor"
-            ) from error
+        key = self._unguarded.now()
+        if key != self._last_key or not self._compiled:
+            self._last = self._compiled.get(key) or self._made_for(key)
+            self._last_key = key
+        function = self._last
+        while True:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if private.is_traced_meanwhile(error):
+                    wait_for_traces()
+                elif private.is_limit_of_graphs(error):
+                    raise _too_many_graphs(self._name) from error
+                else:
+                    raise
+
+    def _made_for(self, key: Any) -> Callable[..., Any]:
+        function = _as_its_class_has_it(self._function)
+        function = private.compiled(function, backend_of(self._hand_over), self._follower)
+        self._compiled[key] = function
+        return function
+
+
+def _as_its_class_has_it(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a module as its class has it now; other callables as they are."""
+    owner = getattr(function, "__self__", None)
+    if not isinstance(owner, nn.Module) or owner.__dict__.get(function.__name__) is function:
+        return function
+    return types.MethodType(getattr(type(owner), function.__name__), owner)
+
+
+def _too_many_graphs(name: str) -> CaptureError:
+    return CaptureError(
+        f"{name} runs other operators in ever new calls: Dynamo has made as many graphs of it as "
+        "it may. Way out: fit what is inside it and always the same (methods=, or inner modules), "
+        "or pass what changes as a tensor"
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
 
 from tightfit.allocator.tally import is_refusal
@@ -14,6 +16,7 @@ from tightfit.progress import announce
 __all__ = ["Outside"]
 
 _LONGEST = 200
+_UNPLANNED = "parameters got gradients that no plan has made"
 
 
 class Outside:
@@ -31,11 +34,38 @@ class Outside:
         self._name = name
         self._modules = modules
         self._reasons: dict[str, str] = {}
+        self._unplanned: list[str] = []  # modules whose parameters got a gradient of no plan
+        self._is_watching = False
 
-    @property
-    def reasons(self) -> Mapping[str, str]:
-        """Why something ran as plain Python, by what it was."""
-        return self._reasons
+    def reasons(self) -> dict[str, str]:
+        """Return why something ran as plain Python, by what it was."""
+        for name in self._unplanned:
+            what = f"module {name!r}" if name else "the outermost module"
+            self._reasons.setdefault(what, _UNPLANNED)
+        return dict(self._reasons)
+
+    def watch(self, is_planned: Callable[[torch.Tensor], bool]) -> None:
+        """Note which parameters get their first gradient although no plan has made it."""
+        if self._is_watching:
+            if self._unplanned:
+                self._say_unplanned()
+            return
+        self._is_watching = True
+        for name, module in module_names(self._modules).items():
+            for parameter in module.parameters(recurse=False):
+                if parameter.requires_grad and parameter.is_leaf:
+                    _note_first_gradient(parameter, name, weakref.ref(self), is_planned)
+
+    def note_unplanned(self, name: str) -> None:
+        """Note that a parameter of a module has a gradient that no plan has made."""
+        if name not in self._unplanned:
+            self._unplanned.append(name)
+
+    def _say_unplanned(self) -> None:
+        before = dict(self._reasons)
+        told = [what for what in self.reasons() if what not in before]
+        if told:
+            announce(f"{self._name}: outside of every plan, {_UNPLANNED}: {', '.join(told)}")
 
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
@@ -75,3 +105,18 @@ class Outside:
         if self._reasons.setdefault(what, first) is not first:
             return
         announce(f"{self._name}: {what} runs eagerly, outside of every plan: {first}")
+
+
+def _note_first_gradient(
+    parameter: torch.Tensor,
+    name: str,
+    outside: weakref.ref[Outside],
+    is_planned: Callable[[torch.Tensor], bool],
+) -> None:
+    def arrived(owner: torch.Tensor) -> None:
+        handle.remove()
+        found = outside()
+        if found is not None and not is_planned(owner):
+            found.note_unplanned(name)
+
+    handle = parameter.register_post_accumulate_grad_hook(arrived)

@@ -18,12 +18,13 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.torch_private import core as private
 from tightfit.torch_private.wrappers import OutputType, TensorAlias, wrapped
 
-__all__ = ["Returned", "raw_outputs"]
+__all__ = ["Returned", "inputs_viewed", "raw_outputs", "viewed_outputs"]
 
 _OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 """Kinds of outputs that are no views of an input, of another output or of what is returned."""
 _VIEWS = (OutputType.alias_of_intermediate, OutputType.alias_of_intermediate_save_as_output)
 """Kinds of outputs that are views of a further raw output."""
+_VIEW_OF_OUTPUT = OutputType.alias_of_intermediate_base_is_user_output
 
 
 class Returned:
@@ -68,6 +69,8 @@ class Returned:
         self.plain = [i for i, same in self.canonical.items() if i == same]
         self._aliases = frozenset(range(len(raw))) - frozenset(leaving)
         self._order = (*range(self._bases, len(raw)), *range(self._bases))
+        self._is_simple = not self._aliases and all(i == s for i, s in self.canonical.items())
+        self._fixed = [n for n, i in enumerate(self.plain) if not self.has_history(i)]
         self._without_history = [
             (i, info.output_type)
             for i, info in enumerate(infos)
@@ -103,8 +106,14 @@ class Returned:
             for t, root, has in zip(raw, roots, with_history, strict=True)
         )
 
+    def without_history(self, leaving: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what of that which leaves the chain is not differentiable."""
+        return [leaving[n] for n in self._fixed]
+
     def _run(self, given: list[Any]) -> list[Any]:
         raw = self._chain(given)
+        if self._is_simple:
+            return [raw[i] for i in self._order]
         return [self._handed_on(raw, i) for i in self._order]
 
     def _handed_on(self, raw: Mapping[int, Any], index: int) -> Any:
@@ -112,6 +121,24 @@ class Returned:
             return TensorAlias(raw[index])
         same = self.canonical.get(index, index)
         return raw[same] if same == index or self.has_history(index) else raw[same].detach()
+
+
+def viewed_outputs(joint: JointGraph) -> frozenset[int]:
+    """Return the raw outputs whose gradients several outputs give that are views of one another."""
+    infos = [info for info in joint.metadata.output_info if info.requires_grad_for_backward]
+    outputs = joint.metadata.num_outputs
+    further = Counter(outputs + i.base_idx for i in infos if i.output_type in _VIEWS)
+    named = {i.base_idx for i in infos if i.output_type is _VIEW_OF_OUTPUT}
+    return frozenset({i for i, views in further.items() if views > 1} | named)
+
+
+def inputs_viewed(joint: JointGraph) -> frozenset[int]:
+    """Return the placeholders of which outputs are views that a gradient goes through."""
+    return frozenset(
+        info.base_idx
+        for info in joint.metadata.output_info
+        if info.output_type is OutputType.alias_of_input and info.requires_grad_for_backward
+    )
 
 
 def raw_outputs(joint: JointGraph, outputs: Sequence[Any]) -> dict[int, Any]:

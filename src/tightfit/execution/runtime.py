@@ -22,7 +22,7 @@ from tightfit.execution.again import Again
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
-from tightfit.execution.returned import Returned
+from tightfit.execution.returned import Returned, inputs_viewed, viewed_outputs
 from tightfit.execution.sums import Sums, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
@@ -58,7 +58,14 @@ class Runner:
         self.differentiable = frozenset(index for index, _ in self.tangents)
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.written = {position for _, position in joint.write_backs}
-        self.summed = {position for node, position in joint.gradients if is_sum(node)}
+        viewed = inputs_viewed(joint)  # after the chain, so that their gradients come before
+        self.summed = {i for node, i in joint.gradients if is_sum(node) or i in viewed}
+        views = viewed_outputs(joint)
+        self._mixed = {
+            source.index
+            for node, source in zip(self.placeholders, joint.sources, strict=True)
+            if source.kind == "tangent" and source.index in views and any(map(is_sum, node.users))
+        }
 
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
@@ -91,6 +98,17 @@ class Runner:
             "a sum, and code outside the plan adds to it: in another order than plain PyTorch, so "
             "that last bits may differ. Put that code into the plan, too (tightfit.step)"
         )
+
+    def look_at_views(self, came: Mapping[int, Any]) -> None:
+        """Say it, once, if views of one another add to a gradient that is a sum in the plan."""
+        if any(came.get(index) is not None for index in self._mixed):
+            self._mixed.clear()
+            announce(
+                f"outputs of {self.captured.graph.name} are views of one tensor, which the plan "
+                "itself reads: what code outside adds up of them comes before what the plan adds, "
+                "in another order than plain PyTorch, so that last bits may differ. Put that code "
+                "into the plan (tightfit.step)"
+            )
 
     def _is_written(self, position: int, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a buffer that is written itself, as it may take another shape."""
@@ -206,6 +224,7 @@ class Run:
         if self._note_gradients(by_position) or self.reached.backwards > 1:
             self._start_otherwise(by_position)
             return
+        runner.look_at_views(by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
         self.state = "backward"
@@ -409,8 +428,7 @@ class _Node(torch.autograd.Function):
         assert run.runner is not None
         returned = run.runner.returned
         outputs = returned.hidden(raw)
-        pairs = zip(returned.plain, outputs, strict=True)
-        ctx.mark_non_differentiable(*[t for i, t in pairs if not returned.has_history(i)])
+        ctx.mark_non_differentiable(*returned.without_history(outputs))
         return outputs if len(outputs) != 1 else outputs[0]
 
     @staticmethod

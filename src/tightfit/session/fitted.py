@@ -343,15 +343,8 @@ class Fitted:
 
     def smallest_budget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
-        return self._as_a_whole().smallest_budget(Arguments.of(args, kwargs))
-
-    def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
-        """Tell a budget that is to be shared what these inputs need; return the least."""
-        return self._as_a_whole().declare_needs(given, budget)
-
-    def _as_a_whole(self) -> WholeSteps:
         assert self._whole is not None  # sharded models are not asked
-        return self._whole
+        return self._whole.smallest_budget(Arguments.of(args, kwargs))
 
     def join_replicas(self, wrapper: DistributedDataParallel | None) -> None:
         """Plan together with the ranks of the DistributedDataParallel around, if there is one."""

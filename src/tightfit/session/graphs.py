@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
-from tightfit.dynamo.backend import GraphCall
+from tightfit.dynamo.backend import GraphCall, HandOver
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import BadInput, CaptureError
+from tightfit.errors import BadInput, CaptureError, NothingToTrain
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options
+from tightfit.session.report import Report
 from tightfit.session.whole.steps import WholeSteps
 
 __all__ = ["GraphSteps", "steps_of"]
@@ -53,7 +56,8 @@ class GraphSteps(WholeSteps):
         super().__init__(own, options, account, addresses)
         self.outside = Outside(callee.name, callee.modules)
         self._follower = Following(callee.modules, self.outside, account)
-        self._compiled = Compiled(callee.function, callee.name, self._hand_over, self._follower)
+        hand_over = _handing_over_to(weakref.ref(self))
+        self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower)
         self._asks: Any = None
         self._is_called = False
         self._has_run = False
@@ -67,25 +71,29 @@ class GraphSteps(WholeSteps):
         """Run the callee; its graphs run their plans."""
         self._is_called = True
         self._has_run = False
+        self.outside.watch(self.graphs.takes)
         while True:
             try:
                 return self._compiled(given.args, dict(given.kwargs))
             except _Anew:
                 self._compiled.start_anew()
 
-    def _hand_over(self, graph: HandedGraph) -> GraphCall:
-        if graph.reason and self._asks is None:
-            self.outside.broke(graph.reason)
-
-        def call(inputs: Sequence[Any]) -> Any:
-            given = Arguments.of(self.graphs.arguments(graph, inputs), {})
-            if self._asks is not None:
-                if graph.reason:
-                    raise CaptureError(f"it is no single graph: {graph.reason}")
-                raise _Asked(self._asks(given))
+    def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
+        """Run one call of a graph; or answer what is asked of it."""
+        given = Arguments.of(self.graphs.arguments(graph, inputs), {})
+        if self._asks is None:
+            if graph.reason:
+                self.outside.broke(graph.reason)
+                self._expect_others()
             return self._run_graph(given)
+        if graph.reason:
+            raise CaptureError(f"it is no single graph: {graph.reason}")
+        raise _Asked(self._asks(given))
 
-        return call
+    def _expect_others(self) -> None:
+        """Have graphs that are new run with least memory: nobody knows yet what follows them."""
+        if not self.options.others_to_come:
+            self.options = dataclasses.replace(self.options, others_to_come=True)
 
     def _run_graph(self, given: Arguments) -> Any:
         """Run a graph by its plan; begin the call anew without a module that no plan holds.
@@ -102,7 +110,7 @@ class GraphSteps(WholeSteps):
             module = self.outside.left_out(error.module, error) if error.module else None
             if module is None or module in self._follower.left_out():
                 raise
-            has_run = self._has_run or len(self.outside.reasons) > 1
+            has_run = self._has_run or len(self.outside.reasons()) > 1
             self._follower.leave_out(module)
             if has_run:
                 self._compiled.start_anew()
@@ -126,7 +134,14 @@ class GraphSteps(WholeSteps):
             return asked.answer
         finally:
             self._asks = None
-        raise CaptureError(f"{self.callee.name} has no graph in which anything is trained")
+        raise NothingToTrain(
+            f"{self.callee.name} has no graph in which anything is trained: no output depends on a "
+            "parameter that requires a gradient"
+        )
+
+    def report(self) -> Report:
+        """Return what the current plan promises, what the last step held, what ran outside."""
+        return msgspec.structs.replace(super().report(), outside=self.outside.reasons())
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
@@ -137,10 +152,18 @@ class GraphSteps(WholeSteps):
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         return self._asked(given, super().smallest_budget)
 
-    def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
-        """Tell a budget that is to be shared what these inputs need; return the least."""
-        declare = super().declare_needs
-        return self._asked(given, lambda graph: declare(graph, budget))
+
+def _handing_over_to(steps: weakref.ref[GraphSteps]) -> HandOver:
+    """Return what takes graphs for steps; Dynamo keeps it, which must not keep the model alive."""
+
+    def hand_over(graph: HandedGraph) -> GraphCall:
+        def call(inputs: Sequence[Any]) -> Any:
+            found = steps()
+            return graph.module(*inputs) if found is None else found._called(graph, inputs)
+
+        return call
+
+    return hand_over
 
 
 def steps_of(callee: Callee, options: Options, account: Account, addresses: Anywhere) -> WholeSteps:

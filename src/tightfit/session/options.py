@@ -13,13 +13,13 @@ from torch import nn
 
 from tightfit.capture.calls.structure import Arguments, flatten, unflatten
 from tightfit.errors import BadInput
-from tightfit.graph.ir import EXACTNESS, Exactness, Graph
+from tightfit.graph.ir import EXACTNESS, Exactness
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT, find_planner
 from tightfit.progress import SILENT, Progress, announce
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.budget import Budget, Share, usable_bytes
+from tightfit.session.memory.budget import Budget, usable_bytes
 from tightfit.session.processes import Ranks
 from tightfit.units import format_bytes, parse_bytes
 
@@ -63,6 +63,8 @@ class Options:
         Whether plans and costs from steps are kept on disk for the next process.
     shared : Budget or None
         The budget that several fitted callables share, if this one does.
+    others_to_come : bool
+        Whether further calls will share the budget that nobody has seen yet: graphs after a break.
     ranks : Ranks or None
         The processes that train the same model, once they are known.
     compile : bool
@@ -89,6 +91,7 @@ class Options:
     cache: bool = True
     progress: Progress = field(default=SILENT)
     shared: Budget | None = None
+    others_to_come: bool = False
     ranks: Ranks | None = None
     compile: bool = False
     stops_on_interrupt: bool = True
@@ -128,53 +131,12 @@ class Options:
 
     @property
     def is_in_company(self) -> bool:
-        """Whether others share the budget."""
-        return self.shared is not None and len(self.shared.members()) > 1
+        """Whether others share the budget, or will."""
+        return self.others_to_come or (self.shared is not None and len(self.shared.members()) > 1)
 
     def beside(self, account: Account) -> list[Account]:
         """Return what others hold within the same budget."""
         return self.shared.others(account) if self.shared is not None else []
-
-    def share_of(
-        self, account: Account, graph: Graph, held_bytes: int, calls: int, waiting_bytes: int
-    ) -> Share | None:
-        """Return the part of a shared budget for one call, what is held all the time included.
-
-        Parameters
-        ----------
-        account : Account
-            What the callable holds.
-        graph : Graph
-            The step.
-        held_bytes : int
-            What is held all the time, by the callable and by others.
-        calls : int
-            How many calls of the callable there are before a backward.
-        waiting_bytes : int
-            What gradients of another one of them take until both are added up.
-
-        Returns
-        -------
-        Share or None
-            None where no other callable is called between its forward and its backward.
-        """
-        shared = self.shared
-        share = shared.share_of(account, calls, waiting_bytes) if shared is not None else None
-        if share is None:
-            return None
-        # needs that are known count inputs: one member's input may be what another one keeps
-        counted = graph.constants_bytes["inputs"] if self._shares_needs() else 0
-        new_bytes = account.new_gradient_bytes()
-        own = new_bytes + share.peak_bytes - counted
-        budget_bytes = min(self.planned_bytes - waiting_bytes, held_bytes + own)
-        mine = share.peak_bytes - share.others_bytes
-        # gradients of one call are made while another one still keeps what it needs
-        others_bytes = share.others_bytes + (new_bytes if calls > 1 else 0)
-        left_bytes = budget_bytes - held_bytes - mine
-        return Share(budget_bytes, max(0, min(others_bytes, left_bytes)), share.part)
-
-    def _shares_needs(self) -> bool:
-        return self.shared is not None and all(map(self.shared.knows, self.shared.members()))
 
 
 def make_options(

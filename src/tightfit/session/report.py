@@ -98,6 +98,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         What the process held for it then, between two steps.
     next_exactness : LessExact or None
         What the next, less exact class of alternatives would cost, if that was asked for.
+    outside : dict of str to str
+        What ran eagerly outside of every plan, and why.
     """
 
     budget_bytes: int
@@ -117,6 +119,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     arena: ArenaReport | None = None
     held: Held | None = None
     next_exactness: LessExact | None = None
+    outside: dict[str, str] = {}
 
     @property
     def measured_peak_bytes(self) -> int | None:
@@ -124,7 +127,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured.peak_bytes if self.measured is not None else None
 
     def __str__(self) -> str:
-        """Return two lines for people; one more for an arena and one for the next exactness."""
+        """Return two lines for people; one more for each further matter."""
         measured = self.measured_peak_bytes
         held = f", measured {format_bytes(measured)}" if measured is not None else ""
         return (
@@ -133,8 +136,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{format_bytes(self.planned_peak_bytes)} (constants "
             f"{format_bytes(self.constant_bytes)}){held}\n"
             f"extra compute {self.overhead:.1%}, {self._scope}"
-            f"{self._around_the_arena}{self._less_exactly}"
+            f"{self._around_the_arena}{self._less_exactly}{self._outside_of_plans}"
         )
+
+    @property
+    def _outside_of_plans(self) -> str:
+        return f"\noutside of every plan: {', '.join(self.outside)}" if self.outside else ""
 
     @property
     def _less_exactly(self) -> str:

@@ -17,10 +17,12 @@ from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
     IntermediateBaseAOTOutput,
+    MetadataMutationAOTOutput,
     ParamAOTInput,
     PlainAOTInput,
     PlainAOTOutput,
     TangentAOTInput,
+    ViewBaseAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -63,6 +65,7 @@ __all__ = [
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "IntermediateBaseAOTOutput",
+    "MetadataMutationAOTOutput",
     "OpOverload",
     "OpOverloadPacket",
     "ParamAOTInput",
@@ -71,6 +74,7 @@ __all__ = [
     "TangentAOTInput",
     "TorchDispatchMode",
     "UnsupportedFakeTensorException",
+    "ViewBaseAOTInput",
     "WeakTensorKeyDictionary",
     "aot_export_joint_with_descriptors",
     "autocast_cache",

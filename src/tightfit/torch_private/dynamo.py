@@ -29,23 +29,18 @@ from torch._higher_order_ops.invoke_leaf_function import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from tightfit.torch_private.tools import hide_from_dynamo, without_dynamo
-
 __all__ = [
     "Follower",
     "break_reason",
     "compiled",
     "example_of",
-    "forgotten",
-    "is_compiling",
-    "is_failure_of_tracing",
     "is_leaf_call",
     "is_limit_of_graphs",
+    "is_traced_meanwhile",
     "leaf_of",
     "module_of",
     "run_leaf",
     "taken_back",
-    "without_breaks",
 ]
 
 _MOST_GRAPHS = 1024
@@ -103,6 +98,9 @@ def compiled(
     """
     context = eval_frame.optimize(backend=backend, isolate_recompiles=True)
     context.callback = _PerFrame(context.callback, follower)
+    for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
+        enter()()
+    context.enter_exit_hooks.clear()
     return context(_in_a_frame_of_its_own(function))
 
 
@@ -366,24 +364,12 @@ def is_limit_of_graphs(error: BaseException) -> bool:
     return isinstance(error, exc.FailOnRecompileLimitHit)
 
 
-def is_failure_of_tracing(error: BaseException) -> bool:
-    """Whether an error is Dynamo's own: of an operator on fake tensors, or of what it cannot do."""
-    return isinstance(error, exc.TorchDynamoException)
+def is_traced_meanwhile(error: BaseException) -> bool:
+    """Whether an error says that something is traced, for which no thread may call Dynamo's code.
+
+    Nothing of the call has run then.
+    """
+    return isinstance(error, RuntimeError) and str(error).startswith(_TRACED_MEANWHILE)
 
 
-def is_compiling() -> bool:
-    """Whether Dynamo follows the code that asks."""
-    return torch.compiler.is_dynamo_compiling()
-
-
-def without_breaks() -> Any:
-    """Have whatever ends a graph early raise instead."""
-    return torch._dynamo.error_on_graph_break(True)
-
-
-def forgotten() -> None:
-    """Forget everything that Dynamo has compiled."""
-    torch._dynamo.reset()
-
-
-__all__ += ["hide_from_dynamo", "without_dynamo"]
+_TRACED_MEANWHILE = "Detected that you are using FX to symbolically trace"

@@ -33,6 +33,7 @@ __all__ = [
     "metadata_of",
     "metadata_with",
     "runtime_metadata",
+    "takes_gradient",
     "wrapped",
 ]
 
@@ -43,6 +44,11 @@ RuntimeMetadata: TypeAlias = ViewAndMutationMeta
 def metadata_of(joint: Any) -> RuntimeMetadata:
     """Return what the tracer has found out about the forward of an exported step."""
     return joint._aot_state.fw_metadata
+
+
+def takes_gradient(joint: Any, place: int) -> bool:
+    """Whether an input of an exported step requires a gradient."""
+    return joint._aot_state.flat_args[place].requires_grad
 
 
 def runtime_metadata(metadata: RuntimeMetadata, inside: Collection[int]) -> RuntimeMetadata:

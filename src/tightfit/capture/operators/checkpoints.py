@@ -1,12 +1,14 @@
-"""Reentrant checkpoints (`torch.utils.checkpoint`) in a trace: what they run, and no more.
+"""Checkpoints (`torch.utils.checkpoint`) in a trace: what they run, and no more.
 
-They run autograd inside of autograd, which no graph holds. Which results are kept and which are
-computed again is the plan's to decide, and the results are the same either way.
+Reentrant ones run autograd inside of autograd, which no graph holds. Which results are kept and
+which are computed again is the plan's to decide. The results are the same either way, but for what
+a region changes when it runs again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,19 +16,49 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from tightfit.torch_private import core as private
+from tightfit.torch_private.checkpoints import watched_checkpoints
 
-__all__ = ["traced_checkpoints"]
+__all__ = ["Checkpoints", "SeenCheckpoints", "traced_checkpoints"]
+
+
+class Checkpoints(enum.Enum):
+    """What checkpoints a forward goes through, where plain PyTorch runs them again in backward."""
+
+    NONE = "none"
+    SAME_DRAWS = "each draws the random numbers that it drew at first"
+    OTHER_DRAWS = "one draws other random numbers"
+
+
+class SeenCheckpoints:
+    """The checkpoints that a traced forward goes through."""
+
+    def __init__(self) -> None:
+        self.found = Checkpoints.NONE
+
+    def note(self, preserve: bool) -> None:
+        """Note a checkpoint, and whether it keeps the state of random generators."""
+        if not preserve:
+            self.found = Checkpoints.OTHER_DRAWS
+        elif self.found is Checkpoints.NONE:
+            self.found = Checkpoints.SAME_DRAWS
 
 
 @contextlib.contextmanager
-def traced_checkpoints() -> Iterator[None]:
-    """While tracing, let a reentrant checkpoint be the operators that it runs."""
+def traced_checkpoints(seen: SeenCheckpoints) -> Iterator[None]:
+    """While tracing, let a reentrant checkpoint be the operators that it runs.
+
+    Parameters
+    ----------
+    seen : SeenCheckpoints
+        Told of every checkpoint.
+    """
     own = vars(CheckpointFunction).get("apply")
     original = CheckpointFunction.apply
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         if not private.is_tracing():
             return original(function, preserve, *args)
+        seen.note(preserve)
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
             return function(*args)
         with torch.no_grad():  # what it would compute again would not be asked for
@@ -34,7 +66,8 @@ def traced_checkpoints() -> Iterator[None]:
 
     CheckpointFunction.apply = staticmethod(apply)  # type: ignore[method-assign]
     try:
-        yield
+        with watched_checkpoints(seen.note):
+            yield
     finally:
         if own is None:
             del CheckpointFunction.apply

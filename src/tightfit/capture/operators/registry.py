@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tightfit.capture.operators.checkpoints import traced_checkpoints
+from tightfit.capture.operators.checkpoints import SeenCheckpoints, traced_checkpoints
 from tightfit.capture.operators.ctc import traced_ctc
 from tightfit.capture.operators.dropout import traced_dropout
 from tightfit.capture.operators.linalg import traced_checks
@@ -20,20 +20,24 @@ __all__ = ["traced_operators"]
 
 
 @contextlib.contextmanager
-def traced_operators(values_of: Callable[[torch.Tensor], list[int]]) -> Iterator[None]:
+def traced_operators(
+    values_of: Callable[[torch.Tensor], list[int]], checkpoints: SeenCheckpoints
+) -> Iterator[None]:
     """Trace as ops of a plan what the tracer by itself refuses or computes otherwise.
 
     Parameters
     ----------
     values_of : callable
         Returns the values of a traced tensor of integers.
+    checkpoints : SeenCheckpoints
+        Told of every checkpoint that the forward goes through.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(traced_packing(values_of))
         stack.enter_context(traced_cells())
         stack.enter_context(traced_dropout())
         stack.enter_context(traced_checks())
-        stack.enter_context(traced_checkpoints())
+        stack.enter_context(traced_checkpoints(checkpoints))
         stack.enter_context(traced_matching())
         stack.enter_context(traced_ctc(values_of))
         stack.enter_context(traced_zeros())

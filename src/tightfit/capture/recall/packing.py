@@ -14,6 +14,7 @@ from tightfit.capture.calls.structure import Structure
 from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.opaque.call import OpaqueModules
+from tightfit.capture.operators.checkpoints import Checkpoints
 from tightfit.capture.origins import Origins, Stretches
 from tightfit.capture.recall.values import NotKept, bytes_of, packed, unpacked
 from tightfit.torch_private import core as private
@@ -103,6 +104,7 @@ class KeptGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     regions: Any
     decisions: Any
     detached: Any
+    checkpoints: str
 
 
 def kept_graph(joint: JointGraph) -> KeptGraph:
@@ -148,9 +150,16 @@ class _Packing:
             modules=packed((joint.origins.modules.starts, joint.origins.modules.values)),
             regions=packed((joint.origins.regions.starts, joint.origins.regions.values)),
             decisions=packed(
-                (decisions.steps, dict(decisions.leaves), decisions.copied, decisions.inside)
+                (
+                    decisions.steps,
+                    dict(decisions.leaves),
+                    decisions.copied,
+                    decisions.inside,
+                    decisions.shared,
+                )
             ),
             detached=packed(joint.detached),
+            checkpoints=joint.checkpoints.name,
         )
 
     def _node(self, node: fx.Node) -> KeptNode:
@@ -245,6 +254,7 @@ def traced_again(kept: KeptGraph) -> JointGraph:
         outside={},
         opaque=_NO_MODULES,
         detached=unpacked(kept.detached),
+        checkpoints=Checkpoints[kept.checkpoints],
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from tightfit.capture.calls.structure import (
 from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder, GraphRecorder
+from tightfit.capture.decisions.shared import shared_views
 from tightfit.capture.handed import is_handed
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
@@ -35,6 +37,7 @@ from tightfit.capture.nodes import (
     note_terms,
 )
 from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opaque_operator
+from tightfit.capture.operators.checkpoints import SeenCheckpoints
 from tightfit.capture.operators.linalg import is_check
 from tightfit.capture.operators.masks import MasksAskedFor
 from tightfit.capture.operators.numbers import NumbersAskedFor
@@ -218,6 +221,7 @@ def trace(
             call.modules, call.opaque, call.examples, recorder.known_value, call.function
         )
         callee = _Callee(call, opaque, recorder, looks=looks)
+        checkpoints = SeenCheckpoints()
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.lists_number_by_number())
@@ -225,7 +229,7 @@ def trace(
             stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
             stack.enter_context(private.hidden_changes_without_tangents(callee.is_parameter))
-            stack.enter_context(traced_operators(recorder.values_of))
+            stack.enter_context(traced_operators(recorder.values_of, checkpoints))
             stack.enter_context(trail)
             stack.enter_context(without_saving_hooks(trail))
             stack.enter_context(regions)
@@ -248,8 +252,9 @@ def trace(
         "outside": {PREFIX: call.outside.holder} if call.outside else {},
         "opaque": opaque.found(),
         "detached": callee.detached,
+        "checkpoints": checkpoints.found,
     }
-    return _read(joint, kept, callee.asked)
+    return _with_shared_views(_read(joint, kept, callee.asked), leaves)
 
 
 def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph:
@@ -273,19 +278,15 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
     count = iter(asked.terms)
     for node, descriptor in zip(flat, descriptors, strict=True):
         match descriptor:
-            case private.InputMutationAOTOutput():
-                place = position[descriptor.mutated_input]
-                info = metadata.input_info[place]
-                is_input = isinstance(descriptor.mutated_input, private.PlainAOTInput)
-                if info.mutates_data:
-                    _refuse_rearranged_gaps(placeholders[place], node, is_input=is_input)
+            case private.InputMutationAOTOutput(given):
+                place = position[given]
+                writes, left = _change_of(joint, placeholders[place], node, place)
+                if writes:
                     write_backs.append((node, place))
-                if not info.mutates_data:
-                    changed.append((node, descriptor))
-                elif info.requires_grad or (info.mutates_metadata and is_input):
-                    changed.append((placeholders[place], descriptor))
-                else:
+                if left is None:
                     inside.add(place)
+                else:
+                    changed.append((left, descriptor))
             case private.PlainAOTOutput() | private.IntermediateBaseAOTOutput():
                 raw.append((node, descriptor))
             case private.GradAOTOutput():
@@ -293,6 +294,11 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
                 if node is not None:
                     gradients.append((node, position[descriptor.grad_of]))
                     note_terms(node, arriving)
+            case private.MetadataMutationAOTOutput():
+                raise CaptureError(
+                    "the step changes the shape of an input that shares its memory with another "
+                    "one, and writes into it. Way out: pass a clone of it"
+                )
             case None:
                 pass
             case _:
@@ -312,6 +318,15 @@ def _read(joint: Any, kept: dict[str, Any], asked: AskedGradients) -> JointGraph
         gradients=tuple(gradients),
         **kept,
     )
+
+
+def _with_shared_views(joint: JointGraph, leaves: Sequence[Any]) -> JointGraph:
+    """Note where in one tensor inputs lie that are changed together: the trace holds for that."""
+    bases = [source.index for source in joint.sources if source.kind == "base"]
+    if not bases:
+        return joint
+    shared = tuple(shared_views(leaves, index) for index in bases)
+    return replace(joint, decisions=replace(joint.decisions, shared=shared))
 
 
 def _note_random(graph: fx.Graph) -> None:
@@ -364,8 +379,34 @@ def _without_tangents(
     return [node for node in placeholders if node not in unread]
 
 
-def _refuse_rearranged_gaps(before: fx.Node, after: fx.Node, *, is_input: bool) -> None:
-    """Refuse to write into an input that gets another shape and has gaps in its memory."""
+def _change_of(
+    joint: Any, before: fx.Node, after: fx.Node, place: int
+) -> tuple[bool, fx.Node | None]:
+    """Return whether a step writes into an input, and what is handed on to AOTAutograd's wrapper.
+
+    Parameters
+    ----------
+    before, after : fx.Node
+        The input as it is given, and as it is left.
+    place : int
+        Its place among the placeholders.
+
+    Raises
+    ------
+    CaptureError
+        If that cannot be done as plain PyTorch does it.
+    """
+    info = wrappers.metadata_of(joint).input_info[place]
+    given = before.meta["desc"]
+    is_base = isinstance(given, private.ViewBaseAOTInput)
+    is_input = is_base or isinstance(given, private.PlainAOTInput)
+    if not info.mutates_data:
+        return False, after
+    if is_base and info.requires_grad and not wrappers.takes_gradient(joint, place):
+        raise CaptureError(
+            "the step writes what requires a gradient into an input that does not, and that shares "
+            "its memory with another input. Way out: pass a clone of it"
+        )
     old, new = before.meta["val"], after.meta["val"]
     if is_input and old.shape != new.shape and not lies_without_gaps(old):
         raise CaptureError(
@@ -373,6 +414,8 @@ def _refuse_rearranged_gaps(before: fx.Node, after: fx.Node, *, is_input: bool) 
             "elements do not lie side by side: where they would be written cannot be planned. Way "
             "out: pass a contiguous copy of it"
         )
+    is_handed_on = info.requires_grad or (info.mutates_metadata and is_input)
+    return True, before if is_handed_on else None
 
 
 def _sources(placeholders: Sequence[fx.Node], raw: Sequence[Any]) -> list[Source]:
@@ -393,6 +436,8 @@ def _sources(placeholders: Sequence[fx.Node], raw: Sequence[Any]) -> list[Source
                 sources.append(Source("buffer", descriptor.target))
             case private.PlainAOTInput():
                 sources.append(Source("input", f"input {descriptor.idx}", descriptor.idx))
+            case private.ViewBaseAOTInput(private.PlainAOTInput(place)):
+                sources.append(Source("base", f"what input {place} is a view of", place))
             case private.TangentAOTInput():
                 index = raw.index(descriptor.output)
                 sources.append(Source("tangent", f"tangent {index}", index))

@@ -16,6 +16,7 @@ from tightfit.torch_private.core import storage_key
 from tightfit.units import rounded_up
 
 __all__ = [
+    "Share",
     "Surroundings",
     "assumed_outside_bytes",
     "handed_out_bytes",
@@ -27,6 +28,28 @@ aten = torch.ops.aten
 
 _TIMES_HELD = {aten._log_softmax.default: 1, aten.sigmoid.default: 2, aten.tanh.default: 2}
 """How often the loss outside a plan holds what one of these has made, its gradient included."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a budget that one of several calls has.
+
+    Parameters
+    ----------
+    peak_bytes : int
+        What may be held while it runs, all that is held besides included.
+    others_bytes : int
+        What others may hold between its forward and its backward.
+    reserved_bytes : int
+        What is left for others that are to come and keep it until after its backward.
+    part : float
+        What it would have of each further byte of the budget, at least.
+    """
+
+    peak_bytes: int
+    others_bytes: int = 0
+    reserved_bytes: int = 0
+    part: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +93,15 @@ class Surroundings:
     def room_bytes(self) -> int:
         """What is left of the budget beside that."""
         return self.budget_bytes - self.held_bytes
+
+    def with_share(self, share: Share) -> Surroundings:
+        """Return the same for another part of the budget."""
+        return replace(
+            self,
+            budget_bytes=share.peak_bytes,
+            outside_bytes=max(self.outside_bytes, share.others_bytes),
+            part=share.part,
+        )
 
     def with_others(self, others_bytes: int) -> Surroundings:
         """Return the same with something else held by others."""

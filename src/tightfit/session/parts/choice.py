@@ -1,10 +1,8 @@
-"""How the parts of a model share one budget: what each may save, what each may hold at its peak.
+"""Plans for the parts of a model within one budget: what is searched, and what is chosen of it.
 
-Parts that run one after the other hold their saved activations at the same time, but only one of
-them is at its peak. Saving more in every part leaves less room for the peak of each: one number,
-how far between the least and the most each part saves, is tried out. Out of the plans found so,
-one of each kind of part is taken such that the step is cheapest; as many of the calls as there is
-room for then run a cheaper one.
+One number, how far each kind of part goes from the least to the most that it may save, is tried
+out: for each of its values the plans are searched that keep to it. Which of them run is said by
+the rule for all steps of several calls (`step/shares.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +20,9 @@ from tightfit.planners.base import Task
 from tightfit.planners.registry import plan_with
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Kind
-from tightfit.session.parts.ledger import Holding, Ledger, holding_of, overhead_of
+from tightfit.session.step.holding import Holding, holding_of, overhead_of
+from tightfit.session.step.ledger import StepLedger
+from tightfit.session.step.shares import by_kind, spread
 
 __all__ = ["PartPlans", "PartPlansMessage", "choose", "choose_at_once"]
 
@@ -55,64 +55,22 @@ class PartPlans:
         """What the calls cost more than with nothing recomputed, a fraction."""
         return overhead_of(self.calls)
 
-    def spread(self, ledger: Ledger[Kind], limit_bytes: int) -> PartPlans:
-        """Return the choice for another step of the same kinds.
-
-        The later a part is called, the shorter it holds what it saves: the last calls of each kind
-        run a cheaper plan, as many as fit.
-        """
-        calls = [self.kinds[kind] for kind in ledger.calls]
-        for kind, plans in self.menus.items():
-            own = [i for i, called in enumerate(ledger.calls) if called is kind]
-            for holding in sorted(plans, key=lambda holding: holding.cost_s):
-                if not own or holding.cost_s >= self.kinds[kind].cost_s:
-                    break
-                own, calls = _spread(ledger, limit_bytes, calls, own, holding)
-        return replace(self, calls=tuple(calls))
-
-
-def _spread(
-    ledger: Ledger[Kind],
-    limit_bytes: int,
-    calls: list[Holding],
-    own: list[int],
-    holding: Holding,
-) -> tuple[list[int], list[Holding]]:
-    """Give as many calls out of some as fit another plan, the last first.
-
-    Returns
-    -------
-    list of int
-        The calls that did not get it.
-    list of Holding
-        For every call its plan.
-    """
-
-    def with_last(count: int) -> list[Holding]:
-        last = set(own[len(own) - count :])
-        return [holding if i in last else old for i, old in enumerate(calls)]
-
-    least, most = 0, len(own)
-    while least < most:
-        middle = (least + most + 1) // 2
-        if ledger.peak_of(with_last(middle)) <= limit_bytes:
-            least = middle
-        else:
-            most = middle - 1
-    return own[: len(own) - least], with_last(least)
+    def spread(self, ledger: StepLedger[Kind], limit_bytes: int) -> PartPlans:
+        """Return the choice for another step of the same kinds."""
+        return replace(self, calls=spread(ledger, limit_bytes, self.kinds, self.menus))
 
 
 def choose(
-    ledger: Ledger[Kind], limit_bytes: int, options: Options, *, apart: bool = False
+    ledger: StepLedger[Kind], limit_bytes: int, options: Options, *, apart: bool = False
 ) -> PartPlans | None:
     """Return the plans that make a step cheapest within a limit.
 
     Parameters
     ----------
-    ledger : Ledger
+    ledger : StepLedger
         A measured step.
     limit_bytes : int
-        Above the begin of the step.
+        What is held at the begin of the step included.
     options : Options
         Say which planner searches, and how long.
     apart : bool
@@ -128,19 +86,21 @@ def choose(
     fitting = [share for share in _SHARES if menus.extend(share)]
     for step in _FINER:
         menus.extend(max(0.0, max(fitting, default=0.0) + step))
-    kinds = menus.cheapest()
+    kinds = by_kind(ledger, limit_bytes, menus.plans)
     if kinds is None:
         return None
     menus.extend_beside(kinds)
     return PartPlans(kinds, (), menus.plans).spread(ledger, limit_bytes)
 
 
-def choose_at_once(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> PartPlans | None:
+def choose_at_once(
+    ledger: StepLedger[Kind], limit_bytes: int, options: Options
+) -> PartPlans | None:
     """Return the cheapest choice out of what was found before and what is found in a second.
 
     Parameters
     ----------
-    ledger, limit_bytes, options : Ledger, int, Options
+    ledger, limit_bytes, options : StepLedger, int, Options
         As `choose` takes them.
 
     Returns
@@ -154,7 +114,7 @@ def choose_at_once(ledger: Ledger[Kind], limit_bytes: int, options: Options) -> 
     for share in _AT_ONCE_SHARES:
         if time.perf_counter() - started < _AT_ONCE_S:
             menus.extend(share)
-    kinds = menus.cheapest()
+    kinds = by_kind(ledger, limit_bytes, menus.plans)
     return None if kinds is None else PartPlans(kinds, (), menus.plans).spread(ledger, limit_bytes)
 
 
@@ -163,7 +123,7 @@ class _Menus:
 
     Parameters
     ----------
-    ledger, limit_bytes, options : Ledger, int, Options
+    ledger, limit_bytes, options : StepLedger, int, Options
         As `choose` takes them.
     seconds : float
         For each plan that is sought.
@@ -173,7 +133,7 @@ class _Menus:
 
     def __init__(
         self,
-        ledger: Ledger[Kind],
+        ledger: StepLedger[Kind],
         limit_bytes: int,
         options: Options,
         seconds: float,
@@ -186,50 +146,31 @@ class _Menus:
         self.limits = msgspec.structs.replace(options.limits, seconds=seconds)
         self.plan = plan_apart if apart else plan_with
         self.plans = {kind: kind.menu for kind in ledger.calls}
-        self.uniform: list[dict[Kind, Holding]] = [{kind: kind.least for kind in self.plans}]
 
     def extend(self, share: float) -> bool:
         """Plan every kind to save a share of the most it can; return whether all fit together."""
         saved = {kind: _saved_bytes(kind, share) for kind in self.plans}
         chosen: dict[Kind, Holding] = {}
+        rooms = self.ledger.rooms(saved, self.limit_bytes)
         for kind, plans in self.plans.items():
-            room_bytes = self.ledger.room(kind, saved, self.limit_bytes)
-            holding = self._planned(kind, saved[kind], room_bytes)
+            holding = self._planned(kind, saved[kind], rooms[kind])
             if holding is not None:
                 plans.append(holding)
                 chosen[kind] = holding
-        if len(chosen) < len(self.plans) or not self._fits(chosen):
-            return False
-        self.uniform.append(chosen)
-        return True
+        is_complete = len(chosen) == len(self.plans)
+        return is_complete and self.ledger.peak_with(chosen) <= self.limit_bytes
 
     def extend_beside(self, chosen: Mapping[Kind, Holding]) -> None:
         """Plan kinds to save more while all other calls run the chosen plans."""
         saved = {kind: holding.saved_bytes for kind, holding in chosen.items()}
+        rooms = self.ledger.rooms(saved, self.limit_bytes)
         for kind, plans in self.plans.items():
-            room_bytes = self.ledger.room(kind, saved, self.limit_bytes)
             for share in _SHARES:
                 saved_bytes = _saved_bytes(kind, share)
                 if saved_bytes > chosen[kind].saved_bytes:
-                    holding = self._planned(kind, saved_bytes, room_bytes)
+                    holding = self._planned(kind, saved_bytes, rooms[kind])
                     if holding is not None:
                         plans.append(holding)
-
-    def cheapest(self) -> dict[Kind, Holding] | None:
-        """Return the cheapest choice found that fits, one kind changed after the other."""
-        best = min(filter(self._fits, self.uniform), key=self._cost_s, default=None)
-        while best is not None:
-            others = [
-                {**best, kind: holding}
-                for kind, plans in self.plans.items()
-                for holding in plans
-                if holding.cost_s < best[kind].cost_s
-            ]
-            better = min(filter(self._fits, others), key=self._cost_s, default=None)
-            if better is None:
-                break
-            best = better
-        return best
 
     def _planned(self, kind: Kind, saved_bytes: int, room_bytes: int) -> Holding | None:
         """Return the cheapest plan found that keeps to what may be saved and held at the peak."""
@@ -248,12 +189,6 @@ class _Menus:
         found = holding_of(graph, plan)
         kind.note(found)
         return found
-
-    def _fits(self, chosen: Mapping[Kind, Holding]) -> bool:
-        return self.ledger.peak_with(chosen) <= self.limit_bytes
-
-    def _cost_s(self, chosen: Mapping[Kind, Holding]) -> float:
-        return sum(chosen[kind].cost_s for kind in self.ledger.calls)
 
 
 def _saved_bytes(kind: Kind, share: float) -> int:
@@ -277,7 +212,7 @@ class PartPlansMessage(msgspec.Struct, frozen=True):
     calls: list[int]
 
     @classmethod
-    def of(cls, choice: PartPlans | None, ledger: Ledger[Kind]) -> PartPlansMessage:
+    def of(cls, choice: PartPlans | None, ledger: StepLedger[Kind]) -> PartPlansMessage:
         """Return what is to be told of a choice for a step; of none if nothing was found."""
         if choice is None:
             return cls({}, [])
@@ -290,7 +225,7 @@ class PartPlansMessage(msgspec.Struct, frozen=True):
             [used[k].index(h) for k, h in zip(ledger.calls, choice.calls, strict=True)],
         )
 
-    def plans_for(self, ledger: Ledger[Kind]) -> PartPlans | None:
+    def plans_for(self, ledger: StepLedger[Kind]) -> PartPlans | None:
         """Return the choice for the same step on another rank; None if there is none.
 
         Raises

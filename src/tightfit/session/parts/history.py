@@ -10,7 +10,8 @@ from tightfit.planners.background import Search
 from tightfit.progress import Progress
 from tightfit.session.parts.choice import PartPlans
 from tightfit.session.parts.kinds import Kind, Part, forget_oldest
-from tightfit.session.parts.ledger import Holding, Ledger
+from tightfit.session.step.holding import Holding
+from tightfit.session.step.ledger import StepLedger
 
 __all__ = ["CallOrder", "Situation", "Situations"]
 
@@ -29,22 +30,22 @@ class Situation:
 
     Attributes
     ----------
-    ledger : Ledger or None
+    ledger : StepLedger or None
         The last such step of those in which most parts have run.
     plans : PartPlans or None
         The plans of the parts; None while they are learned about.
-    planned : Ledger
+    planned : StepLedger
         The step that they are for: all parts run that may.
     planned_bytes : int
-        The peak that follows, all that is held included.
+        The peak that follows.
     """
 
     def __init__(self, signature: Any, held_bytes: int) -> None:
         self.signature = signature
         self.held_bytes = held_bytes
-        self.ledger: Ledger[Kind] | None = None
+        self.ledger: StepLedger[Kind] | None = None
         self.plans: PartPlans | None = None
-        self.planned: Ledger[Kind] = Ledger()
+        self.planned: StepLedger[Kind] = StepLedger()
         self.planned_bytes = 0
         self._turn = 0
         self._searches: list[Search[PartPlans | None]] = []
@@ -65,7 +66,7 @@ class Situation:
             return None
         return self._searches.pop().result()
 
-    def ended(self, ledger: Ledger[Kind]) -> None:
+    def ended(self, ledger: StepLedger[Kind]) -> None:
         """Note what such a step has held, unless one is known in which more parts have run.
 
         To leave a call out of a measured step is more exact than to put one in.
@@ -78,20 +79,18 @@ class Situation:
         ):
             self.ledger = ledger
 
-    def plan(self, plans: PartPlans, planned: Ledger[Kind], held_bytes: int) -> None:
+    def plan(self, plans: PartPlans, planned: StepLedger[Kind]) -> None:
         """Run such steps by these plans from now on.
 
         Parameters
         ----------
         plans : PartPlans
             Which plan each call runs.
-        planned : Ledger
+        planned : StepLedger
             The step that they are for.
-        held_bytes : int
-            At its begin, with what is yet to come to stay.
         """
         self.plans, self.planned = plans, planned
-        self.planned_bytes = held_bytes + planned.peak_of(plans.calls)
+        self.planned_bytes = planned.peak_of(plans.calls)
 
     def foreseen(self, part: Part, kind: Kind) -> Holding | None:
         """Return the plan of the next call; None if the step was not planned to have it now."""
@@ -104,7 +103,7 @@ class Situation:
                 return self.plans.calls[turn]
         return None
 
-    def is_as_foreseen(self, live_bytes: int, limit_bytes: int) -> bool:
+    def is_as_foreseen(self, held_bytes: int, limit_bytes: int) -> bool:
         """Whether no more is held than was foreseen for the call that `foreseen` has told of.
 
         What code between the parts holds now and lets go of before their backward is counted in
@@ -112,14 +111,14 @@ class Situation:
 
         Parameters
         ----------
-        live_bytes : int
-            Held above the begin of the step.
+        held_bytes : int
+            With what is yet to come to stay.
         limit_bytes : int
             Of the whole step: what the plans leave of it may be held besides.
         """
         assert self.plans is not None
         expected_bytes = self.planned.begin_of(self._turn - 1, self.plans.calls)
-        return live_bytes - expected_bytes <= limit_bytes - self.planned_bytes
+        return held_bytes - expected_bytes <= limit_bytes - self.planned_bytes
 
 
 class Situations:

@@ -34,8 +34,8 @@ from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.progress import announce
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
-from tightfit.session.parts.ledger import Holding, holding_of
 from tightfit.session.processes import agreed
+from tightfit.session.step.holding import Holding, holding_of
 
 __all__ = [
     "Kind",

@@ -18,9 +18,10 @@ from tightfit.session.options import Options
 from tightfit.session.parts.choice import PartPlans, PartPlansMessage, choose, choose_at_once
 from tightfit.session.parts.history import CallOrder, Situation, Situations
 from tightfit.session.parts.kinds import Kind, Part
-from tightfit.session.parts.ledger import Holding, Ledger
-from tightfit.session.parts.ledger_edits import PossibleCall, as_called, with_calls
 from tightfit.session.processes import agreed
+from tightfit.session.step.edits import PossibleCall, as_called, with_calls
+from tightfit.session.step.holding import Holding
+from tightfit.session.step.ledger import StepLedger
 from tightfit.units import format_bytes
 
 __all__ = ["StepPlans"]
@@ -104,10 +105,11 @@ class StepPlans:
         ledger = self._situation.ledger
         if ledger is not None:
             self._possible = self._may_run(ledger, absent)
-            self._plan(self._situation, self._worst(ledger, self._possible), held)
+            worst = self._worst(ledger, self._possible)
+            self._plan(self._situation, worst.with_base(held))
 
-    def least_peak_bytes(self, ledger: Ledger[Kind]) -> int:
-        """Return the peak of a step above its begin if all parts run that may, by least plans."""
+    def least_peak_bytes(self, ledger: StepLedger[Kind]) -> int:
+        """Return the peak of a step if all parts run that may, by least plans."""
         absent = {p: kind for p, kind in self._absent.items() if p not in self._latest}
         possible = self._may_run(ledger, absent)
         worst = self._worst(ledger, possible)
@@ -117,33 +119,34 @@ class StepPlans:
         return worst.peak_with(least) + (spare if possible else 0)
 
     def _worst(
-        self, ledger: Ledger[Kind], possible: Mapping[Part, PossibleCall[Kind]]
-    ) -> Ledger[Kind]:
+        self, ledger: StepLedger[Kind], possible: Mapping[Part, PossibleCall[Kind]]
+    ) -> StepLedger[Kind]:
         """Return a measured step as it is with further calls, each in its turn."""
         return with_calls(ledger, possible, self._order.order(self._absent))
 
-    def ended(self, ledger: Ledger[Kind]) -> None:
+    def ended(self, ledger: StepLedger[Kind]) -> None:
         """Learn from a complete step."""
         self._situation.ended(ledger)
         self._order.note(ledger.parts)
 
-    def planned_bytes(self, ledger: Ledger[Kind], begin_bytes: int) -> int:
+    def planned_bytes(self, ledger: StepLedger[Kind]) -> int:
         """Return the peak that was foreseen for a step, the parts taken that have run in it."""
         before = self._situation.ledger
         if before is None:
-            return begin_bytes + max(ledger.peak_with({}), ledger.beside_bytes)
+            return max(ledger.peak_with({}), ledger.beside_bytes)
         likely = as_called(before, ledger, self._possible)
         if likely is None:
             return self._situation.planned_bytes
-        return begin_bytes + max(likely.peak_of(ledger.holdings), likely.beside_bytes)
+        likely = likely.with_base(ledger.base_bytes)
+        return max(likely.peak_of(ledger.holdings), likely.beside_bytes)
 
-    def _plan(self, situation: Situation, worst: Ledger[Kind], held_bytes: int) -> None:
+    def _plan(self, situation: Situation, worst: StepLedger[Kind]) -> None:
         """Make sure that there are plans for a step of such calls, the worst that may come.
 
         Those at hand stay as long as they fit at all: what is late is measured now here, now there,
         and all ranks are to run the same.
         """
-        most_bytes = self.limit_bytes - held_bytes
+        most_bytes = self.limit_bytes
         left_bytes = most_bytes - self.late_bytes - self.options.left_bytes
         plans = situation.plans
         if worst.beside_bytes > most_bytes:
@@ -158,9 +161,9 @@ class StepPlans:
         elif situation.planned.calls != worst.calls or worst.peak_of(plans.calls) > most_bytes:
             alone = self.options.ranks is None  # ranks decide together, with new plans only
             plans = plans.spread(worst, left_bytes if alone else 0)
-        situation.plan(plans, worst, held_bytes)
+        situation.plan(plans, worst)
 
-    def _choose(self, situation: Situation, ledger: Ledger[Kind], left_bytes: int) -> PartPlans:
+    def _choose(self, situation: Situation, ledger: StepLedger[Kind], left_bytes: int) -> PartPlans:
         """Return the plans of a step's calls."""
         if self.options.ranks is not None:
             return self._choose_together(situation, ledger, left_bytes)
@@ -175,7 +178,7 @@ class StepPlans:
             raise self._infeasible(ledger)
         return found
 
-    def _search(self, situation: Situation, ledger: Ledger[Kind], left_bytes: int) -> None:
+    def _search(self, situation: Situation, ledger: StepLedger[Kind], left_bytes: int) -> None:
         """Search better plans in the background; that holds neither the model nor its optimizer."""
         measured = dataclasses.replace(ledger, parts=[])
         options = dataclasses.replace(self.options, optimizer=None, shared=None)
@@ -186,13 +189,13 @@ class StepPlans:
 
         situation.search(search)
 
-    def _search_least(self, ledger: Ledger[Kind]) -> bool:
+    def _search_least(self, ledger: StepLedger[Kind]) -> bool:
         """Search longer for plans that hold little; return whether any kind has a new one."""
         found = [kind.search_least(self.options.limits) for kind in dict.fromkeys(ledger.calls)]
         return any(found)
 
     def _choose_together(
-        self, situation: Situation, ledger: Ledger[Kind], left_bytes: int
+        self, situation: Situation, ledger: StepLedger[Kind], left_bytes: int
     ) -> PartPlans:
         """Return the plans of a step's calls: those another rank chose, if they fit."""
         graphs = [fingerprint(kind.captured.graph) for kind in ledger.calls]
@@ -214,7 +217,7 @@ class StepPlans:
         return found
 
     def _may_run(
-        self, ledger: Ledger[Kind], absent: Mapping[Part, Kind]
+        self, ledger: StepLedger[Kind], absent: Mapping[Part, Kind]
     ) -> dict[Part, PossibleCall[Kind]]:
         """Return the calls of parts that a step did not have and may have, with least plans."""
         granularity = granularity_of(self._guard.device)
@@ -224,15 +227,14 @@ class StepPlans:
             for part, kind in (away | dict(absent)).items()
         }
 
-    def _infeasible(self, ledger: Ledger[Kind]) -> InfeasibleBudget:
-        held = self._guard.held_bytes() + self._coming_bytes
+    def _infeasible(self, ledger: StepLedger[Kind]) -> InfeasibleBudget:
         least = ledger.peak_with({kind: kind.least for kind in ledger.calls})
-        needed = held + max(least, ledger.beside_bytes)
+        needed = max(least, ledger.beside_bytes)
         return InfeasibleBudget(
             f"no plans were found for the {len(ledger.calls)} parts of {self._name} within "
-            f"{format_bytes(self.limit_bytes)}: {format_bytes(held)} are held between steps, and "
-            f"with plans that save least a step holds {format_bytes(needed)}. Raise the budget to "
-            f"that, or {self._wanted}. {WITHOUT_A_PLAN}",
+            f"{format_bytes(self.limit_bytes)}: {format_bytes(ledger.base_bytes)} are held between "
+            f"steps, and with plans that save least a step holds {format_bytes(needed)}. Raise the "
+            f"budget to that, or {self._wanted}. {WITHOUT_A_PLAN}",
             budget_bytes=self.limit_bytes,
             minimum_bytes=needed,
         )
@@ -292,7 +294,8 @@ class StepPlans:
 
     def _is_as_foreseen(self) -> bool:
         """Whether no more is held now than was foreseen for the call that begins."""
-        return self._situation.is_as_foreseen(self._guard.live_bytes(), self.limit_bytes)
+        held_bytes = self._guard.held_bytes() + self._coming_bytes
+        return self._situation.is_as_foreseen(held_bytes, self.limit_bytes)
 
     def _following_bytes(self, part: Part) -> int:
         """Return the peak of the parts that have not run in this step, with their least plans."""
@@ -304,7 +307,7 @@ class StepPlans:
         return peak
 
 
-def _fit(plans: PartPlans, ledger: Ledger[Kind], most_bytes: int) -> bool:
+def _fit(plans: PartPlans, ledger: StepLedger[Kind], most_bytes: int) -> bool:
     """Whether plans are there for all calls of a step, and keep to what it may hold."""
     known = all(kind in plans.kinds for kind in ledger.calls)
     return known and ledger.peak_with(plans.kinds) <= most_bytes

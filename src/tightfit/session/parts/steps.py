@@ -23,9 +23,11 @@ from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
-from tightfit.session.parts.ledger import Holding, Ledger, LedgerWriter, overhead_of
 from tightfit.session.parts.planning import StepPlans
 from tightfit.session.report import PlannedPart, Report
+from tightfit.session.step.holding import Holding, overhead_of
+from tightfit.session.step.ledger import StepLedger
+from tightfit.session.step.observed import LedgerWriter
 
 __all__ = ["PartSteps", "Resident"]
 
@@ -88,7 +90,7 @@ class PartSteps:
         self._resident = resident
         self._open: weakref.WeakSet[Run] = weakref.WeakSet()
         self._writer: LedgerWriter | None = None
-        self._last: tuple[Ledger[Kind], int] | None = None
+        self._last: tuple[StepLedger[Kind], int] | None = None
 
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; what was captured stays."""
@@ -128,10 +130,9 @@ class PartSteps:
         if writer is None:
             return self.guard.close()
         is_complete = writer.is_complete
-        ledger = writer.close()
+        ledger = writer.ledger(self.guard.held_bytes() - self.guard.live_bytes())
         if is_complete:
-            begin_bytes = self.guard.held_bytes() - self.guard.live_bytes()
-            self._last = ledger, self.plans.planned_bytes(ledger, begin_bytes)
+            self._last = ledger, self.plans.planned_bytes(ledger)
             self.plans.ended(ledger)
         return self.guard.close(_where(ledger))
 
@@ -178,11 +179,11 @@ class PartSteps:
             If no step has been taken yet.
         """
         ledger, _ = self._last_step()
-        held = self.guard.steps[-1].constant_bytes
-        beside = (mark.peak_bytes for mark in ledger.marks if not mark.open and mark.call < 0)
-        return held + max(self.plans.least_peak_bytes(ledger), max(beside, default=0))
+        beside = (each.peak_bytes for each in ledger.intervals if not each.is_planned)
+        beside_bytes = ledger.base_bytes + max(beside, default=0)
+        return max(self.plans.least_peak_bytes(ledger), beside_bytes)
 
-    def _last_step(self) -> tuple[Ledger[Kind], int]:
+    def _last_step(self) -> tuple[StepLedger[Kind], int]:
         """Return the last complete step, and the peak that was foreseen for it."""
         if self._last is None:
             raise BadInput(
@@ -206,7 +207,8 @@ class PartSteps:
         known = self.known.known(part, given)
         if known is not None:
             return known
-        with self._writer.unwatched():
+        self._writer.between()
+        with self.guard.paused():
             return self.known.capture(part, given, self.plans.options)
 
     def run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
@@ -222,10 +224,13 @@ class PartSteps:
             return part.function(*given.args, **given.kwargs)
         kind, key = call.kind, call.key  # what waits for its backward must not hold the inputs
         holding = self.plans.holding_for(part, kind)
-        number = writer.forward_begins(part, kind, holding)
+        number = writer.forward_begins(kind, holding, part)
 
         def started(run: Run) -> None:
+            is_first = not writer.has_turned
             writer.backward_begins(number)
+            if is_first:
+                self.guard.before_backward()
             self.known.learn_outputs(part, key, run)
 
         def finished(run: Run) -> None:
@@ -233,12 +238,14 @@ class PartSteps:
                 self._abandon()
             else:
                 writer.backward_ended()
+                if writer.is_complete:
+                    self.guard.after_backward()
             if not any(run.is_open for run in self._open):
                 self._resident.rest()
 
         run = Run(started, finished)
         self._open.add(run)
-        weakref.finalize(run, writer.dropped, number)
+        weakref.finalize(run, _drop, writer, self.guard, number)
         leaves = kind.inputs(call.given.leaves)
         inputs = placeholder_tensors(kind.captured.joint, part.modules, leaves)
         outputs = kind.runner(holding)(inputs, run)
@@ -246,7 +253,15 @@ class PartSteps:
         return put(kind.captured.joint.structure.filled(outputs), part.modules)
 
 
-def _plans_in_use(ledger: Ledger[Kind]) -> dict[str, tuple[Plan, ...]]:
+def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:
+    """Note that nothing is left of what a call returned."""
+    if writer.awaits(call):
+        writer.dropped(call)
+        if writer.has_turned and writer.is_complete:
+            guard.after_backward()
+
+
+def _plans_in_use(ledger: StepLedger[Kind]) -> dict[str, tuple[Plan, ...]]:
     """Return the plans that the calls of each kind ran, in the order of the first calls."""
     used: dict[str, dict[Holding, None]] = {}
     for kind, holding in zip(ledger.calls, ledger.holdings, strict=True):
@@ -254,7 +269,7 @@ def _plans_in_use(ledger: Ledger[Kind]) -> dict[str, tuple[Plan, ...]]:
     return {name: tuple(holding.plan for holding in holdings) for name, holdings in used.items()}
 
 
-def _parts_in_use(ledger: Ledger[Kind]) -> tuple[PlannedPart, ...]:
+def _parts_in_use(ledger: StepLedger[Kind]) -> tuple[PlannedPart, ...]:
     """Return every plan that ran with the step it is of."""
     calls = Counter(zip(ledger.calls, ledger.holdings, strict=True))
     return tuple(
@@ -263,9 +278,9 @@ def _parts_in_use(ledger: Ledger[Kind]) -> tuple[PlannedPart, ...]:
     )
 
 
-def _where(ledger: Ledger[Kind]) -> str:
+def _where(ledger: StepLedger[Kind]) -> str:
     """Say where a step had its peak."""
-    mark = max(ledger.marks, key=lambda mark: mark.peak_bytes)
-    if mark.phase == "between":
+    highest = max(ledger.intervals, key=lambda interval: interval.peak_bytes)
+    if highest.phase == "between":
         return "between the planned parts (other modules, the loss, communication, the optimizer)"
-    return f"in the {mark.phase} of part {ledger.calls[mark.call].name!r}"
+    return f"in the {highest.phase} of part {ledger.calls[highest.call].name!r}"

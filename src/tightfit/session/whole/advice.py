@@ -34,18 +34,21 @@ _NUMBERS_BYTES = 4 << 10  # losses, counts and averages that a loop keeps
 
 @dataclass(frozen=True)
 class Beside:
-    """Other calls of a callable that are open at the same time as one.
+    """Other calls that are open at the same time as one.
 
     Parameters
     ----------
     waiting : int
-        How many before it await their backward.
+        How many of the same callable before it await their backward.
     least_bytes : int
         What those to come keep, at least.
+    company_bytes : int
+        A size with room for all calls of the step, where others share the budget.
     """
 
     waiting: int
     least_bytes: int
+    company_bytes: int
 
 
 def advised(
@@ -79,7 +82,7 @@ def advised(
     error = _with_more_room(error, one, around)
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
     new_bytes = account.new_gradient_bytes()
-    in_company = options.shared.least_bytes(account) if options.is_in_company else 0  # type: ignore
+    in_company = beside.company_bytes
     handed_bytes = handed_out_bytes(one.captured) + kept_by_loss_bytes(one.captured)
     handed_bytes += _NUMBERS_BYTES
     later = Surroundings(

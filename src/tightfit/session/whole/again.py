@@ -15,6 +15,7 @@ from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.otherwise import Planned, gradients_at_once, gradients_in_turn, unplanned
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.specialisation import Specialisation
+from tightfit.torch_private import tools
 
 __all__ = ["CalledAgain", "PlanOnceMore", "Replan"]
 
@@ -75,7 +76,7 @@ class CalledAgain:
         if reason is not None:
             raise _cannot(self._captures.callee.name, reason)
         captures, given = self._captures, self._given
-        with torch.enable_grad():
+        with torch.enable_grad(), tools.without_dynamo():
             inputs = captures.inputs(self._one, given)
             output = captures.callee.function(*given.args, **given.kwargs)
         tensors, _ = structure_of(output, captures.callee.name)

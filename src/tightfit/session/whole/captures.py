@@ -28,6 +28,7 @@ from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Plan
 from tightfit.progress import announce
 from tightfit.session.callee import Callee
+from tightfit.session.checkpoints import announce_checkpoints
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
 from tightfit.session.stages import capture_step_around_data
@@ -234,6 +235,7 @@ class Captures:
         neighbour = self._neighbour(key)
         call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))
         captured = self._captured(key, call, options, neighbour, room_bytes)
+        announce_checkpoints(self.callee, captured.joint, (one.captured.joint for one in self))
         self._note_reads(captured.reads.attributes(self.callee.modules))
         settled = self.signature(Arguments.of(call.args, call.kwargs))  # a first run changed it
         self._detached[settled] = self._detached.get(key, frozenset())

@@ -92,6 +92,11 @@ class Watch:
         if self.guard.steps and last is not None:
             self._learn(one, options, last, self.guard, alone, more_bytes)
 
+    def live_bytes(self) -> int | None:
+        """Return what is given out in the process now; None where nothing is measured."""
+        meter = self.guard.meter if self.guard is not None else None
+        return meter.live_bytes() if meter is not None else None
+
     def after_forward(self) -> None:
         """Note that the planned forward has ended."""
         if self.guard is not None:

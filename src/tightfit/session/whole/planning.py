@@ -25,21 +25,21 @@ from tightfit.planners.outcomes import judged
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.planners.registry import DEFAULT
 from tightfit.progress import Progress, announce
-from tightfit.session.memory.budget import Needs
 from tightfit.session.memory.surroundings import Surroundings, handed_out_bytes
 from tightfit.session.options import Options
 from tightfit.session.processes import agreed
 from tightfit.session.stages import cached_outcome, plan_at_once, plan_step
+from tightfit.session.step.presumed import KeptRange
 from tightfit.session.whole.compiling import fastest_plan
 from tightfit.session.whole.earlier import earlier_plan, keep_for_later, keep_least_for_later
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = [
     "NeedsComparing",
-    "most_needs",
+    "most_kept",
     "planned_for",
-    "quick_needs",
-    "rough_needs",
+    "quick_range",
+    "rough_range",
     "smallest_budget",
 ]
 
@@ -99,14 +99,12 @@ def planned_for(
     """
     around = one.seen_around(around)
     planned = one.fitting(around)
+    if planned is None and least and not waits and options.plan is None:
+        planned = _least_planned(one, around, options)
     if planned is None and options.compile:
         planned = one.take(around, _compiled(one, around.task(one.captured), options, inputs, name))
     elif planned is None:
-        if least and not waits and one.known.all() and options.plan is None:
-            planned = _least_planned(one, around, options)
-        planned = planned or _first_planned(
-            one, around, options, name, others, waits=waits, once=once
-        )
+        planned = _first_planned(one, around, options, name, others, waits=waits, once=once)
     elif one.may_gain(around, planned) and not options.compile:
         _search(one, around, around.task(one.captured), options)
     ended = one.ended_search(around)
@@ -160,7 +158,12 @@ def _least_planned(one: Specialisation, around: Surroundings, options: Options) 
     if not found:
         return None
     outcome = min(found, key=lambda outcome: outcome.peak_bytes)
-    return one.take(around, _lowered(one, task.graph, outcome, options))
+    planned = _lowered(one, task.graph, outcome, options)
+    if options.compile:  # a plan that runs once is not worth it, and would stay
+        return planned
+    # as if there were no more room, so that a better one is looked for where there is
+    own = dataclasses.replace(around, budget_bytes=outcome.peak_bytes)
+    return one.take(own, planned)
 
 
 def _judged(task: Task, plans: Iterable[Plan]) -> list[Outcome]:
@@ -361,14 +364,14 @@ def smallest_budget(one: Specialisation, around: Surroundings, options: Options)
     return least
 
 
-def quick_needs(
+def quick_range(
     one: Specialisation,
     around: Surroundings,
     options: Options,
     new_gradient_bytes: int,
     limits: Limits = _QUICKLY,
-) -> tuple[MinimumBudget, Needs]:
-    """Return the least budget of a step and what its plans can do with; a step waits for it."""
+) -> KeptRange:
+    """Return what the plans of a step may keep, found while the step waits."""
     least = smallest_budget(one, around, dataclasses.replace(options, limits=limits))
     graph = around.around(one.hoped)
     # as if so much came between forward and backward that what is kept decides
@@ -377,13 +380,13 @@ def quick_needs(
     one.known.remember_thrifty(thrifty.plan)
     keep_least_for_later(one.hoped.graph, "least", least, options)
     keep_least_for_later(one.hoped.graph, "thrifty", thrifty, options)
-    return least, _needs_of(graph, thrifty.plan, new_gradient_bytes)
+    return _range_of(graph, thrifty.plan, new_gradient_bytes)
 
 
-def rough_needs(
+def rough_range(
     one: Specialisation, around: Surroundings, options: Options, new_gradient_bytes: int
-) -> Needs | None:
-    """Return what the plans of a step can do with, as far as is known or found in a moment.
+) -> KeptRange | None:
+    """Return what the plans of a step may keep, as far as is known or found in a moment.
 
     None: the step is too large for that.
     """
@@ -395,11 +398,11 @@ def rough_needs(
     if least is None or thrifty is None:
         if len(graph.ops) > _MOST_OPS_AT_ONCE:
             return None
-        return quick_needs(one, around, options, new_gradient_bytes, _AT_ONCE)[1]
+        return quick_range(one, around, options, new_gradient_bytes, _AT_ONCE)
     if one.postponed is None:
         one.known.remember(least)
     one.known.remember_thrifty(thrifty)
-    return _needs_of(graph, thrifty, new_gradient_bytes)
+    return _range_of(graph, thrifty, new_gradient_bytes)
 
 
 def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
@@ -411,16 +414,16 @@ def _fitting_anything(graph: Graph, plan: Plan | None) -> Plan | None:
     return msgspec.structs.replace(plan, budget_bytes=found[0].peak_bytes) if found else None
 
 
-def most_needs(
+def most_kept(
     one: Specialisation, around: Surroundings, new_gradient_bytes: int
 ) -> tuple[int, int]:
-    """Return the peak of the plan that keeps everything and what it keeps, as `Needs` has them."""
+    """Return the peak of the plan that keeps everything, and what it keeps for its backward."""
     graph = around.around(one.captured)
     return _most(graph, around.gradients, new_gradient_bytes)
 
 
-def _needs_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> Needs:
-    """Return what plans of a step can do with, for a budget that is to be shared.
+def _range_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> KeptRange:
+    """Return what plans of a step may keep; its inputs are there before it.
 
     Parameters
     ----------
@@ -433,7 +436,8 @@ def _needs_of(graph: Graph, thrifty: Plan, new_gradient_bytes: int) -> Needs:
     """
     least_peak, least_kept = _peak_and_kept(graph, thrifty, new_gradient_bytes)
     most_peak, most_kept = _most(graph, thrifty.gradients, new_gradient_bytes)
-    return Needs(least_peak, least_kept, most_peak, most_kept)
+    working = max(least_peak - least_kept, most_peak - most_kept)
+    return KeptRange(least_kept, most_kept, working)
 
 
 def _most(graph: Graph, gradients: Gradients, new_gradient_bytes: int) -> tuple[int, int]:
@@ -444,7 +448,6 @@ def _most(graph: Graph, gradients: Gradients, new_gradient_bytes: int) -> tuple[
 
 
 def _peak_and_kept(graph: Graph, plan: Plan, new_gradient_bytes: int) -> tuple[int, int]:
-    """Return the peak of a plan and what is alive between forward and backward."""
-    result = simulate(graph, plan)
-    lasting = graph.constant_bytes - graph.constants_bytes["inputs"]
-    return result.peak_bytes - lasting - new_gradient_bytes, result.crossing_bytes - lasting
+    """Return the peak of a plan and what is alive between forward and backward, no constants."""
+    result, constant = simulate(graph, plan), graph.constant_bytes
+    return result.peak_bytes - constant - new_gradient_bytes, result.crossing_bytes - constant

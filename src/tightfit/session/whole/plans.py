@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
+from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.budget import Budget, Share
-from tightfit.session.memory.surroundings import Surroundings
+from tightfit.session.memory.surroundings import Share, Surroundings
 from tightfit.session.options import Options
 from tightfit.session.whole.advice import advised
+from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.planning import NeedsComparing, planned_for, smallest_budget
-from tightfit.session.whole.shares.around import around_step
-from tightfit.session.whole.shares.company import begin_in_company, declare, is_new_in_company
-from tightfit.session.whole.shares.flight import Flight
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["Plans"]
@@ -45,10 +44,10 @@ class Plans:
 
     Attributes
     ----------
-    flight : Flight
-        Calls that await their backward at once.
+    shares : CallShares
+        Divides the budget among calls that await their backward at once.
     more_bytes : int
-        Held now beyond what was held when the last plan was made.
+        Held now, or reserved for others, beyond what was held when the last plan was made.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Plans:
         addresses: Anywhere,
         watch: Watch,
     ) -> None:
-        self.flight = Flight(callee.name, account)
+        self.shares = CallShares(callee.name, account)
         self.more_bytes = 0
         self._name = callee.name
         self._captures = captures
@@ -108,15 +107,8 @@ class Plans:
     ) -> MinimumBudget:
         """Find the smallest budget with a plan for a step; the plan is kept in mind."""
         self._comparing.end(one, options)
-        return smallest_budget(one, self._around(one, inputs, options, Share(0)), options)
-
-    def declare_needs(
-        self, one: Specialisation, inputs: list[Any], options: Options, budget: Budget
-    ) -> MinimumBudget:
-        """Tell a budget that is to be shared what a step needs; return the least."""
-        self._comparing.end(one, options)
-        alone = self._around(one, inputs, options, Share(0))
-        return declare(one, alone, self._account, options, budget)
+        alone = _around_step(one, inputs, self._account, options, Share(0))
+        return smallest_budget(one, alone, options)
 
     def looking_bytes(self, options: Options) -> int:
         """Return what finding out about operators may hold now."""
@@ -133,21 +125,19 @@ class Plans:
     ) -> Planned:
         self._comparing.go_on(one, options, waiting)
         one.use_step_costs(options)
-        alone = partial(self._around, one, inputs, options, Share(0))
-        begin_in_company(one, alone, self._account, options)
-        looks = not (waits or one.plans or is_new_in_company(one, options))
-        self.flight.begin(one, alone, options, len(waiting), looks=looks)
+        alone = partial(_around_step, one, inputs, self._account, options, Share(0))
+        looks = not (waits or one.plans or self.shares.is_new(one, options))
+        self.shares.begin(one, alone, options, looks=looks)
         known = tuple(one.plans.values())
         if options.compile:
             self._account.let_go()  # what a compiled plan holds shows when it runs, and is learned
         try:
-            around, planned = self._fitting(one, inputs, options, waits=waits)
+            planned = self._fitting(one, inputs, options, waits=waits)
         except NeedsComparing:
             self._comparing.end(one, options)
-            self.flight.forget_needs(one)
-            self.flight.begin(one, alone, options, len(waiting), looks=looks)
-            around, planned = self._fitting(one, inputs, options, waits=waits)
-        self.more_bytes = one.held_more(planned, around)
+            self.shares.forget_needs(one)
+            self.shares.begin(one, alone, options, looks=looks)
+            planned = self._fitting(one, inputs, options, waits=waits)
         if all(planned is not each for each in known):
             self._watch.leave_out_garbage()  # making a plan makes Python collect it
             if options.compile:
@@ -156,9 +146,11 @@ class Plans:
 
     def _fitting(
         self, one: Specialisation, inputs: list[Any], options: Options, *, waits: bool
-    ) -> tuple[Surroundings, Planned]:
-        """Return what lies around the step and its plan; leave room to look only if there is."""
-        around = self._around(one, inputs, options)
+    ) -> Planned:
+        """Return the plan of a step; leave room to look only if there is."""
+        around = _around_step(one, inputs, self._account, options, Share(0))
+        share = self.shares.share(one, around, options)
+        around = around.with_share(share)
         try:
             planned = planned_for(
                 one,
@@ -168,24 +160,54 @@ class Plans:
                 self._name,
                 self._captures.other_plans,
                 waits=waits,
-                least=is_new_in_company(one, options),
-                once=self.flight.looks,
+                least=self.shares.is_new(one, options),
+                once=self.shares.looks,
             )
         except InfeasibleBudget as error:
-            if self.flight.looks:
-                self.flight.look_no_more()
+            if self.shares.looks:
+                self.shares.look_no_more()
                 return self._fitting(one, inputs, options, waits=waits)
             self._watch.abandon()
-            beside = self.flight.beside(one, around, options)
+            beside = self.shares.beside(one, around, options)
             raise advised(error, one, around, self._account, options, beside) from None
-        return around, planned
+        self.more_bytes = one.held_more(planned, around) + share.reserved_bytes
+        return planned
 
-    def _around(
-        self,
-        one: Specialisation,
-        inputs: list[Any],
-        options: Options,
-        share: Share | None = None,
-    ) -> Surroundings:
-        """Return what lies around the step now; its share of the budget unless that is given."""
-        return around_step(one, inputs, self._account, options, self.flight, share)
+
+def _around_step(
+    one: Specialisation, inputs: list[Any], account: Account, options: Options, share: Share
+) -> Surroundings:
+    """Return what lies around a step now.
+
+    Parameters
+    ----------
+    one : Specialisation
+        The step.
+    inputs : list
+        What its placeholders are.
+    account : Account
+        What its callable holds.
+    options : Options
+        The user's.
+    share : Share
+        Of the budget.
+    """
+    standing = account.standing(inputs, options.beside(account))
+    return Surroundings(
+        gradients=_gradients(one.captured, inputs, account),
+        gradient_bytes=standing.gradient_bytes,
+        state_bytes=standing.state_bytes + standing.coming_bytes,
+        outside_bytes=max(one.outside_bytes, share.others_bytes),
+        others_bytes=standing.others_bytes + standing.others_coming_bytes + one.surplus_bytes,
+        budget_bytes=share.peak_bytes,
+        whole_bytes=options.usable_bytes,
+        part=share.part,
+    )
+
+
+def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradients:
+    """Return whether gradients outlive their hand-over, or go into what exists before."""
+    owners = [inputs[position] for _, position in captured.joint.gradients]
+    missing = [o for o in owners if not o.is_leaf or o.grad is None]
+    taken = account.replicas is not None and account.replicas.takes(missing)
+    return "fresh" if missing and not taken else "accumulated"

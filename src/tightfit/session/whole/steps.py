@@ -28,17 +28,15 @@ from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.budget import Budget
 from tightfit.session.options import Options
 from tightfit.session.report import Report
+from tightfit.session.untrained import Untrained
 from tightfit.session.whole.again import CalledAgain
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.deciding import with_deciding_ops
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.plans import Plans
-from tightfit.session.whole.shares.company import end_in_company
 from tightfit.session.whole.specialisation import Planned, Specialisation
-from tightfit.session.whole.untrained import Untrained
 
 __all__ = ["WholeSteps"]
 
@@ -125,13 +123,14 @@ class WholeSteps:
             self.captures.forget_all()  # modules became ops, and that does not fit any more
             return self(given)
         self.watch.after_forward()
+        self._plans.shares.window(self.options).leaves(self.watch.live_bytes())
         return put(one.captured.joint.structure.filled(outputs), self.callee.modules)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
         one = self._specialisation(given, waits=quickly)
         self.last = self._planned(one, self.captures.inputs(one, given), waits=not quickly)
-        self._plans.flight.prepared(one, runs_next=quickly)
+        self._plans.shares.prepared(one, runs_next=quickly)
 
     def settle(self) -> None:
         """Do nothing: the report is of the last step that has ended."""
@@ -183,12 +182,6 @@ class WholeSteps:
         one = self._specialisation(given)
         return self._plans.smallest_budget(one, self.captures.inputs(one, given), self.options)
 
-    def declare_needs(self, given: Arguments, budget: Budget) -> MinimumBudget:
-        """Tell a budget that is to be shared what these inputs need; return the least."""
-        one = self._specialisation(given)
-        inputs = self.captures.inputs(one, given)
-        return self._plans.declare_needs(one, inputs, self.options, budget)
-
     # -- one step -----------------------------------------------------------------------------
 
     def _specialisation(self, given: Arguments, *, waits: bool = False) -> Specialisation:
@@ -239,7 +232,7 @@ class WholeSteps:
             self.last,
             inputs,
             self.runs,
-            alone=not self.waiting and self._plans.flight.is_alone,
+            alone=not self.waiting and self._plans.shares.was_alone(self.options),
             more_bytes=self._plans.more_bytes,
         )
 
@@ -316,6 +309,7 @@ class WholeSteps:
         )
         run = Run(self._backward_started(one), self._backward_ended, again)
         self.runs.add(run)
+        self._plans.shares.called(one, run, self.options, self.watch.live_bytes())
         self._calls += 1
         return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
 
@@ -338,11 +332,12 @@ class WholeSteps:
 
     def _backward_ended(self, run: Run) -> None:
         self.watch.after_backward(run)
-        is_open = bool(self.waiting)
-        if not is_open:
-            self._plans.flight.end()
-        is_open |= run.state == "again"  # what is derived of it is to come
-        end_in_company(self.account, self.options, is_open=is_open)
+        self._plans.shares.window(self.options).ended()
+        shared = self.options.shared
+        is_open = self.waiting if shared is None else shared.open_members()
+        if run.state != "again" and not is_open:  # else what is derived of it is to come
+            for member in (self.account,) if shared is None else shared.members():
+                member.rest()
 
     def _backward_started(self, one: Specialisation) -> Callable[[Run], None]:
         def started(run: Run) -> None:

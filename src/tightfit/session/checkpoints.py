@@ -1,0 +1,52 @@
+"""What is said of a model that goes through `torch.utils.checkpoint` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.operators.checkpoints import Checkpoints
+from tightfit.progress import announce
+from tightfit.session.callee import Callee
+
+__all__ = ["announce_checkpoints"]
+
+
+def announce_checkpoints(callee: Callee, step: JointGraph, before: Iterable[JointGraph]) -> None:
+    """Say where a step differs from one in which its checkpoints run again in backward.
+
+    Parameters
+    ----------
+    callee : Callee
+        What is run.
+    step : JointGraph
+        One of its steps.
+    before : iterable of JointGraph
+        Those captured before: what was said of one of them is not said again.
+    """
+    found = step.checkpoints
+    if found in {Checkpoints.NONE, *(other.checkpoints for other in before)}:
+        return
+    differs = []
+    if any(_counts(module) for top in callee.modules.values() for module in top.modules()):
+        differs.append(
+            "running statistics inside of one are updated once, where plain PyTorch updates them "
+            "twice"
+        )
+    if found is Checkpoints.OTHER_DRAWS:
+        differs.append(
+            "what one with preserve_rng_state=False draws in the forward is used in backward, too, "
+            "where plain PyTorch draws again"
+        )
+    if differs:
+        announce(
+            f"{callee.name} goes through torch.utils.checkpoint: the plan decides what is computed "
+            f"again, and {'; '.join(differs)}"
+        )
+
+
+def _counts(module: nn.Module) -> bool:
+    """Whether a module updates running statistics."""
+    return module.training and getattr(module, "running_mean", None) is not None

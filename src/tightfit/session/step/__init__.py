@@ -1,0 +1,7 @@
+"""One limit for all planned calls of a step, whichever graphs and callables they are of.
+
+`holding.py` says what a call holds under a plan, `ledger.py` what a step held and would hold with
+other plans, `edits.py` what it would hold with other calls. `observed.py` writes the ledger of the
+step under way, and `shares.py` is the one rule that divides a limit. `window.py` tells which calls
+a step will have, and `presumed.py` what those may keep that nobody has measured yet.
+"""

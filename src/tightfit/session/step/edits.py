@@ -1,0 +1,181 @@
+"""The ledger of a step in which other parts run than in the one that was measured.
+
+A model may leave parts out of one step and not out of the next. What a call changes is known: it
+holds what its plan keeps from its forward to its backward, and leaves new gradients behind. So
+calls can be put into a measured step, and taken out of it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from typing import Any, Generic
+
+from tightfit.session.step.holding import Holding
+from tightfit.session.step.ledger import CallKind, Interval, StepLedger
+
+__all__ = ["PossibleCall", "as_called", "with_call", "with_calls", "without_call"]
+
+
+@dataclass(frozen=True)
+class PossibleCall(Generic[CallKind]):
+    """A call that a step did not have and may have.
+
+    Parameters
+    ----------
+    kind, holding : CallKind, Holding
+        Of the part, and what it holds.
+    gradient_bytes : int
+        New gradients of its parameters.
+    """
+
+    kind: CallKind
+    holding: Holding
+    gradient_bytes: int
+
+
+def with_calls(
+    ledger: StepLedger[CallKind],
+    further: Mapping[Any, PossibleCall[CallKind]],
+    order: Mapping[Any, int],
+) -> StepLedger[CallKind]:
+    """Return the ledger of a step in which more parts run, each in its turn.
+
+    Parameters
+    ----------
+    further : mapping
+        The calls, by part.
+    order : mapping of part to int
+        In which order parts run; what is not in it runs last.
+    """
+    last = len(order)
+    for part, each in further.items():
+        turn = order.get(part, last)
+        later = (i for i, other in enumerate(ledger.parts) if order.get(other, last) > turn)
+        ledger = with_call(ledger, next(later, len(ledger.calls)), part, each)
+    return ledger
+
+
+def as_called(
+    ledger: StepLedger[CallKind],
+    wanted: StepLedger[CallKind],
+    further: Mapping[Any, PossibleCall[CallKind]],
+) -> StepLedger[CallKind] | None:
+    """Return what a measured step would have held with the calls of another one.
+
+    Parameters
+    ----------
+    wanted : StepLedger
+        The other one, of which nothing is read but which parts it calls.
+    further : mapping
+        By part, what is known of calls that the measured step has not had.
+
+    Returns
+    -------
+    StepLedger or None
+        None if a part is not known.
+    """
+    parts = wanted.parts
+    changes = SequenceMatcher(None, ledger.parts, parts, autojunk=False).get_opcodes()
+    for what, begin, end, first, last in reversed(changes):
+        if what == "equal":
+            continue
+        for call in reversed(range(begin, end)):
+            ledger = without_call(ledger, call)
+        for part in reversed(parts[first:last]):
+            if part not in further:
+                return None
+            ledger = with_call(ledger, begin, part, further[part])
+    return ledger
+
+
+def with_call(
+    ledger: StepLedger[CallKind], place: int, part: Hashable, each: PossibleCall[CallKind]
+) -> StepLedger[CallKind]:
+    """Return the ledger with one more call, before the one with the number `place`.
+
+    Its backward comes before that of the call before it.
+    """
+    intervals = [_renumbered(interval, place, 1) for interval in ledger.intervals]
+    begin = _first(intervals, "forward", place + 1)
+    if begin is None:
+        begin = 1 + max((i for i, m in enumerate(intervals) if m.phase == "forward"), default=-1)
+    backwards = (_first(intervals, "backward", call) for call in reversed(range(place)))
+    turn = next((found for found in backwards if found is not None), len(intervals) - 1)
+    turn = max(begin, turn)
+    stays = each.holding.staying_bytes
+    held = intervals[begin].begin_bytes
+    forward = Interval(
+        "forward", place, intervals[begin].open, held, held + each.holding.forward_bytes
+    )
+    opened = (
+        *intervals[turn].open,
+        *((intervals[turn].call,) if intervals[turn].call >= 0 else ()),
+    )
+    held = intervals[turn].begin_bytes + stays
+    backward = Interval("backward", place, opened, held, held + each.holding.rise_bytes)
+    return replace(
+        ledger,
+        calls=(*ledger.calls[:place], each.kind, *ledger.calls[place:]),
+        holdings=(*ledger.holdings[:place], each.holding, *ledger.holdings[place:]),
+        intervals=(
+            *intervals[:begin],
+            forward,
+            *(_shifted(i, stays, tuple(sorted((*i.open, place)))) for i in intervals[begin:turn]),
+            backward,
+            *(_shifted(i, each.gradient_bytes, i.open) for i in intervals[turn:]),
+        ),
+        parts=(*ledger.parts[:place], part, *ledger.parts[place:]),
+    )
+
+
+def without_call(ledger: StepLedger[CallKind], call: int) -> StepLedger[CallKind]:
+    """Return the ledger of a step that leaves one call out."""
+    intervals = ledger.intervals
+    begin, turn = _first(intervals, "forward", call), _first(intervals, "backward", call)
+    assert begin is not None
+    stays = ledger.holdings[call].staying_bytes
+    kept = [*intervals[:begin]]
+    for interval in intervals[begin + 1 : turn]:
+        kept.append(_shifted(interval, -stays, tuple(c for c in interval.open if c != call)))
+    if turn is not None:
+        after = min(turn + 2, len(intervals) - 1)  # what the call gave others is freed by then
+        grown = intervals[after].begin_bytes - intervals[turn].begin_bytes + stays
+        kept += [
+            _shifted(interval, -max(0, grown), interval.open) for interval in intervals[turn + 1 :]
+        ]
+    return replace(
+        ledger,
+        calls=(*ledger.calls[:call], *ledger.calls[call + 1 :]),
+        holdings=(*ledger.holdings[:call], *ledger.holdings[call + 1 :]),
+        intervals=tuple(_renumbered(each, call + 1, -1) for each in kept),
+        parts=(*ledger.parts[:call], *ledger.parts[call + 1 :]),
+    )
+
+
+def _first(intervals: Sequence[Interval], phase: str, call: int) -> int | None:
+    found = (
+        i
+        for i, interval in enumerate(intervals)
+        if interval.phase == phase and interval.call == call
+    )
+    return next(found, None)
+
+
+def _renumbered(interval: Interval, first: int, by: int) -> Interval:
+    """Return the stretch with other numbers for the calls from one on."""
+
+    def number(call: int) -> int:
+        return call + by if call >= first else call
+
+    opened = tuple(map(number, interval.open))
+    return Interval(
+        interval.phase, number(interval.call), opened, interval.begin_bytes, interval.peak_bytes
+    )
+
+
+def _shifted(interval: Interval, more_bytes: int, opened: tuple[int, ...]) -> Interval:
+    """Return the same stretch with more held, and other calls that await their backward."""
+    begin_bytes, peak_bytes = interval.begin_bytes + more_bytes, interval.peak_bytes + more_bytes
+    return Interval(interval.phase, interval.call, opened, begin_bytes, peak_bytes)

@@ -1,0 +1,87 @@
+"""What one call of a step holds under a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Plan
+from tightfit.plan.simulate import simulate
+
+__all__ = ["Holding", "holding_of", "overhead_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """What a call holds under a plan, its constants left out.
+
+    Parameters
+    ----------
+    plan : Plan or None
+        The plan; None: an estimate of one that is still to be made.
+    saved_bytes : int
+        From the end of its forward to the begin of its backward, outputs left out.
+    output_bytes, tangent_bytes : int
+        Its outputs and their gradients, which others hold too.
+    forward_bytes : int
+        Peak of its forward.
+    rise_bytes : int
+        Peak of its backward above what is held when that begins.
+    cost_s, baseline_cost_s : float
+        Its cost, and that with nothing recomputed.
+    """
+
+    plan: Plan | None
+    saved_bytes: int
+    output_bytes: int
+    tangent_bytes: int
+    forward_bytes: int
+    rise_bytes: int
+    cost_s: float
+    baseline_cost_s: float
+
+    @property
+    def ends_bytes(self) -> int:
+        """Its outputs and their gradients."""
+        return self.output_bytes + self.tangent_bytes
+
+    @property
+    def staying_bytes(self) -> int:
+        """What stays when its forward has ended."""
+        return self.saved_bytes + self.output_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most it holds, its outputs included as long as anybody may."""
+        return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.ends_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most on top of what is held when its forward begins: others drop its outputs."""
+        return max(self.forward_bytes, self.rise_bytes + self.saved_bytes + self.tangent_bytes)
+
+
+def holding_of(graph: Graph, plan: Plan) -> Holding:
+    """Return what a call holds by a plan; the graph is without what lies around the call."""
+    simulation = simulate(graph, plan)
+    crossing, constant = simulation.crossing_index, graph.constant_bytes
+    outputs = sum(value.size_bytes for value in graph.values if value.fate == "returned")
+    tangents = sum(value.size_bytes for value in graph.values if value.role == "tangent")
+    begin = simulation.after_bytes[crossing]
+    return Holding(
+        plan=plan,
+        saved_bytes=max(0, begin - constant - outputs - tangents),
+        output_bytes=outputs,
+        tangent_bytes=tangents,
+        forward_bytes=max(simulation.during_bytes[:crossing], default=constant) - constant,
+        rise_bytes=max(simulation.during_bytes[crossing:]) - begin,
+        cost_s=simulation.cost_s,
+        baseline_cost_s=simulation.baseline_cost_s,
+    )
+
+
+def overhead_of(holdings: Sequence[Holding]) -> float:
+    """Return what calls cost more than with nothing recomputed, a fraction."""
+    least_s = sum(holding.baseline_cost_s for holding in holdings)
+    return sum(holding.cost_s for holding in holdings) / least_s - 1 if least_s > 0 else 0.0

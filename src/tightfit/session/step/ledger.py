@@ -1,0 +1,201 @@
+"""What the planned calls of a step hold, stretch by stretch; and what they would hold otherwise.
+
+A step lasts from its first planned forward until no backward is awaited any more. Between its
+calls other code runs: eager modules, the loss, collectives with their buffers. What that holds
+does not depend on the plans of the calls and is measured; what the calls hold follows from their
+plans. So one measured step tells the peak under any other choice of plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import numpy
+from numpy.typing import NDArray
+
+from tightfit.session.step.holding import Holding
+
+__all__ = ["CallKind", "Interval", "Phase", "StepLedger", "Stretches"]
+
+CallKind = TypeVar("CallKind")
+Numbers: TypeAlias = NDArray[numpy.int64]
+Phase: TypeAlias = Literal["forward", "backward", "between"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One stretch of a step.
+
+    Parameters
+    ----------
+    phase : str
+        ``"forward"`` or ``"backward"`` of a call, or ``"between"``.
+    call : int
+        Which call, counted from the begin of the step; -1 between them.
+    open : tuple of int
+        The calls whose forward has ended and whose backward has not begun.
+    begin_bytes, peak_bytes : int
+        Held at its begin and at most, above the begin of the step.
+    """
+
+    phase: Phase
+    call: int
+    open: tuple[int, ...]
+    begin_bytes: int
+    peak_bytes: int
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether plans decide what it holds: not where no call holds anything."""
+        return bool(self.open) or self.phase != "between"
+
+    @property
+    def holding(self) -> tuple[int, ...]:
+        """The calls that hold what they have saved."""
+        return (*self.open, self.call) if self.phase == "backward" else self.open
+
+    def rise_bytes(self, holdings: Sequence[Holding]) -> int:
+        """Return what its own call holds at most above its begin."""
+        if self.phase == "between":
+            return 0
+        own = holdings[self.call]
+        return own.forward_bytes if self.phase == "forward" else own.rise_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Stretches:
+    """The stretches in which plans decide what is held, a row each; the last is the begin.
+
+    Parameters
+    ----------
+    fixed_bytes : array
+        The peak, without what calls have saved and without what the own call adds.
+    holds : array
+        Which calls hold what they have saved, a column each.
+    forward, backward : array
+        Whose forward or backward it is.
+    """
+
+    fixed_bytes: Numbers
+    holds: Numbers
+    forward: Numbers
+    backward: Numbers
+
+
+@dataclass(frozen=True)
+class StepLedger(Generic[CallKind]):
+    """A step, measured or presumed.
+
+    Parameters
+    ----------
+    calls : tuple
+        The kind of each call, in order.
+    holdings : tuple of Holding
+        What each call held by its plan.
+    intervals : tuple of Interval
+        The stretches of the step, in order.
+    parts : tuple
+        Which part of a model each call was of, for steps that may leave parts out.
+    base_bytes : int
+        Held at its begin, with what is yet to come to stay: constants of all calls, each storage
+        once.
+    """
+
+    calls: tuple[CallKind, ...] = ()
+    holdings: tuple[Holding, ...] = ()
+    intervals: tuple[Interval, ...] = ()
+    parts: tuple[Any, ...] = ()
+    base_bytes: int = 0
+
+    def with_base(self, base_bytes: int) -> StepLedger[CallKind]:
+        """Return the same step where something else is held at its begin."""
+        return replace(self, base_bytes=base_bytes)
+
+    @property
+    def beside_bytes(self) -> int:
+        """The most that was held while no call held anything, the optimizer's step left out."""
+        beside = (i.peak_bytes for i in self.intervals[:-1] if not i.is_planned)
+        return self.base_bytes + max(beside, default=0)
+
+    def peak_with(self, chosen: Mapping[CallKind, Holding]) -> int:
+        """Return the peak with other plans for the kinds of calls."""
+        calls = zip(self.calls, self.holdings, strict=True)
+        return self.peak_of([chosen.get(kind, old) for kind, old in calls])
+
+    def peak_of(self, new: Sequence[Holding]) -> int:
+        """Return the peak with another plan for each call.
+
+        Stretches in which no call holds anything, such as the optimizer's step, are left out.
+        """
+        return int(self.peaks_of(new).max())
+
+    def peaks_of(self, new: Sequence[Holding]) -> Numbers:
+        """Return the peak of each of the `stretches` with another plan for each call."""
+        every = self.stretches
+        peaks = self.base_bytes + every.fixed_bytes
+        peaks = peaks + every.holds @ [holding.saved_bytes for holding in new]
+        peaks = peaks + every.forward @ [holding.forward_bytes for holding in new]
+        return peaks + every.backward @ [holding.rise_bytes for holding in new]
+
+    def begin_of(self, call: int, new: Sequence[Holding]) -> int:
+        """Return what is held when a call's forward begins, with another plan for each call."""
+        own = next(i for i in self.intervals if i.phase == "forward" and i.call == call)
+        moved = (new[other].saved_bytes - self.holdings[other].saved_bytes for other in own.open)
+        return self.base_bytes + own.begin_bytes + sum(moved)
+
+    def rooms(self, saved_bytes: Mapping[CallKind, int], limit_bytes: int) -> dict[CallKind, int]:
+        """Return how much each call of a kind may hold at its peak.
+
+        Parameters
+        ----------
+        saved_bytes : mapping
+            What calls of each kind may hold from forward to backward.
+        limit_bytes : int
+            The limit of the step.
+        """
+        every = self.stretches
+        saved = numpy.array([saved_bytes[kind] for kind in self.calls])
+        left = limit_bytes - self.base_bytes - every.fixed_bytes - every.holds @ saved
+        # what it has saved and its ends are its own when its backward begins
+        left += every.backward @ (saved + [own.ends_bytes for own in self.holdings])
+        return {
+            kind: int(left[(every.forward + every.backward)[:, own].any(axis=1)].min())
+            for kind, own in self.calls_by_kind.items()
+        }
+
+    @property
+    def calls_by_kind(self) -> dict[CallKind, list[int]]:
+        """The calls of each kind."""
+        found: dict[CallKind, list[int]] = {}
+        for call, kind in enumerate(self.calls):
+            found.setdefault(kind, []).append(call)
+        return found
+
+    @cached_property
+    def planned(self) -> tuple[Interval, ...]:
+        """The stretches in which plans decide what is held."""
+        return tuple(each for each in self.intervals if each.is_planned)
+
+    @cached_property
+    def stretches(self) -> Stretches:
+        """The same in numbers."""
+        empty = numpy.zeros((len(self.planned) + 1, len(self.calls)), dtype=numpy.int64)
+        holds, forward, backward = empty, empty.copy(), empty.copy()
+        for place, each in enumerate(self.planned):
+            holds[place, [*each.holding]] = 1
+            if each.phase != "between":
+                (forward if each.phase == "forward" else backward)[place, each.call] = 1
+        held = holds @ [holding.saved_bytes for holding in self.holdings]
+        fixed = numpy.array([*map(self._fixed_bytes, self.planned), 0])
+        return Stretches(fixed - held, holds, forward, backward)
+
+    def _fixed_bytes(self, interval: Interval) -> int:
+        """Return the peak of a stretch but for what its own plan makes of it."""
+        if interval.phase == "between":
+            return interval.peak_bytes
+        unforeseen = interval.peak_bytes - interval.begin_bytes
+        unforeseen -= interval.rise_bytes(self.holdings)  # more than planned
+        return interval.begin_bytes + max(0, unforeseen)

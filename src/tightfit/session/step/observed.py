@@ -1,0 +1,101 @@
+"""Writes the ledger of the step under way, from what a meter says at each turn."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tightfit.session.step.holding import Holding
+from tightfit.session.step.ledger import Interval, Phase, StepLedger
+
+__all__ = ["LedgerWriter", "PeakMeter"]
+
+
+class PeakMeter(Protocol):
+    """Reads what is held above the begin of the step that it measures."""
+
+    def live_bytes(self) -> int:
+        """Return what is held now."""
+        ...
+
+    def take_peak(self) -> int:
+        """Return the most that was held since this was asked last."""
+        ...
+
+
+class LedgerWriter:
+    """Writes the ledger of the step under way.
+
+    Parameters
+    ----------
+    meter : PeakMeter
+        Measures the step, which has begun.
+    """
+
+    def __init__(self, meter: PeakMeter) -> None:
+        self._meter = meter
+        self._calls: list[Any] = []
+        self._holdings: list[Holding] = []
+        self._parts: list[Any] = []
+        self._intervals: list[Interval] = []
+        self._open: list[int] = []
+        self._begun: tuple[Phase, int, tuple[int, ...], int] = ("between", -1, (), 0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every call has had its backward."""
+        return not self._open and self._begun[0] == "between"
+
+    @property
+    def has_turned(self) -> bool:
+        """Whether a backward has begun."""
+        return "backward" in (self._begun[0], *(each.phase for each in self._intervals))
+
+    def awaits(self, call: int) -> bool:
+        """Whether a call's backward is to come."""
+        return call in self._open
+
+    def forward_begins(self, kind: Any, holding: Holding, part: Any = None) -> int:
+        """Note a call; return its number."""
+        self._calls.append(kind)
+        self._holdings.append(holding)
+        self._parts.append(part)
+        self._turn("forward", len(self._calls) - 1)
+        return len(self._calls) - 1
+
+    def forward_ended(self, call: int) -> None:
+        """Note that a call awaits its backward."""
+        self._open.append(call)
+        self._turn("between", -1)
+
+    def backward_begins(self, call: int) -> None:
+        """Note that a call's backward begins."""
+        self._open.remove(call)
+        self._turn("backward", call)
+
+    def backward_ended(self) -> None:
+        """Note that the last gradient of a call was handed over."""
+        self._turn("between", -1)
+
+    def dropped(self, call: int) -> None:
+        """Note that a call's backward will not come: nothing it returned is used any more."""
+        self._open.remove(call)
+
+    def between(self) -> None:
+        """End the stretch under way: what follows is to be told from it."""
+        self._turn("between", -1)
+
+    def ledger(self, base_bytes: int) -> StepLedger[Any]:
+        """End the step; return its ledger, with what was held at its begin."""
+        self._turn("between", -1)
+        return StepLedger(
+            tuple(self._calls),
+            tuple(self._holdings),
+            tuple(self._intervals),
+            tuple(self._parts),
+            base_bytes,
+        )
+
+    def _turn(self, phase: Phase, call: int) -> None:
+        """End the stretch under way and begin another."""
+        self._intervals.append(Interval(*self._begun, self._meter.take_peak()))
+        self._begun = (phase, call, tuple(self._open), self._meter.live_bytes())

@@ -1,0 +1,85 @@
+"""Steps that nobody has measured: what their calls would hold at worst."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tightfit.session.step.holding import Holding
+from tightfit.session.step.ledger import CallKind, Interval, StepLedger
+
+__all__ = ["KeptRange", "evenly", "presumed"]
+
+
+@dataclass(frozen=True)
+class KeptRange:
+    """What plans of a call may keep for its backward, and work with, in bytes.
+
+    Parameters
+    ----------
+    least_bytes, most_bytes : int
+        Kept by the plan that keeps least, and by the one that keeps everything.
+    working_bytes : int
+        The most that a forward or a backward of either holds besides.
+    """
+
+    least_bytes: int
+    most_bytes: int
+    working_bytes: int
+
+    @property
+    def span_bytes(self) -> int:
+        """How much more may be kept than must be."""
+        return max(0, self.most_bytes - self.least_bytes)
+
+    def times(self, calls: int) -> KeptRange:
+        """Return the same for several calls, one of which works at a time."""
+        return KeptRange(calls * self.least_bytes, calls * self.most_bytes, self.working_bytes)
+
+    def at(self, fraction: float) -> Holding:
+        """Return what a plan holds that keeps so much of the way from the least to the most."""
+        kept = self.least_bytes + int(fraction * self.span_bytes)
+        working = self.working_bytes
+        return Holding(None, kept, 0, 0, kept + working, working, 1.0 - fraction, 0.0)
+
+
+def presumed(
+    calls: Sequence[CallKind], holdings: Sequence[Holding], base_bytes: int
+) -> StepLedger[CallKind]:
+    """Return a step in which all others await their backward when that of any call begins."""
+    intervals, held, every = list[Interval](), 0, tuple(range(len(calls)))
+    for call, own in enumerate(holdings):
+        intervals.append(Interval("forward", call, every[:call], held, held + own.forward_bytes))
+        held += own.staying_bytes
+    for call, own in enumerate(holdings):
+        begin = held + own.tangent_bytes
+        others = (*every[:call], *every[call + 1 :])
+        intervals.append(Interval("backward", call, others, begin, begin + own.rise_bytes))
+    return StepLedger(tuple(calls), tuple(holdings), tuple(intervals), base_bytes=base_bytes)
+
+
+def evenly(ranges: Mapping[CallKind, KeptRange], base_bytes: int, limit_bytes: int) -> float:
+    """Return how far from the least to the most each of some calls to come may keep.
+
+    Parameters
+    ----------
+    ranges : mapping
+        What each of them may keep.
+    base_bytes : int
+        Held when the first of them begins.
+    limit_bytes : int
+        What all together may hold.
+
+    Returns
+    -------
+    float
+        1: everything; 0 also if not even the least fits.
+    """
+    least, most = ([each.at(part) for each in ranges.values()] for part in (0.0, 1.0))
+    ledger = presumed([*ranges], least, base_bytes)
+    peaks = ledger.peaks_of(least)
+    if peaks.max() > limit_bytes:
+        return 0.0
+    rises = ledger.peaks_of(most) - peaks  # in proportion to what more is kept
+    parts = (limit_bytes - peaks)[rises > 0] / rises[rises > 0]
+    return float(parts.min(initial=1.0))

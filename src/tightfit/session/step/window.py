@@ -1,0 +1,113 @@
+"""Which planned calls await their backward at once: seen in steps before, expected in this one."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeAlias
+
+from tightfit.session.step.ledger import CallKind
+
+__all__ = ["Window"]
+
+_REMEMBERED = 16
+
+Together: TypeAlias = tuple[Any, ...]
+"""Kinds of calls that awaited their backward at the same time, in their order."""
+
+
+class Awaited(Protocol):
+    """A call."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its backward is still to come or under way."""
+        ...
+
+
+class Window(Generic[CallKind]):
+    """The step under way: from its first planned call until no backward is awaited any more.
+
+    All callables within one budget have one. What calls it will have nobody says: those of the
+    steps before tell, as far as they began like this one.
+
+    Attributes
+    ----------
+    left_bytes : int or None
+        Given out in the process when the last forward ended; None: not known.
+    """
+
+    def __init__(self) -> None:
+        self.left_bytes: int | None = None
+        self._calls: list[tuple[weakref.ref[Any], CallKind]] = []
+        self._met: set[Together] = set()
+        self._is_noted = False
+        self._known: deque[frozenset[Together]] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def open(self) -> list[CallKind]:
+        """The kinds of the calls that await their backward, in the order of their forwards."""
+        return [kind for call, kind in self._calls if (run := call()) is not None and run.is_open]
+
+    def begins(self, kind: CallKind, call: Awaited) -> None:
+        """Note a call."""
+        together = (*self.open, kind)
+        if len(together) == 1:
+            self._calls, self._met, self._is_noted = [], set(), False
+        self._calls = [known for known in self._calls if known[0]() is not None]
+        self._calls.append((weakref.ref(call), kind))
+        if not _begin_so(self._met, together):
+            self._met = {*self._met, together} - {together[:-1]}
+
+    def leaves(self, live_bytes: int | None) -> None:
+        """Note how much is given out in the process at the end of a forward."""
+        self.left_bytes = live_bytes
+
+    def ended(self) -> None:
+        """Note that a backward has ended; with the last one the step is known."""
+        if self._met and not self._is_noted and not self.open:
+            self._known.append(frozenset(self._met))
+            self._is_noted = True
+
+    def forget(self) -> None:
+        """Expect nothing any more: other callables take part from now on."""
+        self._known.clear()
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether any step is known."""
+        return bool(self._known)
+
+    @property
+    def was_alone(self) -> bool:
+        """Whether no call of the last step has awaited its backward beside another one."""
+        return all(len(together) == 1 for together in self._met)
+
+    def knows(self, kind: CallKind) -> bool:
+        """Whether such a call was seen after those that await their backward now."""
+        together = (*self.open, kind)
+        return any(_begin_so(met, together) for met in self._known)
+
+    def to_come(
+        self, kind: CallKind, alike: Callable[[CallKind, CallKind], bool] = operator.eq
+    ) -> Sequence[CallKind]:
+        """Return the most calls that may follow one before the backward of those open now.
+
+        Parameters
+        ----------
+        kind : CallKind
+            Of the one.
+        alike : callable
+            Whether what followed one kind is expected after another one.
+        """
+        together = (*self.open, kind)
+        found = (each for met in self._known for each in _begin_so(met, together, alike))
+        return max(found, key=len, default=together)[len(together) :]
+
+
+def _begin_so(
+    met: Iterable[Together], together: Together, alike: Callable[[Any, Any], bool] = operator.eq
+) -> list[Together]:
+    return [each for each in met if len(each) >= len(together) and all(map(alike, each, together))]

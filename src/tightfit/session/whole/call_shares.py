@@ -1,0 +1,363 @@
+"""Which part of the budget a call of a whole step has, beside others that await their backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from tightfit.plan.plan import Gradients
+from tightfit.planners.registry import DEFAULT
+from tightfit.progress import announce
+from tightfit.session.memory.account import Account, expected_bytes_of, lasting_bytes_of
+from tightfit.session.memory.surroundings import Share, Surroundings
+from tightfit.session.options import Options
+from tightfit.session.step.presumed import KeptRange, evenly
+from tightfit.session.step.window import Awaited, Window
+from tightfit.session.whole.advice import Beside
+from tightfit.session.whole.planning import most_kept, quick_range, rough_range
+from tightfit.session.whole.specialisation import Specialisation
+
+__all__ = ["CallShares"]
+
+_MOST_LOOKED_FOR = 4
+_REMEMBERED = 8
+
+
+@dataclass(eq=False)
+class _Kind:
+    """The calls of one captured step; it does not keep the step alive.
+
+    Parameters
+    ----------
+    owner : Account
+        What their callable holds, weakly.
+    input_bytes : int
+        Their inputs.
+    arrived_bytes : deque of int
+        What came since the call before when the last few began: of its inputs those that were not
+        there before, each once, and what the code between holds.
+    ranges : dict
+        What plans may keep, by what gradients there are.
+    """
+
+    owner: weakref.ref[Account]
+    input_bytes: int
+    arrived_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    ranges: dict[tuple[Gradients, bool], KeptRange] = field(default_factory=dict)
+
+    def learn(self, key: tuple[Gradients, bool], found: KeptRange) -> None:
+        """Note what plans of it may keep, for some gradients."""
+        self.ranges[key] = found
+
+    def follows(self, arrived_bytes: int) -> None:
+        """Note what came between such a call and the one before."""
+        self.arrived_bytes.append(arrived_bytes)
+
+    @property
+    def arriving_bytes(self) -> int:
+        """What comes with such a call besides what its plan holds."""
+        return max(self.arrived_bytes, default=self.input_bytes)
+
+    def forget(self) -> None:
+        """Find out anew what its plans may keep."""
+        self.ranges.clear()
+
+    @property
+    def most_needed(self) -> KeptRange | None:
+        """The most of what its plans keep and work with, whatever gradients there are."""
+        known = self.ranges.values()
+        if not known:
+            return None
+        return KeptRange(
+            max(each.least_bytes for each in known),
+            max(each.most_bytes for each in known),
+            max(each.working_bytes for each in known),
+        )
+
+
+_Window: TypeAlias = Window[_Kind]
+
+
+class CallShares:
+    """Divides a budget among the calls of one step, those of other callables included.
+
+    Each call works beside what the others keep, in whichever order their backwards come, and
+    beside the gradients that another backward of the callable has made. Calls that were seen to
+    follow have room left; so have a few more after the very first one, where that can be.
+
+    Parameters
+    ----------
+    name : str
+        Of the callable, for messages.
+    account : Account
+        What it holds.
+    """
+
+    def __init__(self, name: str, account: Account) -> None:
+        self._name = name
+        self._account = account
+        self._window: _Window = Window()
+        self._open: list[_Kind] = []
+        self._to_come: list[_Kind] = []
+        self._presumed = 0
+        self._told = 1
+        self._looked: Specialisation | None = None  # whose first call has left room
+        self._kinds: weakref.WeakKeyDictionary[Specialisation, _Kind] = weakref.WeakKeyDictionary()
+
+    # -- the step under way -------------------------------------------------------------------
+
+    def window(self, options: Options) -> _Window:
+        """Return the step under way: one for all callables that share a budget."""
+        return self._window if options.shared is None else options.shared.window
+
+    def was_alone(self, options: Options) -> bool:
+        """Whether no call has been open beside another one in the last step."""
+        return self.window(options).was_alone
+
+    def is_new(self, one: Specialisation, options: Options) -> bool:
+        """Whether a call comes for the first time after those before: with least memory.
+
+        Nobody knows yet what others that are called before its backward will hold.
+        """
+        return options.is_in_company and not self.window(options).knows(self._kind(one))
+
+    def called(
+        self, one: Specialisation, call: Awaited, options: Options, live_bytes: int | None
+    ) -> None:
+        """Note that a call runs, and how much is given out in the process by then."""
+        window, kind = self.window(options), self._kind(one)
+        if live_bytes is not None and window.open and window.left_bytes is not None:
+            kind.follows(max(0, live_bytes - window.left_bytes))
+        window.begins(kind, call)
+
+    def begin(
+        self,
+        one: Specialisation,
+        alone: Callable[[], Surroundings],
+        options: Options,
+        *,
+        looks: bool,
+    ) -> None:
+        """Find out which calls are to come before the backward of one that begins.
+
+        Parameters
+        ----------
+        one : Specialisation
+            The step.
+        alone : callable
+            Returns what lies around it, whatever the budget.
+        options : Options
+            The user's.
+        looks : bool
+            Whether a first call may leave room for a second one to see whether it comes.
+        """
+        window, kind = self.window(options), self._kind(one)
+        is_known = window.knows(kind)
+        follow = window.to_come(kind) if is_known else window.to_come(kind, _of_one_callable)
+        self._open, self._to_come = window.open, [*follow]
+        own_open = len(self._own(self._open))
+        if self._open:
+            self._tell(own_open + 1)
+        else:
+            self._look_back()
+        if self.is_new(one, options):
+            self._range_of(one, alone(), options)  # and with it the plan that keeps least
+        if options.in_flight is not None:
+            more = options.in_flight - own_open - 1 - len(self._own(self._to_come))
+            self._to_come += [kind] * more
+        elif not (is_known or self._to_come or options.is_in_company) and _may_look(options):
+            if own_open and self._presumed <= own_open:
+                self._leave_rest(one, alone(), options)
+            elif looks and not own_open and not window.has_closed:
+                self._leave_room(one, alone(), options)
+            self._to_come = [kind] * (self._presumed - own_open - 1)
+
+    @property
+    def looks(self) -> bool:
+        """Whether the call leaves room only to see whether another one comes."""
+        return self._looked is not None and not self._open
+
+    def look_no_more(self) -> None:
+        """Leave no room for a call that might have come: there is none to leave."""
+        self._presumed, self._to_come, self._looked = 0, [], None
+
+    def prepared(self, one: Specialisation, *, runs_next: bool) -> None:
+        """Forget a call that was only planned: one that runs next leaves room as a first one."""
+        if runs_next:
+            one.forget_plans()
+            self.look_no_more()
+
+    def forget_needs(self, one: Specialisation) -> None:
+        """Find out anew what a step needs; divide anew what was divided for a step never seen."""
+        self._kind(one).forget()
+        self._presumed = 0
+
+    def _look_back(self) -> None:
+        """See whether a call has come that room was left for: the next step begins."""
+        self._presumed = 0
+        if self._looked is not None and not self._to_come:
+            self._looked.forget_plans()
+        self._looked = None
+
+    def _tell(self, calls: int) -> None:
+        if calls >= 2 * self._told:  # a game may take hundreds: not of each of them
+            self._told = calls
+            announce(
+                f"{self._name} is called {calls} times before a backward: each call has a "
+                "part of the budget"
+            )
+
+    def _own(self, kinds: Sequence[_Kind]) -> list[_Kind]:
+        return [kind for kind in kinds if kind.owner() is self._account]
+
+    def _kind(self, one: Specialisation) -> _Kind:
+        if one not in self._kinds:
+            input_bytes = one.captured.graph.constants_bytes["inputs"]
+            self._kinds[one] = _Kind(weakref.ref(self._account), input_bytes)
+        return self._kinds[one]
+
+    # -- sharing ------------------------------------------------------------------------------
+
+    def share(self, one: Specialisation, alone: Surroundings, options: Options) -> Share:
+        """Return the part of the call that has begun.
+
+        Parameters
+        ----------
+        one : Specialisation
+            The step.
+        alone : Surroundings
+            What lies around it, what earlier calls keep included.
+        options : Options
+            The user's.
+        """
+        own = self._own([*self._open, *self._to_come])
+        if not own and not self._to_come:
+            return Share(options.planned_bytes)
+        kind = self._kind(one)
+        ranges = self._ranges(one, alone, options)
+        working = max(ranges[each].working_bytes for each in (kind, *own, *self._to_come))
+        ranges = {each: replace(known, working_bytes=working) for each, known in ranges.items()}
+        waiting_bytes = self._gradients_of_another() if own else 0
+        held_bytes = alone.around(one.captured).constant_bytes
+        arriving_bytes = sum(each.arriving_bytes for each in self._to_come)
+        calls = [kind, *self._to_come]
+        base_bytes = held_bytes + waiting_bytes + self._account.new_gradient_bytes()
+        base_bytes += arriving_bytes
+        every = {each: ranges[each].times(calls.count(each)) for each in calls}
+        fraction = evenly(every, base_bytes, options.planned_bytes)
+        kept_bytes = [ranges[each].at(fraction).saved_bytes for each in calls]
+        reserved_bytes = sum(kept_bytes[1:]) + arriving_bytes
+        budget_bytes = options.planned_bytes - waiting_bytes - reserved_bytes
+        others_bytes = max(0, budget_bytes - held_bytes - kept_bytes[0])
+        if fraction == 1.0:
+            others_bytes = min(others_bytes, working)
+        # once they are known those before a new one leave as much to it as they take
+        beside = self._open if self.is_new(one, options) else calls[1:] if fraction < 1.0 else ()
+        spans = [ranges[each].span_bytes for each in (kind, *beside)]
+        part = spans[0] / sum(spans) if spans[0] else 1.0
+        return Share(budget_bytes, others_bytes, reserved_bytes, part)
+
+    def beside(self, one: Specialisation, alone: Surroundings, options: Options) -> Beside:
+        """Return what calls there are beside one; with what they take gradients of another."""
+        own, kinds = self._own(self._open), [*self._to_come]
+        if not self._open and not kinds:
+            return Beside(0, 0, 0)
+        kind = self._kind(one)
+        if own and not self.window(options).knows(kind):  # nobody knows how many come
+            kinds += [kind] * (len(own) + 1 - len(self._own(kinds)))
+        ranges = self._ranges(one, alone, options)
+        least_bytes = sum(ranges[each].least_bytes + each.arriving_bytes for each in kinds)
+        waiting_bytes = self._gradients_of_another() if own or self._own(kinds) else 0
+        in_company = options.is_in_company and self._open
+        company_bytes = self._company_bytes(kind, ranges, options) if in_company else 0
+        return Beside(len(own), least_bytes + waiting_bytes, company_bytes)
+
+    def _company_bytes(
+        self, kind: _Kind, ranges: Mapping[_Kind, KeptRange], options: Options
+    ) -> int:
+        """Return a size with room for all calls of the step, and for one more of this kind."""
+        members = [self._account, *options.beside(self._account)]
+        lasting_bytes = lasting_bytes_of(members)
+        keeper = self._account.keeper
+        beside = max(0, keeper.held_bytes() - lasting_bytes) if keeper is not None else 0
+        kinds = [*self._open, kind, *self._to_come, kind]
+        owners = {each.owner() for each in kinds}
+        waiting = (m.new_gradient_bytes() + m.gradient_bytes() for m in owners if m is not None)
+        return (
+            lasting_bytes
+            + expected_bytes_of(members)
+            + beside
+            + max(waiting)
+            + max(ranges[each].working_bytes for each in kinds)
+            + sum(ranges[each].least_bytes + each.input_bytes for each in kinds)
+        )
+
+    def _ranges(
+        self, one: Specialisation, alone: Surroundings, options: Options
+    ) -> dict[_Kind, KeptRange]:
+        """Return what calls of the step may keep: all that await their backward or are to come."""
+        own = self._range_of(one, alone, options)
+        others = {each: each.most_needed or own for each in (*self._open, *self._to_come)}
+        return others | {self._kind(one): own}
+
+    def _range_of(self, one: Specialisation, alone: Surroundings, options: Options) -> KeptRange:
+        kind, new_bytes = self._kind(one), self._account.new_gradient_bytes()
+        key = alone.gradients, new_bytes == 0
+        if key not in kind.ranges:
+            kind.learn(key, quick_range(one, alone, options, new_bytes))
+        return kind.ranges[key]
+
+    # -- calls that nobody has seen yet -------------------------------------------------------
+
+    def _leave_room(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
+        """Presume a few calls where they fit, but not where two do without that."""
+        room_bytes = self._room_bytes(one, alone, options)
+        new_bytes = self._account.new_gradient_bytes()
+        peak_bytes, kept_bytes = most_kept(one, alone, new_bytes)
+        if peak_bytes + kept_bytes + self._kind(one).input_bytes <= room_bytes:
+            return
+        found = rough_range(one, alone, options, new_bytes)
+        if found is None:
+            return
+        input_bytes = self._kind(one).input_bytes
+        calls = min(_MOST_LOOKED_FOR, _most_that_fit(room_bytes, found, input_bytes))
+        if calls > 1:
+            self._kind(one).learn((alone.gradients, new_bytes == 0), found)
+            self._presumed, self._looked = calls, one
+
+    def _leave_rest(self, one: Specialisation, alone: Surroundings, options: Options) -> None:
+        """Presume a few calls beside those that left room for nothing, for there may be more."""
+        room_bytes = self._room_bytes(one, alone, options)
+        found, calls = self._range_of(one, alone, options), len(self._open)
+        most = max(1, _MOST_LOOKED_FOR - calls)
+        fit = _most_that_fit(room_bytes, found, self._kind(one).input_bytes)
+        self._presumed = calls + max(0, min(most, fit))
+
+    def _room_bytes(self, one: Specialisation, alone: Surroundings, options: Options) -> int:
+        room_bytes = options.planned_bytes - alone.around(one.captured).constant_bytes
+        room_bytes -= self._account.new_gradient_bytes() + self._gradients_of_another()
+        return max(0, room_bytes)
+
+    def _gradients_of_another(self) -> int:
+        """Return what another call's gradients take while autograd has yet to add them up."""
+        return self._account.new_gradient_bytes() + self._account.gradient_bytes()
+
+
+def _of_one_callable(one: _Kind, other: _Kind) -> bool:
+    """Whether calls differ at most by their inputs: as many are expected."""
+    return one.owner == other.owner
+
+
+def _most_that_fit(room_bytes: int, found: KeptRange, input_bytes: int) -> int:
+    """Return how many calls fit if each keeps as little as it can; inputs of one are there."""
+    room_bytes += input_bytes - found.working_bytes
+    return room_bytes // max(1, found.least_bytes + input_bytes)
+
+
+def _may_look(options: Options) -> bool:
+    """Whether a first plan may be another one than the next: not where it was asked for."""
+    searched = options.planner == DEFAULT and options.plan is None and options.ranks is None
+    return searched and options.in_flight is None and not options.compile
