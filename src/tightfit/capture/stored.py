@@ -33,6 +33,7 @@ from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import BadInput
 from tightfit.files import cache_folder, delete_least_used, read_limited, write_atomically
+from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
 __all__ = ["StoredTrace"]
@@ -150,6 +151,7 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
         [(name, tensor_signature(tensor)) for name, tensor in tensors.items()],
         [identities[id(tensor)] for tensor in given],
         memory_of(given),
+        [(tensor.is_leaf, identities.get(id(private.viewed(tensor)))) for tensor in given],
         graphs.places(number),
         _nodes(graph.module),
     )
