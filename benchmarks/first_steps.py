@@ -2,6 +2,7 @@
 
     python benchmarks/first_steps.py                  # all models: some minutes on two cores
     python benchmarks/first_steps.py resnet50 cells_60
+    python benchmarks/first_steps.py --front python,dynamo   # both, in turns
     python benchmarks/first_steps.py --table          # writes docs/first-steps.md from the rows
 
 Each model trains in a process of its own: plainly, then within `RATIO` of what the plain steps
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,14 +128,27 @@ def main(words: Sequence[str] | None = None) -> None:
         print(json.dumps(row_of(MODELS[options.one][1](), rounds=options.rounds)))
         return
     for name in options.models or MODELS:
-        with tempfile.TemporaryDirectory() as cache:
-            cold = _in_a_process(name, cache, options.threads, rounds=0)
-            warm = _in_a_process(name, cache, options.threads, rounds=options.rounds)
-        around = circumstances(options.threads, rounds=options.rounds)
-        row = {**around, "model": name, "cold": cold, "warm": warm}
-        with options.output.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(_line(row), end="", flush=True)
+        for row in _rows(name, options):
+            with options.output.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(_line(row), end="", flush=True)
+
+
+def _rows(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of a model, one for each front; their processes take turns."""
+    fronts: list[str] = options.front
+    found: dict[str, dict[str, Any]] = {front: {} for front in fronts}
+    with tempfile.TemporaryDirectory() as folder:
+        for process, rounds in (("cold", 0), ("warm", options.rounds)):
+            for front in fronts:
+                around = {
+                    "OMP_NUM_THREADS": str(options.threads),
+                    "TIGHTFIT_CACHE_DIR": str(Path(folder) / front),
+                    "TIGHTFIT_FRONT": front,
+                }
+                found[front][process] = _in_a_process(name, around, rounds)
+    around = circumstances(options.threads, rounds=options.rounds)
+    return [{**around, "model": name, "front": front, **found[front]} for front in fronts]
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -143,13 +157,19 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="of later steps, in turns")
     parser.add_argument("--threads", type=int, default=2, help="that kernels run on")
     parser.add_argument("--table", action="store_true", help="write the page, measure nothing")
+    parser.add_argument(
+        "--front",
+        type=lambda text: text.split(","),
+        default=["python"],
+        help="what follows the Python of a model: python, dynamo, or both",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
-def _in_a_process(name: str, cache: str, threads: int, rounds: int) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TIGHTFIT_CACHE_DIR": cache}
+def _in_a_process(name: str, around: Mapping[str, str], rounds: int) -> dict[str, Any]:
+    environment = {**os.environ, **around}
     command = [sys.executable, __file__, f"--one={name}", f"--rounds={rounds}"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -218,17 +238,18 @@ hold (the least budget where that is refused), in a process of its own: *cold* w
 *warm* with what the process before has kept. A step is forward, backward and optimizer; seconds are
 those of a clock, in brackets those of the processor in the training thread, both of the fitted
 model; a *later* step is the median ratio to a plain one, in turns, when no better plan is searched
-any more. *Overhead* is what the plan itself computes again.
+any more. *Overhead* is what the plan itself computes again. *Front* is what follows the Python of
+the model (`TIGHTFIT_FRONT`).
 
-| model | plain | cold: step 1 | steps 2 to 6 | warm: step 1 | steps 2 to 6 | later | overhead |
-|---|--:|--:|--:|--:|--:|--:|--:|
+| model | front | plain | cold: step 1 | steps 2-6 | warm: step 1 | steps 2-6 | later | overhead |
+|---|---|--:|--:|--:|--:|--:|--:|--:|
 """
 
 
 def document(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page; of several rows of a model the last counts."""
-    newest = {row["model"]: row for row in rows}
-    measured = [newest[name] for name in MODELS if name in newest]
+    newest = {(row["model"], _front(row)): row for row in rows}
+    measured = [newest[key] for key in itertools.product(MODELS, _FRONTS) if key in newest]
     machines = {
         f"{row['device']}, threads: {row['threads']}, PyTorch {row['torch']}" for row in measured
     }
@@ -241,10 +262,18 @@ def document(rows: Sequence[dict[str, Any]]) -> str:
     return _HEAD.format(ratio=RATIO) + "".join(map(_line, measured)) + end
 
 
+def _front(row: dict[str, Any]) -> str:
+    """Return the front of a row; old ones do not name it."""
+    return row.get("front", _FRONTS[0])
+
+
+_FRONTS = ("python", "dynamo")
+
+
 def _line(row: dict[str, Any]) -> str:
     cold, warm = row["cold"], row["warm"]
     plain = statistics.median(clock for clock, _ in warm["plain_s"][1:])
-    cells = [MODELS[row["model"]][0].rstrip("."), f"{plain:.3f} s"]
+    cells = [MODELS[row["model"]][0].rstrip("."), _front(row), f"{plain:.3f} s"]
     for process in (cold, warm):
         first, *others = process["fitted_s"]
         cells += [_text(first), _text([sum(each) for each in zip(*others, strict=True)])]

@@ -82,6 +82,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "joint_graph traced_call handed",
         "captured probe trace normalise updates",
         "recall",
+        "stored",
         "lift foreign partitioner input_uses",
         "around_data",
         "capture",

@@ -29,6 +29,7 @@ from tightfit.capture.side_effects.attributes import (
 )
 from tightfit.capture.side_effects.leftovers import forget_traced, traced_alive
 from tightfit.capture.side_effects.set_weights import refuse_weights_from_outside
+from tightfit.capture.stored import StoredTrace
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.trace.numbers import trace_with_numbers
 from tightfit.capture.trace.strides import TrueStrides
@@ -74,7 +75,8 @@ def capture(
     """
     _require_training(call)
     if is_handed(call.function):
-        joint, reads, left = _joint_of_handed(call, strides), ReadsUnseen(), frozenset[Kept]()
+        joint = _joint_of_handed(call, strides, recalls=recalls)
+        reads, left = ReadsUnseen(), frozenset[Kept]()
     else:
         _require_plain_state(call)
         refuse_weights_from_outside(call.function, call.modules)
@@ -88,8 +90,19 @@ def capture(
     return dataclasses.replace(captured, reads=reads, left=left)
 
 
-def _joint_of_handed(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
+def _joint_of_handed(call: TracedCall, strides: TrueStrides | None, *, recalls: bool) -> JointGraph:
     """Return the traced step of a handed graph: who handed it over knows what Python has read."""
+    stored = StoredTrace.of(call, strides) if recalls else None
+    found = stored.find() if stored is not None else None
+    if found is not None:
+        return found
+    joint = _traced_handed(call, strides)
+    if stored is not None:
+        stored.keep(joint)
+    return joint
+
+
+def _traced_handed(call: TracedCall, strides: TrueStrides | None) -> JointGraph:
     alive = traced_alive()
     try:
         with fewer_collections():

@@ -159,6 +159,18 @@ class HandedGraphs:
         names = {id(module): name for name, module in module_names(self._modules).items()}
         return _Named(placed, names).run(*(inputs[i] for i in range(len(inputs))))
 
+    def graph(self, number: int) -> HandedGraph:
+        """Return a graph by its number."""
+        return self._placed[number].graph
+
+    def places(self, number: int) -> tuple[Any, ...]:
+        """Return which inputs of a graph lie in modules, and in which modules nodes were made."""
+        placed = self._placed[number]
+        names = {id(module): name for name, module in module_names(self._modules).items()}
+        members = ((m.index, names[id(m.module)], m.holder, m.name) for m in placed.members)
+        made_in = ((n.name, names.get(made, "")) for n, made in placed.graph.modules.items())
+        return (*members, *made_in)
+
     def _members(self) -> dict[int, tuple[nn.Module, str, str]]:
         """Return where each parameter and buffer lies, by its identity."""
         return {

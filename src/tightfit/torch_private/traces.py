@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.node import _get_qualified_name
 from torch.utils import _pytree as pytree
 from torch.utils._contextlib import _DecoratorContextManager as DecoratingContext
 
@@ -17,6 +19,7 @@ __all__ = [
     "children_of_tree",
     "fake_in",
     "is_plain_fake",
+    "name_of_function",
     "operator_named",
     "patched",
     "read_as",
@@ -99,3 +102,27 @@ def _is_of_others(value: Any, home: str) -> bool:
         return not value.__code__.co_filename.startswith((home, "<"))
     maker = type(value).__module__.partition(".")[0]
     return callable(value) and maker not in ("builtins", "torch", "typing")
+
+
+def name_of_function(function: Any) -> str | None:
+    """Return the name under which PyTorch or Python hold a function; None: it is another's.
+
+    Parameters
+    ----------
+    function : callable
+        What a node of a graph calls.
+    """
+    try:
+        name = _get_qualified_name(function)
+    except (AttributeError, RuntimeError):
+        return None
+    root, *rest = name.split(".")
+    found: Any = sys.modules.get(root) if rest else vars(builtins).get(root)
+    for part in rest:
+        found = getattr(found, part, None)
+    is_theirs = root in _ROOTS if rest else True
+    is_it = is_theirs and found is function and not isinstance(function, type)
+    return name if is_it and not _is_of_others(function, torch.__path__[0]) else None
+
+
+_ROOTS = ("torch", "_operator", "operator", "math")

@@ -27,7 +27,7 @@ from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
-__all__ = ["DecisionRecorder"]
+__all__ = ["DecisionRecorder", "GraphRecorder"]
 
 aten = torch.ops.aten
 
@@ -111,7 +111,7 @@ class DecisionRecorder(private.TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self._refuse_writing_outside(func, args)
-        self._refuse_python_draws()
+        self._after_python()
         if draws(func, args, kwargs):
             self.refuse_seeding()
             self._note_generator(kwargs.get("generator"))
@@ -119,6 +119,10 @@ class DecisionRecorder(private.TorchDispatchMode):
             return self._ask(func, args, kwargs)
         self._tape.note(func, args, kwargs, result := func(*args, **kwargs))
         return result
+
+    def _after_python(self) -> None:
+        """Look at what the Python between two operators has done."""
+        self._refuse_python_draws()
 
     def _refuse_python_draws(self) -> None:
         """Refuse as soon as Python's generator was drawn from: what follows need not be traced."""
@@ -301,6 +305,18 @@ class DecisionRecorder(private.TorchDispatchMode):
             known[tape.slot(x)] = Geometry.of(x).empty()
             rest = {n: torch.zeros((), dtype=torch.long) for n in step.slots() if n not in known}
             return answer_of(step.function, step.result(known | rest))
+
+
+class GraphRecorder(DecisionRecorder):
+    """Follows a graph: between its operators there is no Python. See `DecisionRecorder`."""
+
+    def refuse_seeding(self) -> None:
+        """Refuse a graph that has seeded a generator, or drawn from Python's, by its end."""
+        super().refuse_seeding()
+        self._refuse_python_draws()
+
+    def _after_python(self) -> None:
+        pass
 
 
 def _seeded() -> bytes:

@@ -74,6 +74,8 @@ def _tagged(value: Any, inner: Callable[[Any], Any]) -> list[Any] | None:
         return ["torch", str(value).removeprefix("torch.")]
     if isinstance(value, torch.device):
         return ["device", str(value)]
+    if value is ...:
+        return ["ellipsis"]
     if kind is complex:
         return ["complex", value.real, value.imag]
     if isinstance(value, private.OpOverload):
@@ -150,6 +152,7 @@ _FROM_TEXT: dict[str, Callable[..., Any]] = {
     "torch": lambda name: getattr(torch, name),
     "device": torch.device,
     "complex": complex,
+    "ellipsis": lambda: ...,
     "operator": _operator_named,
     "class": _known_class,
 }

@@ -25,8 +25,9 @@ from tightfit.capture.calls.structure import (
 )
 from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
-from tightfit.capture.decisions.recorder import DecisionRecorder
+from tightfit.capture.decisions.recorder import DecisionRecorder, GraphRecorder
 from tightfit.capture.decisions.shared import shared_views
+from tightfit.capture.handed import is_handed
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
     is_traced_in_backward,
@@ -214,9 +215,8 @@ def trace(
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = flatten((call.args, call.kwargs))[0]
-        recorder = DecisionRecorder(
-            leaves, call.owners, trail, call.answers, call.answered, numbers
-        )
+        kind = GraphRecorder if is_handed(call.function) else DecisionRecorder
+        recorder = kind(leaves, call.owners, trail, call.answers, call.answered, numbers)
         opaque = OpaqueStandIns(
             call.modules, call.opaque, call.examples, recorder.known_value, call.function
         )

@@ -1,0 +1,218 @@
+"""The trace of a handed graph in a file, by the key of the graph and of what it is called with.
+
+A handed graph says all that it runs: no code is looked at. What its key must hold is the graph
+itself, its constants, how its inputs lie in memory, and what PyTorch and this machine are like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx, nn
+
+from tightfit.capture.calls.modules import SeenModules, tensor_signature
+from tightfit.capture.calls.signature import call_signature, flatten
+from tightfit.capture.handed import HandedGraphs
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.reads.executed import is_ours
+from tightfit.capture.recall.installation import installation, memory_of, sees_operators
+from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
+from tightfit.capture.recall.values import NotKept, bytes_of, packed
+from tightfit.capture.trace.strides import TrueStrides
+from tightfit.capture.traced_call import TracedCall
+from tightfit.errors import BadInput
+from tightfit.files import cache_folder, delete_least_used, read_limited, write_atomically
+from tightfit.torch_private import core as private
+from tightfit.torch_private import traces
+
+__all__ = ["StoredTrace"]
+
+_FORMAT = 1
+_SUFFIX = ".handed.gz"
+_LARGEST_BYTES = 128 << 20
+_LARGEST_CONSTANT = 1 << 20
+
+_LOG = logging.getLogger(__name__)
+
+
+class StoredGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file holds."""
+
+    format: int
+    graph: KeptGraph
+
+
+@dataclass(frozen=True)
+class StoredTrace:
+    """The trace that was stored for a call of a handed graph.
+
+    Parameters
+    ----------
+    call : TracedCall
+        What is about to be traced.
+    key : str
+        A digest of all that the trace follows from.
+    """
+
+    call: TracedCall
+    key: str
+
+    @classmethod
+    def of(cls, call: TracedCall, strides: TrueStrides | None) -> StoredTrace | None:
+        """Return what is stored for a call; None if no trace of it can be."""
+        with _whatever_happens("no trace is stored"):
+            described = msgspec.msgpack.encode(packed(_described(call, strides)))
+            return cls(call, _digest(described))
+        return None
+
+    def find(self) -> JointGraph | None:
+        """Return the trace that was stored, if it is there and holds."""
+        with _whatever_happens(f"{self._path} is not used"):
+            if not self._path.exists():
+                return None
+            joint = traced_again(self._read())
+            leaves = flatten(self.call.args, self.call.kwargs)[0]
+            if joint.decisions.hold(leaves, self.call.modules):
+                os.utime(self._path)
+                return joint
+        return None
+
+    def keep(self, joint: JointGraph) -> None:
+        """Store a trace for other processes."""
+        with _whatever_happens("no trace is stored"):
+            content = msgspec.msgpack.encode(StoredGraph(_FORMAT, kept_graph(joint)))
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, content)
+            delete_least_used(self._path.parent, "*" + _SUFFIX, _LARGEST_BYTES)
+
+    @property
+    def _path(self) -> Path:
+        return cache_folder("traces") / f"{self.key}{_SUFFIX}"
+
+    def _read(self) -> KeptGraph:
+        """Return what the file holds; one that cannot be read is deleted."""
+        try:
+            stored = msgspec.msgpack.decode(read_limited(self._path), type=StoredGraph)
+        except (BadInput, msgspec.MsgspecError) as error:
+            self._path.unlink(missing_ok=True)
+            raise NotKept(f"{self._path}, which cannot be read") from error
+        if stored.format != _FORMAT:
+            raise NotKept(f"{self._path}, which has another format")
+        return stored.graph
+
+
+@contextlib.contextmanager
+def _whatever_happens(otherwise: str) -> Iterator[None]:
+    """Let nothing that happens to a stored trace stop a step: it can be traced, as ever."""
+    try:
+        yield
+    except Exception as reason:
+        _LOG.debug("%s: %s", otherwise, reason or type(reason).__name__)
+
+
+def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]:
+    """Return all that the trace of a call follows from, as plain values.
+
+    Raises
+    ------
+    NotKept
+        If something of it means nothing in another process.
+    """
+    graphs, number = call.function, call.args[0]
+    assert isinstance(graphs, HandedGraphs)
+    graph = graphs.graph(number)
+    if graph.leaf_calls or graph.numbers or call.opaque:
+        raise NotKept("modules that run eagerly, or numbers that change")
+    if sees_operators() or any(_is_of_a_user(held) for _, held in traces.patched(())):
+        raise NotKept("a mode of PyTorch, hooks of all modules, or functions in place of its own")
+    leaves, spec = flatten(call.args[1:], call.kwargs)
+    inputs, around = call_signature(leaves, spec, SeenModules({}), None)
+    modes, settings, *_ = around
+    tensors = {name: t for top, m in call.modules.items() for name, t in _tensors_of(top, m)}
+    given = [*tensors.values(), *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
+    identities = {id(tensor): i for i, tensor in enumerate(given)}
+    return (
+        installation(given),
+        (modes, settings),
+        (call.loss_alone, call.numbers, sorted(call.detached_outputs), sorted(call.answered)),
+        sorted((strides or {}).items()),
+        inputs,
+        [(name, tensor_signature(tensor)) for name, tensor in tensors.items()],
+        [identities[id(tensor)] for tensor in given],
+        memory_of(given),
+        [(tensor.is_leaf, identities.get(id(private.viewed(tensor)))) for tensor in given],
+        graphs.places(number),
+        _nodes(graph.module),
+    )
+
+
+def _tensors_of(top: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers of a module, by their places."""
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        yield f"{top} {name}", tensor
+    for name, tensor in module.named_buffers(remove_duplicate=False):
+        yield f"{top} {name} (buffer)", tensor
+
+
+def _nodes(module: fx.GraphModule) -> list[Any]:
+    """Return what a graph runs on what."""
+    places = {node: i for i, node in enumerate(module.graph.nodes)}
+    return [
+        (node.op, _target(module, node), packed(node.args, places), packed(node.kwargs, places))
+        for node in places
+    ]
+
+
+def _target(module: fx.GraphModule, node: fx.Node) -> Any:
+    """Return what a node calls or fetches.
+
+    Raises
+    ------
+    NotKept
+        If it is neither PyTorch's nor Python's own function, a small tensor, or another graph.
+    """
+    if node.op in ("placeholder", "output"):
+        return None
+    if node.op == "call_method":
+        return node.target
+    if node.op == "call_function":
+        name = traces.name_of_function(node.target)
+        if name is None:
+            raise NotKept(f"{node.target}, a function that is neither PyTorch's nor Python's")
+        return name
+    held = functools.reduce(getattr, str(node.target).split("."), module)
+    if node.op == "get_attr" and isinstance(held, fx.GraphModule):
+        return _nodes(held)
+    if node.op == "get_attr" and _is_constant(held):
+        return [tensor_signature(held), memory_of([held]), _digest(bytes_of(held))]
+    raise NotKept(f"{node.target}, which the graph holds")
+
+
+def _is_constant(held: Any) -> bool:
+    is_plain = type(held) is torch.Tensor and not held.requires_grad
+    return is_plain and held.device.type == "cpu" and held.nbytes <= _LARGEST_CONSTANT
+
+
+def _is_of_a_user(held: Any) -> bool:
+    """Whether what stands in the place of a function of PyTorch's may be anybody's."""
+    inner = getattr(held, "__wrapped__", held)
+    if isinstance(inner, types.FunctionType):
+        module = inner.__globals__.get("__name__")
+    else:
+        module = getattr(inner, "__module__", None) or type(inner).__module__
+    return module != "typing_extensions" and not is_ours(module)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=20).hexdigest()

@@ -1,0 +1,236 @@
+"""The trace of a handed graph is stored, and serves where graph and inputs are the same again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tightfit
+from support.captured import described
+from support.models import CASES, Case
+from tightfit.capture import capture as capturing
+from tightfit.capture.captured import Captured
+from tightfit.errors import CaptureError
+from tightfit.execution.attach import attached
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True"),
+    pytest.mark.filterwarnings("ignore:hooks on module"),
+]
+
+NEVER_STORED = {
+    "opaque modules",
+    "opaque modules under autocast",
+    "generators of its own",
+    "recurrent modules",
+}
+"""What runs eagerly as one op is measured in each process."""
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """Yield a list that grows with every trace that is made; nothing is stored when it begins."""
+    monkeypatch.setenv("TIGHTFIT_FRONT", "dynamo")
+    monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
+    made: list[str] = []
+    plain = capturing._traced_handed
+
+    def noted(*args: Any) -> Any:
+        made.append("a trace")
+        return plain(*args)
+
+    monkeypatch.setattr(capturing, "_traced_handed", noted)
+    torch._dynamo.reset()
+    yield made
+    torch._dynamo.reset()
+
+
+def captured(model: nn.Module, *inputs: Any) -> list[Captured]:
+    """Return the steps that are captured of a model that nobody has fitted before."""
+    torch._dynamo.reset()
+    fitted = tightfit.fit(model, "1GiB", costs="unit")
+    tightfit.prepare(fitted, *inputs)
+    session = attached(fitted)
+    assert session is not None
+    return [one.captured for one in session.specialisations]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_a_stored_step_is_the_one_that_was_traced(case: Case, traced: list[str]) -> None:
+    around = torch.autocast("cpu", torch.bfloat16) if case.autocast else contextlib.nullcontext()
+    inputs = case.inputs()
+    with around:
+        try:
+            first = captured(case.model(), *inputs)
+        except CaptureError:
+            pytest.skip("is no single graph")
+        count = len(traced)
+        again = captured(case.model(), *inputs)
+    is_stored = len(traced) == count
+    assert is_stored != (case.name in NEVER_STORED)
+    for one, other in zip(first, again, strict=True) if is_stored else ():
+        for mine, reference in zip(described(other), described(one), strict=True):
+            assert mine == reference
+
+
+# -- whatever differs, the step is traced anew ----------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        self.act: Callable[[Any], Any] = F.relu
+        self.constant = [1.0, 2.0]
+
+    def forward(self, x):
+        scale = torch.tensor(self.constant).sum()
+        return self.inner(self.act(self.other(self.norm(self.one(x))))).sum() * scale
+
+
+def tie(net: Net) -> None:
+    net.other.weight = net.one.weight
+
+
+def share_storage(net: Net) -> None:
+    both = torch.randn(8, 4)
+    net.one.weight, net.other.weight = nn.Parameter(both[:4]), nn.Parameter(both[4:])
+
+
+def swap(net: Net) -> None:
+    net.one, net.other = net.other, net.one
+    net.one.register_buffer("extra", torch.zeros(1))
+
+
+DIFFERENCES: dict[str, Callable[[Net], Any]] = {
+    "a function": lambda net: setattr(net, "act", torch.tanh),
+    "a constant": lambda net: setattr(net, "constant", [1.0, 3.0]),
+    "evaluation": lambda net: net.norm.eval(),
+    "a rate": lambda net: setattr(net.inner[1], "p", 0.25),
+    "a frozen weight": lambda net: net.one.weight.requires_grad_(False),
+    "a precision": lambda net: net.double(),
+    "a missing bias": lambda net: setattr(net.one, "bias", None),
+    "a tied weight": tie,
+    "weights in one storage": share_storage,
+    "a further buffer": swap,
+    "a hook": lambda net: net.one.register_forward_hook(lambda m, args, output: 2 * output),
+    "a further module": lambda net: net.inner.append(nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_model_that_differs_is_traced(name: str, traced: list[str]) -> None:
+    x = torch.randn(3, 4)
+    captured(Net(), x)
+    captured(Net(), x)
+    assert len(traced) == 1
+    net = Net()
+    DIFFERENCES[name](net)
+    captured(net, x.to(next(net.parameters()).dtype))
+    assert len(traced) == 2
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SURROUNDINGS: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "a setting": lambda: nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH),
+    "the precision of new tensors": lambda: _default_dtype(torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_what_lies_around_a_model_counts(name: str, traced: list[str]) -> None:
+    x = torch.randn(3, 4)
+    captured(Net(), x)
+    with SURROUNDINGS[name]():
+        captured(Net(), x)
+    assert len(traced) == 2
+    captured(Net(), x)
+    assert len(traced) == 2
+
+
+def test_functions_in_the_place_of_pytorchs_are_never_stored(
+    traced: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What such a function closes over is in no graph."""
+    plain = F.layer_norm
+    monkeypatch.setattr(F, "layer_norm", lambda *args, **kwargs: 2 * plain(*args, **kwargs))
+    for _ in range(2):
+        captured(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(3, 4))
+    assert len(traced) == 2 and not stored_files(tmp_path)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def stored_files(folder: Path) -> list[Path]:
+    return sorted((folder / "traces").glob("*.handed.gz"))
+
+
+def test_a_damaged_file_is_as_none(traced: list[str], tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    captured(Net(), x)
+    (file,) = stored_files(tmp_path)
+    for content in (b"", b"nonsense", file.read_bytes()[:-20]):
+        file.write_bytes(content)
+        count = len(traced)
+        captured(Net(), x)
+        captured(Net(), x)
+        assert len(traced) == count + 1
+
+
+def test_nothing_is_stored_without_a_cache(traced: list[str], tmp_path: Path) -> None:
+    net = tightfit.fit(Net(), "1MiB", costs="unit", cache=False)
+    net(torch.randn(3, 4)).backward()
+    assert traced and not stored_files(tmp_path)
+
+
+SCRIPT = """
+    import torch
+    from torch import nn
+    import tightfit
+    from tightfit.capture import capture
+
+    made = []
+    plain = capture._traced_handed
+    capture._traced_handed = lambda *args: made.append(1) or plain(*args)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
+    tightfit.fit(net, "1MiB", costs="unit")
+    for _ in range(2):
+        net(torch.randn(8, 4)).square().mean().backward()
+    print(len(made), float(sum(p.grad.double().sum() for p in net.parameters())).hex())
+"""
+
+
+def test_another_process_trains_the_same_without_a_trace(tmp_path: Path) -> None:
+    around = {**os.environ, "TIGHTFIT_CACHE_DIR": str(tmp_path), "TIGHTFIT_FRONT": "dynamo"}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+    said = [
+        subprocess.run(command, env=around, stdout=subprocess.PIPE, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    (first, gradients), (second, same) = (each.split() for each in said)
+    assert (first, second) == ("1", "0") and same == gradients
