@@ -105,7 +105,7 @@ def planned_for(
         planned = one.take(around, _compiled(one, around.task(one.captured), options, inputs, name))
     elif planned is None:
         planned = _first_planned(one, around, options, name, others, waits=waits, once=once)
-    elif one.may_gain(around, planned) and not options.compile:
+    elif not options.compile and one.may_gain(around, planned):
         _search(one, around, around.task(one.captured), options)
     ended = one.ended_search(around)
     return planned if ended is None else _better(one, *ended, planned, options, name)
