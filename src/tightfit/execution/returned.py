@@ -16,7 +16,12 @@ from torch import fx
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.torch_private import core as private
-from tightfit.torch_private.wrappers import OutputType, TensorAlias, wrapped
+from tightfit.torch_private.wrappers import (
+    OutputType,
+    TensorAlias,
+    receives_gradient,
+    wrapped,
+)
 
 __all__ = ["Returned", "inputs_viewed", "raw_outputs", "viewed_outputs"]
 
@@ -56,7 +61,7 @@ class Returned:
         leaving = [i for i, info in enumerate(infos) if info.output_type in _OWN]
         leaving += range(self._outputs, self._bases)
         leaving += [self._bases + i for i, info in enumerate(changed) if info.mutates_data]
-        receiving = {i for i, info in enumerate(infos) if info.requires_grad_for_backward}
+        receiving = {i for i, info in enumerate(infos) if receives_gradient(info)}
         receiving |= {*range(self._outputs, self._bases)}
         receiving |= {self._bases + i for i, info in enumerate(changed) if info.requires_grad}
         self._with_history = receiving.intersection(leaving)
@@ -74,7 +79,7 @@ class Returned:
         self._without_history = [
             (i, info.output_type)
             for i, info in enumerate(infos)
-            if info.requires_grad and not info.requires_grad_for_backward
+            if info.requires_grad and not receives_gradient(info)
         ]
         self._chain = chain
         self._call = wrapped(self._run, metadata)
@@ -125,7 +130,7 @@ class Returned:
 
 def viewed_outputs(joint: JointGraph) -> frozenset[int]:
     """Return the raw outputs whose gradients several outputs give that are views of one another."""
-    infos = [info for info in joint.metadata.output_info if info.requires_grad_for_backward]
+    infos = [info for info in joint.metadata.output_info if receives_gradient(info)]
     outputs = joint.metadata.num_outputs
     further = Counter(outputs + i.base_idx for i in infos if i.output_type in _VIEWS)
     named = {i.base_idx for i in infos if i.output_type is _VIEW_OF_OUTPUT}
@@ -137,7 +142,7 @@ def inputs_viewed(joint: JointGraph) -> frozenset[int]:
     return frozenset(
         info.base_idx
         for info in joint.metadata.output_info
-        if info.output_type is OutputType.alias_of_input and info.requires_grad_for_backward
+        if info.output_type is OutputType.alias_of_input and receives_gradient(info)
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
@@ -23,6 +24,7 @@ from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.whole.steps import WholeSteps
+from tightfit.torch_private import dynamo as private
 
 __all__ = ["GraphSteps", "steps_of"]
 
@@ -172,12 +174,16 @@ def steps_of(callee: Callee, options: Options, account: Account, addresses: Anyw
     Raises
     ------
     BadInput
-        If it says neither that the tracer does nor that Dynamo does.
+        If it says neither that the tracer does nor that Dynamo does, or this PyTorch is too old.
     """
     front = os.environ.get(_VARIABLE, "python")
     if front not in _FRONTS:
         raise BadInput(f"{_VARIABLE} is {front!r}; it may be {' or '.join(_FRONTS)}")
     through_dynamo = front == "dynamo" and not is_handed(callee.function)
+    if through_dynamo and not private.follows_in_place():
+        raise BadInput(
+            f"{_VARIABLE}=dynamo needs PyTorch 2.13, here is {torch.__version__}: leave it out"
+        )
     kind = GraphSteps if through_dynamo else WholeSteps
     return kind(callee, options, account, addresses)
 

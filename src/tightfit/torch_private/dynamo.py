@@ -8,6 +8,7 @@ and without sizes.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import types
 import warnings
@@ -22,18 +23,23 @@ from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rul
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
-from torch._higher_order_ops.invoke_leaf_function import (
-    _retrieve_module_by_index,
-    invoke_leaf_function,
-)
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
+
+try:
+    from torch._higher_order_ops.invoke_leaf_function import (
+        _retrieve_module_by_index,
+        invoke_leaf_function,
+    )
+except ImportError:  # PyTorch before 2.11 has no leaves
+    invoke_leaf_function = None
 
 __all__ = [
     "Follower",
     "break_reason",
     "compiled",
     "example_of",
+    "follows_in_place",
     "is_leaf_call",
     "is_limit_of_graphs",
     "is_traced_meanwhile",
@@ -80,6 +86,15 @@ class Follower(Protocol):
     ) -> None:
         """Hear that a frame will run as plain Python, and of the error that Dynamo has met."""
         ...
+
+
+def follows_in_place() -> bool:
+    """Whether this PyTorch has all that `compiled` takes, as 2.13 does."""
+    asked = inspect.signature(eval_frame.optimize).parameters
+    takes_kwargs = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in asked.values())
+    if takes_kwargs:
+        asked = inspect.signature(eval_frame._optimize).parameters
+    return "isolate_recompiles" in asked and invoke_leaf_function is not None
 
 
 def compiled(
@@ -248,7 +263,7 @@ def _noted(leaves: Mapping[Any, Callable[..., Any]], failed: set[Any]) -> dict[A
 
 def is_leaf_call(node: fx.Node) -> bool:
     """Whether a node calls the forward of a module that Dynamo did not follow."""
-    return node.target is invoke_leaf_function
+    return invoke_leaf_function is not None and node.target is invoke_leaf_function
 
 
 def leaf_of(module: fx.GraphModule, node: fx.Node) -> nn.Module:

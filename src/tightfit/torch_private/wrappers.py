@@ -32,6 +32,7 @@ __all__ = [
     "facts_of",
     "metadata_of",
     "metadata_with",
+    "receives_gradient",
     "runtime_metadata",
     "takes_gradient",
     "wrapped",
@@ -44,6 +45,11 @@ RuntimeMetadata: TypeAlias = ViewAndMutationMeta
 def metadata_of(joint: Any) -> RuntimeMetadata:
     """Return what the tracer has found out about the forward of an exported step."""
     return joint._aot_state.fw_metadata
+
+
+def receives_gradient(info: OutputAliasInfo) -> bool:
+    """Whether an output may receive a gradient; PyTorch before 2.12 says it as `requires_grad`."""
+    return getattr(info, "requires_grad_for_backward", info.requires_grad)
 
 
 def takes_gradient(joint: Any, place: int) -> bool:
@@ -150,7 +156,7 @@ def _output_facts(info: OutputAliasInfo) -> tuple[Any, ...]:
             (type(view).__name__, tuple(map(_plain, view.as_tuple())))
             for view in info.view_meta_sequence.sequence
         )
-    flags = info.requires_grad, info.requires_grad_for_backward
+    flags = info.requires_grad, receives_gradient(info)
     return info.output_type.name, info.base_idx, *flags, sequence
 
 
@@ -165,17 +171,21 @@ def _output_with(
             for name, values in sequence
         ]
         views.metadata = None  # type: ignore[assignment]  # compares traces
+    further = {"requires_grad_for_backward": receives} if _TELLS_WHAT_RECEIVES else {}
     return OutputAliasInfo(
         output_type=OutputType[kind],
         raw_type=torch.Tensor,
         base_idx=base,
         dynamic_dims=None,
         requires_grad=requires_grad,
-        requires_grad_for_backward=receives,
         view_meta_sequence=views,
+        **further,
     )
 
 
+_TELLS_WHAT_RECEIVES = any(
+    field.name == "requires_grad_for_backward" for field in dataclasses.fields(OutputAliasInfo)
+)
 _MODES = functionalization.InverseReturnMode
 
 
