@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -9,6 +11,12 @@ from tightfit.errors import BudgetExceeded
 from tightfit.execution.guard import Guard, StepPeaks
 
 KIB = 1 << 10
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_models_of_earlier_tests() -> None:
+    """Let forwards go that were never differentiated: their steps are under way until then."""
+    gc.collect()
 
 
 class Step:

@@ -25,7 +25,7 @@ from tightfit.capture.calls.modules import SeenModules, tensor_signature
 from tightfit.capture.calls.signature import call_signature, flatten
 from tightfit.capture.handed import HandedGraphs
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.reads.executed import is_ours
+from tightfit.capture.reads.executed import is_library, is_ours
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
 from tightfit.capture.recall.values import NotKept, bytes_of, packed
@@ -134,7 +134,8 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     graph = graphs.graph(number)
     if graph.leaf_calls or graph.numbers or call.opaque:
         raise NotKept("modules that run eagerly, or numbers that change")
-    if sees_operators() or any(_is_of_a_user(held) for _, held in traces.patched(())):
+    replaced = list(traces.patched(()))
+    if sees_operators() or any(_is_of_a_user(held) for _, held in replaced):
         raise NotKept("a mode of PyTorch, hooks of all modules, or functions in place of its own")
     leaves, spec = flatten(call.args[1:], call.kwargs)
     inputs, around = call_signature(leaves, spec, SeenModules({}), None)
@@ -144,6 +145,7 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     identities = {id(tensor): i for i, tensor in enumerate(given)}
     return (
         installation(given),
+        [(name, getattr(held, "__qualname__", "")) for name, held in replaced],
         (modes, settings),
         (call.loss_alone, call.numbers, sorted(call.detached_outputs), sorted(call.answered)),
         sorted((strides or {}).items()),
@@ -208,6 +210,8 @@ def _is_of_a_user(held: Any) -> bool:
     """Whether what stands in the place of a function of PyTorch's may be anybody's."""
     inner = getattr(held, "__wrapped__", held)
     if isinstance(inner, types.FunctionType):
+        if is_library(inner.__code__.co_filename):
+            return False
         module = inner.__globals__.get("__name__")
     else:
         module = getattr(inner, "__module__", None) or type(inner).__module__
