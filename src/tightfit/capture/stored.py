@@ -6,11 +6,8 @@ itself, its constants, how its inputs lie in memory, and what PyTorch and this m
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import logging
-import os
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,11 +25,16 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.reads.executed import is_library, is_ours
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
+from tightfit.capture.recall.trace_files import (
+    note_use,
+    read_trace,
+    trace_folder,
+    whatever_happens,
+    write_trace,
+)
 from tightfit.capture.recall.values import NotKept, bytes_of, packed
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput
-from tightfit.files import cache_folder, delete_least_used, read_limited, write_atomically
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
@@ -40,10 +42,7 @@ __all__ = ["StoredTrace"]
 
 _FORMAT = 1
 _SUFFIX = ".handed.gz"
-_LARGEST_BYTES = 128 << 20
 _LARGEST_CONSTANT = 1 << 20
-
-_LOG = logging.getLogger(__name__)
 
 
 class StoredGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,54 +70,31 @@ class StoredTrace:
     @classmethod
     def of(cls, call: TracedCall, strides: TrueStrides | None) -> StoredTrace | None:
         """Return what is stored for a call; None if no trace of it can be."""
-        with _whatever_happens("no trace is stored"):
+        with whatever_happens("no trace is stored"):
             described = msgspec.msgpack.encode(packed(_described(call, strides)))
             return cls(call, _digest(described))
         return None
 
     def find(self) -> JointGraph | None:
         """Return the trace that was stored, if it is there and holds."""
-        with _whatever_happens(f"{self._path} is not used"):
+        with whatever_happens(f"{self._path} is not used"):
             if not self._path.exists():
                 return None
-            joint = traced_again(self._read())
+            joint = traced_again(read_trace(self._path, StoredGraph, _FORMAT).graph)
             leaves = flatten(self.call.args, self.call.kwargs)[0]
             if joint.decisions.hold(leaves, self.call.modules):
-                os.utime(self._path)
+                note_use(self._path)
                 return joint
         return None
 
     def keep(self, joint: JointGraph) -> None:
         """Store a trace for other processes."""
-        with _whatever_happens("no trace is stored"):
-            content = msgspec.msgpack.encode(StoredGraph(_FORMAT, kept_graph(joint)))
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, content)
-            delete_least_used(self._path.parent, "*" + _SUFFIX, _LARGEST_BYTES)
+        with whatever_happens("no trace is stored"):
+            write_trace(self._path, StoredGraph(_FORMAT, kept_graph(joint)))
 
     @property
     def _path(self) -> Path:
-        return cache_folder("traces") / f"{self.key}{_SUFFIX}"
-
-    def _read(self) -> KeptGraph:
-        """Return what the file holds; one that cannot be read is deleted."""
-        try:
-            stored = msgspec.msgpack.decode(read_limited(self._path), type=StoredGraph)
-        except (BadInput, msgspec.MsgspecError) as error:
-            self._path.unlink(missing_ok=True)
-            raise NotKept(f"{self._path}, which cannot be read") from error
-        if stored.format != _FORMAT:
-            raise NotKept(f"{self._path}, which has another format")
-        return stored.graph
-
-
-@contextlib.contextmanager
-def _whatever_happens(otherwise: str) -> Iterator[None]:
-    """Let nothing that happens to a stored trace stop a step: it can be traced, as ever."""
-    try:
-        yield
-    except Exception as reason:
-        _LOG.debug("%s: %s", otherwise, reason or type(reason).__name__)
+        return trace_folder() / f"{self.key}{_SUFFIX}"
 
 
 def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]:

@@ -90,10 +90,7 @@ class Follower(Protocol):
 
 def follows_in_place() -> bool:
     """Whether this PyTorch has all that `compiled` takes, as 2.13 does."""
-    asked = inspect.signature(eval_frame.optimize).parameters
-    takes_kwargs = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in asked.values())
-    if takes_kwargs:
-        asked = inspect.signature(eval_frame._optimize).parameters
+    asked = inspect.signature(eval_frame._optimize).parameters  # `optimize` hands all on to it
     return "isolate_recompiles" in asked and invoke_leaf_function is not None
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import logging
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,18 +17,17 @@ from tightfit.capture.recall.circumstances import circumstances
 from tightfit.capture.recall.codes import KeptCode, found_again, kept_codes
 from tightfit.capture.recall.naming import Naming, NotNamed
 from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
-from tightfit.capture.recall.values import NotKept
+from tightfit.capture.recall.trace_files import (
+    note_use,
+    read_trace,
+    trace_folder,
+    whatever_happens,
+    write_trace,
+)
 from tightfit.capture.side_effects.attributes import KeptTensors
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import BadInput
-from tightfit.files import (
-    cache_folder,
-    delete_least_used,
-    files_by_use,
-    read_limited,
-    write_atomically,
-)
+from tightfit.files import files_by_use
 from tightfit.torch_private import core as private
 
 __all__ = ["Recall"]
@@ -40,9 +35,6 @@ __all__ = ["Recall"]
 _FORMAT = 1
 _SUFFIX = ".trace.gz"
 _MOST_ALIKE = 4  # traces of the same circumstances, in which other things were read
-_LARGEST_BYTES = 128 << 20
-
-_LOG = logging.getLogger(__name__)
 
 
 class KeptTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,22 +82,22 @@ class Recall:
             return None
         if opaque_modules(call.modules, call.opaque):
             return None
-        with _whatever_happens("no trace is kept"):
+        with whatever_happens("no trace is kept"):
             return cls(call, _digest(circumstances(call, strides)))
         return None
 
     def find(self) -> tuple[JointGraph, Reads] | None:
         """Return a trace that was kept, and what it has read; None if none holds now."""
         for path in self._paths():
-            with _whatever_happens(f"{path} is not used"):
+            with whatever_happens(f"{path} is not used"):
                 found = self._found(path)
                 if found is not None:
-                    _note_use(path)
+                    note_use(path)
                     return found
         return None
 
     def _found(self, path: Path) -> tuple[JointGraph, Reads] | None:
-        kept = _read(path)
+        kept = read_trace(path, KeptTrace, _FORMAT)
         reads = self._reads(kept.codes, kept.reads_environment)
         if reads is None or self._named(reads) != kept.reads:
             return None
@@ -115,7 +107,7 @@ class Recall:
 
     def keep(self, joint: JointGraph, executed: Executed) -> None:
         """Keep a trace for other processes, if they can see whether it holds there."""
-        with _whatever_happens("no trace is kept"):
+        with whatever_happens("no trace is kept"):
             if executed.asks_process:
                 raise NotNamed("what this process was told of itself or of files")
             codes = list(kept_codes(executed))
@@ -124,14 +116,11 @@ class Recall:
                 raise NotNamed("code that is not found again")
             named, graph = self._named(reads), kept_graph(joint)
             kept = KeptTrace(_FORMAT, codes, executed.reads_environment, named, graph)
-            _folder().mkdir(parents=True, exist_ok=True)
-            path = _folder() / f"{self.key}-{named[:12]}{_SUFFIX}"
-            write_atomically(path, msgspec.msgpack.encode(kept))
-            delete_least_used(_folder(), "*" + _SUFFIX, _LARGEST_BYTES)
+            write_trace(trace_folder() / f"{self.key}-{named[:12]}{_SUFFIX}", kept)
 
     def _paths(self) -> list[Path]:
         """Return the files of the same circumstances, those used last first."""
-        found = files_by_use(_folder(), f"{self.key}-*{_SUFFIX}")
+        found = files_by_use(trace_folder(), f"{self.key}-*{_SUFFIX}")
         return [path for path, _ in found[:_MOST_ALIKE]]
 
     def _reads(self, codes: list[KeptCode], reads_environment: bool) -> Reads | None:
@@ -149,41 +138,5 @@ class Recall:
         return _digest(Naming(self.call.modules).of(reads.held()))
 
 
-@contextlib.contextmanager
-def _whatever_happens(otherwise: str) -> Iterator[None]:
-    """Let nothing that happens to a kept trace stop a step: it can be traced, as ever."""
-    try:
-        yield
-    except Exception as reason:
-        _LOG.debug("%s: %s", otherwise, reason or type(reason).__name__)
-
-
-def _note_use(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.utime(path)
-
-
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
-
-
-def _folder() -> Path:
-    return cache_folder("traces")
-
-
-def _read(path: Path) -> KeptTrace:
-    """Return what a file holds; one that cannot be read is deleted.
-
-    Raises
-    ------
-    NotKept
-        If it cannot.
-    """
-    try:
-        kept = msgspec.msgpack.decode(read_limited(path), type=KeptTrace)
-    except (BadInput, msgspec.MsgspecError) as error:
-        path.unlink(missing_ok=True)
-        raise NotKept(f"{path}, which cannot be read") from error
-    if kept.format != _FORMAT:
-        raise NotKept(f"{path}, which has another format")
-    return kept
