@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from weakref import WeakSet
 
 import pytest
