@@ -115,11 +115,11 @@ class HandedGraphs:
         self._by_graph: dict[HandedGraph, list[_Placed]] = {}
 
     def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what to call this with for a call of a graph with all its inputs."""
+        """Return what to call this with for a call of a graph: its number comes last."""
         placed = self._place(graph, inputs)
         numbers = graph.numbers
         rest = (_as_tensor(inputs[i]) if i in numbers else inputs[i] for i in placed.rest)
-        return placed.number, *rest
+        return *rest, placed.number
 
     def _place(self, graph: HandedGraph, inputs: Sequence[Any]) -> _Placed:
         known = self._by_graph.setdefault(graph, [])
@@ -150,8 +150,9 @@ class HandedGraphs:
         """Whether a graph takes plain numbers: `arguments` makes tensors of them."""
         return bool(self._placed[number].graph.numbers)
 
-    def __call__(self, number: int, *rest: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
         """Run a graph, with the parameters and buffers that the modules hold now."""
+        *rest, number = given
         placed = self._placed[number]
         inputs = dict(zip(placed.rest, rest, strict=True))
         inputs |= {m.index: getattr(m.module, m.name) for m in placed.members}
@@ -190,7 +191,7 @@ def _as_tensor(number: Any) -> torch.Tensor:
 
 def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
     """Whether a call is one of a handed graph that takes numbers which may change."""
-    return isinstance(function, HandedGraphs) and function.has_numbers(args[0])
+    return isinstance(function, HandedGraphs) and function.has_numbers(args[-1])
 
 
 def is_handed(function: Any) -> bool:
