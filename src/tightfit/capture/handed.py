@@ -15,7 +15,14 @@ from tightfit.capture.origins import module_names, note_module
 from tightfit.capture.reads.guard import Reads
 from tightfit.torch_private import dynamo
 
-__all__ = ["HandedGraph", "HandedGraphs", "ReadsUnseen", "is_handed", "takes_numbers"]
+__all__ = [
+    "HandedGraph",
+    "HandedGraphs",
+    "ReadsUnseen",
+    "beside_loss",
+    "is_handed",
+    "takes_numbers",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +39,15 @@ class HandedGraph:
         Why the callable goes on behind the graph; "" if it ends there.
     modules : mapping of fx.Node to int
         The identity of the module in whose forward a node was made, where that is known.
+    beside_loss : frozenset of int
+        Which of its outputs the callable returns beside a loss.
     """
 
     module: fx.GraphModule
     numbers: tuple[int, ...] = ()
     reason: str = ""
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
+    beside_loss: frozenset[int] = frozenset()
 
     @cached_property
     def leaf_calls(self) -> tuple[fx.Node, ...]:
@@ -192,6 +202,12 @@ def _as_tensor(number: Any) -> torch.Tensor:
 def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
     """Whether a call is one of a handed graph that takes numbers which may change."""
     return isinstance(function, HandedGraphs) and function.has_numbers(args[-1])
+
+
+def beside_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
+    """Return which outputs of a call of a handed graph its callable returns beside a loss."""
+    graph = function.graph(args[-1]) if isinstance(function, HandedGraphs) else None
+    return graph.beside_loss if graph is not None else frozenset()
 
 
 def is_handed(function: Any) -> bool:
