@@ -15,7 +15,14 @@ from tightfit.capture.origins import module_names, note_module
 from tightfit.capture.reads.guard import Reads
 from tightfit.torch_private import dynamo
 
-__all__ = ["HandedGraph", "HandedGraphs", "ReadsUnseen", "is_handed", "takes_numbers"]
+__all__ = [
+    "HandedGraph",
+    "HandedGraphs",
+    "ReadsUnseen",
+    "beside_loss",
+    "is_handed",
+    "takes_numbers",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +39,15 @@ class HandedGraph:
         Why the callable goes on behind the graph; "" if it ends there.
     modules : mapping of fx.Node to int
         The identity of the module in whose forward a node was made, where that is known.
+    beside_loss : frozenset of int
+        Which of its outputs the callable returns beside a loss.
     """
 
     module: fx.GraphModule
     numbers: tuple[int, ...] = ()
     reason: str = ""
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
+    beside_loss: frozenset[int] = frozenset()
 
     @cached_property
     def leaf_calls(self) -> tuple[fx.Node, ...]:
@@ -115,11 +125,11 @@ class HandedGraphs:
         self._by_graph: dict[HandedGraph, list[_Placed]] = {}
 
     def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what to call this with for a call of a graph with all its inputs."""
+        """Return what to call this with for a call of a graph: its number comes last."""
         placed = self._place(graph, inputs)
         numbers = graph.numbers
         rest = (_as_tensor(inputs[i]) if i in numbers else inputs[i] for i in placed.rest)
-        return placed.number, *rest
+        return *rest, placed.number
 
     def _place(self, graph: HandedGraph, inputs: Sequence[Any]) -> _Placed:
         known = self._by_graph.setdefault(graph, [])
@@ -150,8 +160,9 @@ class HandedGraphs:
         """Whether a graph takes plain numbers: `arguments` makes tensors of them."""
         return bool(self._placed[number].graph.numbers)
 
-    def __call__(self, number: int, *rest: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
         """Run a graph, with the parameters and buffers that the modules hold now."""
+        *rest, number = given
         placed = self._placed[number]
         inputs = dict(zip(placed.rest, rest, strict=True))
         inputs |= {m.index: getattr(m.module, m.name) for m in placed.members}
@@ -190,7 +201,13 @@ def _as_tensor(number: Any) -> torch.Tensor:
 
 def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
     """Whether a call is one of a handed graph that takes numbers which may change."""
-    return isinstance(function, HandedGraphs) and function.has_numbers(args[0])
+    return isinstance(function, HandedGraphs) and function.has_numbers(args[-1])
+
+
+def beside_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
+    """Return which outputs of a call of a handed graph its callable returns beside a loss."""
+    graph = function.graph(args[-1]) if isinstance(function, HandedGraphs) else None
+    return graph.beside_loss if graph is not None else frozenset()
 
 
 def is_handed(function: Any) -> bool:

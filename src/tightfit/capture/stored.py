@@ -105,7 +105,7 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     NotKept
         If something of it means nothing in another process.
     """
-    graphs, number = call.function, call.args[0]
+    graphs, number = call.function, call.args[-1]
     assert isinstance(graphs, HandedGraphs)
     graph = graphs.graph(number)
     if graph.leaf_calls or graph.numbers or call.opaque:
@@ -113,7 +113,7 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     replaced = list(traces.patched(()))
     if sees_operators() or any(_is_of_a_user(held) for _, held in replaced):
         raise NotKept("a mode of PyTorch, hooks of all modules, or functions in place of its own")
-    leaves, spec = flatten(call.args[1:], call.kwargs)
+    leaves, spec = flatten(call.args[:-1], call.kwargs)
     inputs, around = call_signature(leaves, spec, SeenModules({}), None)
     modes, settings, *_ = around
     tensors = {name: t for top, m in call.modules.items() for name, t in _tensors_of(top, m)}
@@ -123,7 +123,13 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
         installation(given),
         [(name, getattr(held, "__qualname__", "")) for name, held in replaced],
         (modes, settings),
-        (call.loss_alone, call.numbers, sorted(call.detached_outputs), sorted(call.answered)),
+        (
+            call.loss_alone,
+            sorted(graph.beside_loss),
+            call.numbers,
+            sorted(call.detached_outputs),
+            sorted(call.answered),
+        ),
         sorted((strides or {}).items()),
         inputs,
         [(name, tensor_signature(tensor)) for name, tensor in tensors.items()],

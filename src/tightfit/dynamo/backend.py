@@ -79,8 +79,17 @@ def handed(module: fx.GraphModule) -> HandedGraph:
         module=graph,
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
         reason=private.break_reason(module),
+        beside_loss=_beside_loss(nodes[-1]),
         modules={node: inside for node, inside in made_in if inside is not None},
     )
+
+
+def _beside_loss(output: fx.Node) -> frozenset[int]:
+    """Return which outputs of a graph its callable returns beside a loss."""
+    (returned,) = output.args
+    assert isinstance(returned, tuple | list)
+    nodes = ((i, n) for i, n in enumerate(returned) if isinstance(n, fx.Node))
+    return frozenset(i for i, n in nodes if private.is_beside_loss(n))
 
 
 def _is_number(node: fx.Node) -> bool:

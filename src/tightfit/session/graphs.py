@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import torch
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
+from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
 from tightfit.dynamo.backend import GraphCall, HandOver
 from tightfit.dynamo.compiled import Compiled, Following
+from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import BadInput, CaptureError, NothingToTrain
+from tightfit.errors import CaptureError
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
@@ -24,17 +24,8 @@ from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.whole.steps import WholeSteps
-from tightfit.torch_private import dynamo as private
 
 __all__ = ["GraphSteps", "steps_of"]
-
-
-class _Asked(BaseException):
-    """Ends a call that was only to hand over its graph; it holds what was asked."""
-
-    def __init__(self, answer: Any) -> None:
-        super().__init__()
-        self.answer = answer
 
 
 class _Anew(BaseException):
@@ -88,9 +79,8 @@ class GraphSteps(WholeSteps):
                 self.outside.broke(graph.reason)
                 self._expect_others()
             return self._run_graph(given)
-        if graph.reason:
-            raise CaptureError(f"it is no single graph: {graph.reason}")
-        raise _Asked(self._asks(given))
+        refuse_break(graph)
+        raise Asked(self._asks(given))
 
     def _expect_others(self) -> None:
         """Have graphs that are new run with least memory: nobody knows yet what follows them."""
@@ -132,14 +122,11 @@ class GraphSteps(WholeSteps):
         self._asks = asks
         try:
             self._compiled(given.args, dict(given.kwargs))
-        except _Asked as asked:
+        except Asked as asked:
             return asked.answer
         finally:
             self._asks = None
-        raise NothingToTrain(
-            f"{self.callee.name} has no graph in which anything is trained: no output depends on a "
-            "parameter that requires a gradient"
-        )
+        raise nothing_to_train(self.callee.name)
 
     def report(self) -> Report:
         """Return what the current plan promises, what the last step held, what ran outside."""
@@ -176,17 +163,6 @@ def steps_of(callee: Callee, options: Options, account: Account, addresses: Anyw
     BadInput
         If it says neither that the tracer does nor that Dynamo does, or this PyTorch is too old.
     """
-    front = os.environ.get(_VARIABLE, "python")
-    if front not in _FRONTS:
-        raise BadInput(f"{_VARIABLE} is {front!r}; it may be {' or '.join(_FRONTS)}")
-    through_dynamo = front == "dynamo" and not is_handed(callee.function)
-    if through_dynamo and not private.follows_in_place():
-        raise BadInput(
-            f"{_VARIABLE}=dynamo needs PyTorch 2.13, here is {torch.__version__}: leave it out"
-        )
+    through_dynamo = not is_handed(callee.function) and goes_through_dynamo()
     kind = GraphSteps if through_dynamo else WholeSteps
     return kind(callee, options, account, addresses)
-
-
-_VARIABLE = "TIGHTFIT_FRONT"
-_FRONTS = ("python", "dynamo")

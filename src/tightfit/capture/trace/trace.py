@@ -27,7 +27,7 @@ from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder, GraphRecorder
 from tightfit.capture.decisions.shared import shared_views
-from tightfit.capture.handed import is_handed
+from tightfit.capture.handed import beside_loss, is_handed
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
     is_traced_in_backward,
@@ -164,6 +164,8 @@ class _Callee(nn.Module):
         if self._loss_alone:
             state = {id(t) for t in replaced.values()}  # which the next call reads
             beside = _beside_the_loss(tensors, self.structure.loss)
+            told = beside_loss(self._function, self._inputs[0])
+            beside |= {i for i in told if tensors[i].requires_grad}
             self.detached |= {i for i in beside if id(tensors[i]) not in state}
         self.asked.expect(tensors, self.detached)
         self.in_backward.await_gradients()
