@@ -15,7 +15,14 @@ from tightfit.capture.origins import module_names, note_module
 from tightfit.capture.reads.guard import Reads
 from tightfit.torch_private import dynamo
 
-__all__ = ["HandedGraph", "HandedGraphs", "ReadsUnseen", "is_handed", "takes_numbers"]
+__all__ = [
+    "HandedGraph",
+    "HandedGraphs",
+    "ReadsUnseen",
+    "is_handed",
+    "loss_of",
+    "takes_numbers",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +39,15 @@ class HandedGraph:
         Why the callable goes on behind the graph; "" if it ends there.
     modules : mapping of fx.Node to int
         The identity of the module in whose forward a node was made, where that is known.
+    loss : int, optional
+        Which output the callable calls its loss.
     """
 
     module: fx.GraphModule
     numbers: tuple[int, ...] = ()
     reason: str = ""
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
+    loss: int | None = None
 
     @cached_property
     def leaf_calls(self) -> tuple[fx.Node, ...]:
@@ -191,6 +201,11 @@ def _as_tensor(number: Any) -> torch.Tensor:
 def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
     """Whether a call is one of a handed graph that takes numbers which may change."""
     return isinstance(function, HandedGraphs) and function.has_numbers(args[0])
+
+
+def loss_of(function: Any, args: Sequence[Any]) -> int | None:
+    """Return which output of a call is the loss, if it is one of a handed graph that has one."""
+    return function.graph(args[0]).loss if isinstance(function, HandedGraphs) else None
 
 
 def is_handed(function: Any) -> bool:

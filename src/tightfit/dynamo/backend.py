@@ -15,6 +15,7 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.following import is_loss
 
 __all__ = ["GraphCall", "HandOver", "backend_of"]
 
@@ -80,7 +81,14 @@ def handed(module: fx.GraphModule) -> HandedGraph:
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
         reason=private.break_reason(module),
         modules={node: inside for node, inside in made_in if inside is not None},
+        loss=_loss_among(nodes[-1].args[0]),
     )
+
+
+def _loss_among(outputs: Sequence[Any]) -> int | None:
+    """Return which output is what the callable calls its loss."""
+    nodes = enumerate(outputs)
+    return next((i for i, x in nodes if isinstance(x, fx.Node) and is_loss(x)), None)
 
 
 def _is_number(node: fx.Node) -> bool:

@@ -19,12 +19,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
+from torch._C._dynamo.guards import dict_version
 from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from tightfit.torch_private.following import messages_said_once, noting_loss_of, signs_of_zeros
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
@@ -38,6 +41,7 @@ __all__ = [
     "Follower",
     "break_reason",
     "compiled",
+    "dict_version",
     "example_of",
     "follows_in_place",
     "is_leaf_call",
@@ -110,11 +114,12 @@ def compiled(
         Is asked and told.
     """
     context = eval_frame.optimize(backend=backend, isolate_recompiles=True)
-    context.callback = _PerFrame(context.callback, follower)
+    outermost = _in_a_frame_of_its_own(function)
+    context.callback = _PerFrame(context.callback, follower, outermost.__code__)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
-    return context(_in_a_frame_of_its_own(function))
+    return context(outermost)
 
 
 def _in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,8 +132,9 @@ def _in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
-    def __init__(self, convert: Any, follower: Follower) -> None:
+    def __init__(self, convert: Any, follower: Follower, outermost: types.CodeType) -> None:
         self._torchdynamo_orig_backend = convert
+        self._outermost = outermost
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
         self._changes: Any = defaultdict(pgo.CodeState)
@@ -174,7 +180,11 @@ class _PerFrame:
         """Return what Dynamo makes of a frame, in files that it skips, too."""
         convert = self._torchdynamo_orig_backend
         configuration = {**_CONFIGURATION, "allow_rnn": bool(_RECURRENT & leaves.keys())}
-        with config.patch(configuration), self._own_changes(), _quiet(), self._unfollowed(leaves):
+        own = self._own_changes(), self._unfollowed(leaves)
+        more = noting_loss_of(self._outermost), signs_of_zeros(), messages_said_once(), _quiet()
+        with config.patch(configuration), contextlib.ExitStack() as stack:
+            for each in (*own, *more):
+                stack.enter_context(each)
             if not _is_own_forward(frame):
                 return convert(frame, entry, state)
             with convert_frame.compile_lock, _disable_current_modes():

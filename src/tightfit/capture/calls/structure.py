@@ -246,6 +246,12 @@ class Structure:
         """What is in it besides tensors."""
         return tuple(x for i, x in enumerate(self.leaves) if i not in self.positions)
 
+    def with_loss(self, leaf: int | None) -> Structure:
+        """Return it with a leaf as the loss, if that is a tensor; None: as it is."""
+        if leaf not in self.positions:
+            return self
+        return dataclasses.replace(self, loss=self.which[self.positions.index(leaf)])
+
     def filled(self, tensors: Sequence[Any]) -> Any:
         """Return the output with the given tensors."""
         leaves = list(self.leaves)

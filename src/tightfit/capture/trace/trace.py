@@ -27,7 +27,7 @@ from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder, GraphRecorder
 from tightfit.capture.decisions.shared import shared_views
-from tightfit.capture.handed import is_handed
+from tightfit.capture.handed import is_handed, loss_of
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
     is_traced_in_backward,
@@ -164,7 +164,8 @@ class _Callee(nn.Module):
         output = with_kept(output, replaced)
         refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
-        tensors, self.structure = structure_of(output, "the call")
+        tensors, structure = structure_of(output, "the call")
+        self.structure = structure.with_loss(loss_of(self._function, self._inputs[0]))
         if self._loss_alone:
             state = {id(t) for t in replaced.values()}  # which the next call reads
             beside = _beside_the_loss(tensors, self.structure.loss)

@@ -1,0 +1,129 @@
+"""What Dynamo does otherwise than by its configuration while it follows. Private names of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import re
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx
+from torch._dynamo import guards
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables.misc import LoggingLoggerVariable
+
+__all__ = ["is_loss", "messages_said_once", "noting_loss_of", "signs_of_zeros"]
+
+_MARK = "tightfit_is_loss"
+_NAME = re.compile(r"loss(_\d+)?")
+
+
+@contextlib.contextmanager
+def noting_loss_of(code: types.CodeType) -> Iterator[None]:
+    """Note which node of a graph that ends with some code is the loss that this code returns.
+
+    The outputs of a graph are a plain tuple: what a callable calls them is known only here.
+    """
+    compile_subgraph = OutputGraph.compile_subgraph
+
+    def noting(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
+        if tx.f_code is code and reason.reason == "return_value" and tx.stack:
+            _mark(_loss_in(tx, tx.stack[-1].realize()))
+        return compile_subgraph(self, tx, reason, *args, **kwargs)
+
+    OutputGraph.compile_subgraph = noting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        OutputGraph.compile_subgraph = compile_subgraph  # type: ignore[method-assign]
+
+
+def is_loss(node: fx.Node) -> bool:
+    """Whether a node was noted as the loss that a callable returns."""
+    return bool(node.meta.get(_MARK))
+
+
+@contextlib.contextmanager
+def signs_of_zeros() -> Iterator[None]:
+    """Have Dynamo tell 0.0 from -0.0, which are equal."""
+    kind = guards.GuardBuilder
+    are_equal = kind.EQUALS_MATCH
+
+    @functools.wraps(are_equal)
+    def have_equal_signs(self: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
+        are_equal(self, guard, *args, **kwargs)
+        value = self.get(guard)
+        if type(value) is float and value == 0:
+            sign = math.copysign(1, value)
+            self.get_guard_manager(guard).add_lambda_guard(
+                lambda now: math.copysign(1, now) == sign,
+                guards.get_verbose_code_parts(f"the sign of {value}", guard),
+                guard.user_stack,
+            )
+
+    kind.EQUALS_MATCH = have_equal_signs
+    try:
+        yield
+    finally:
+        kind.EQUALS_MATCH = are_equal
+
+
+@contextlib.contextmanager
+def messages_said_once() -> Iterator[None]:
+    """Have a logger's messages that are said only once be said while they are followed.
+
+    Those are said by methods that remember their calls (`functools.lru_cache`), as transformers
+    has them. Other messages end a graph.
+    """
+    call_method = LoggingLoggerVariable.call_method
+
+    def called(self: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        method = getattr(self.value, name, None)
+        is_once = isinstance(getattr(method, "__func__", None), functools._lru_cache_wrapper)
+        if not is_once or not all(x.is_python_constant() for x in (*args, *kwargs.values())):
+            return call_method(self, tx, name, args, kwargs)
+        said = {key: x.as_python_constant() for key, x in kwargs.items()}
+        method(*(x.as_python_constant() for x in args), **said)
+        return ConstantVariable.create(None)
+
+    LoggingLoggerVariable.call_method = called  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LoggingLoggerVariable.call_method = call_method  # type: ignore[method-assign]
+
+
+def _mark(loss: Any) -> None:
+    if isinstance(loss, TensorVariable):
+        loss.as_proxy().node.meta[_MARK] = True
+
+
+def _loss_in(tx: Any, returned: Any) -> Any:
+    """Return what is called ``loss``: a key, an attribute, or a variable of the forward."""
+    attributes = tx.output.side_effects.store_attr_mutations.get(returned, {})
+    held = getattr(getattr(returned, "_base_vt", returned), "items", ())
+    if isinstance(held, dict):
+        named = {key.vt.as_python_constant(): x for key, x in held.items() if _is_text(key.vt)}
+    else:
+        fields = getattr(returned.python_type(), "_fields", ()) if held else ()
+        named = dict(zip(fields, held, strict=False)) or _by_variable(held)
+    return attributes.get("loss") or named.get("loss")
+
+
+def _by_variable(items: Any) -> dict[str, Any]:
+    """Return the one of some tensors that a variable called ``loss`` held; Dynamo names by it."""
+    tensors = (x.realize() for x in items)
+    named = [x for x in tensors if isinstance(x, TensorVariable) and _is_called_loss(x)]
+    return {"loss": named[0]} if len(named) == 1 else {}
+
+
+def _is_called_loss(variable: TensorVariable) -> bool:
+    return _NAME.fullmatch(variable.as_proxy().node.name) is not None
+
+
+def _is_text(key: Any) -> bool:
+    return key.is_python_constant() and isinstance(key.as_python_constant(), str)
