@@ -51,7 +51,7 @@ class DynamoGraph:
     """
 
     def __init__(self, module: fx.GraphModule, hand_over: HandOver) -> None:
-        self._module = module
+        self._module = private.without_hooks(module)
         self._hand_over = hand_over
         self._planned: GraphCall | None = None
         self._is_plain = not _may_train(module.graph)
@@ -76,7 +76,7 @@ def handed(module: fx.GraphModule) -> HandedGraph:
     placeholders = [node for node in nodes if node.op == "placeholder"]
     made_in = ((node, private.module_of(node)) for node in nodes)
     return HandedGraph(
-        module=graph,
+        module=private.without_hooks(graph),
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
         reason=private.break_reason(module),
         beside_loss=_beside_loss(nodes[-1]),

@@ -99,8 +99,8 @@ class Compiled:
         self._name = name
         self._hand_over = hand_over
         self._follower = follower
-        self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._last_key: Any = None
+        self._compiled: dict[int, Callable[..., Any]] = {}
+        self._last_key = -1
         self._last: Callable[..., Any] = function
         self._unguarded = follower.unguarded
 
@@ -132,7 +132,7 @@ class Compiled:
                 else:
                     raise
 
-    def _made_for(self, key: Any) -> Callable[..., Any]:
+    def _made_for(self, key: int) -> Callable[..., Any]:
         function = _as_its_class_has_it(self._function)
         function = private.compiled(function, backend_of(self._hand_over), self._follower)
         self._compiled[key] = function

@@ -100,6 +100,10 @@ class Outside:
         """Note that a graph ends before the callable does."""
         self._note("what lies between two graphs", reason)
 
+    def called_within(self, around: str, why: str) -> None:
+        """Note a call of the whole that no plan can follow."""
+        self._note(f"a call within {around}", why)
+
     def _note(self, what: str, reason: str) -> None:
         first = reason.strip().splitlines()[0][:_LONGEST]
         if self._reasons.setdefault(what, first) is not first:

@@ -31,7 +31,7 @@ from tightfit.session.addresses import addresses_for
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
-from tightfit.session.graphs import steps_of
+from tightfit.session.graphs import GraphSteps, steps_of
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
@@ -192,8 +192,8 @@ class Fitted:
         if tools.is_exported() or not self.callee.trains(given):
             self._addresses.end_step()
             return self._run_without_backward(given)
-        refuse_transforms(self.name)
-        refuse_saving_hooks(self.name)
+        if self._is_outside():
+            return self._run_outside(given)
         self._refuse_second_forward()
         self.join_replicas(running_wrapper())
         self._resolve_budget()
@@ -217,6 +217,29 @@ class Fitted:
         limits = self.options.enforced_bytes, self.options.beside(self.account)
         open_calls = self.options.shared.open_members() if self.options.shared else self.waiting
         with self._limit.briefly(*limits, goes_on=bool(open_calls)):
+            return self.callee.function(*given.args, **given.kwargs)
+
+    def _is_outside(self) -> bool:
+        """Whether what is around a call asks that it runs outside of every plan, which is said.
+
+        Raises
+        ------
+        CaptureError
+            If calls are refused there.
+        """
+        if isinstance(self.route, GraphSteps):
+            return self.route.outside_of_plans()
+        refuse_transforms(self.name)
+        refuse_saving_hooks(self.name)
+        return False
+
+    def _run_outside(self, given: Arguments) -> Any:
+        """Run the callable as it is, within the limit; a backward may follow."""
+        self._resolve_budget()
+        self._addresses.end_step()
+        limits = self.options.enforced_bytes, self.options.beside(self.account)
+        self._limit.begin(*limits)
+        with self._limit.outside():
             return self.callee.function(*given.args, **given.kwargs)
 
     def _run_on_route(self, given: Arguments) -> Any:

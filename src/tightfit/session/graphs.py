@@ -16,7 +16,7 @@ from tightfit.dynamo.backend import GraphCall, HandOver
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import CaptureError
+from tightfit.errors import BadInput, CaptureError
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
@@ -24,6 +24,8 @@ from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.whole.steps import WholeSteps
+from tightfit.torch_private.saving import saving_hook
+from tightfit.torch_private.tools import running_mode, running_transform
 
 __all__ = ["GraphSteps", "steps_of"]
 
@@ -59,6 +61,26 @@ class GraphSteps(WholeSteps):
     def is_used(self) -> bool:
         """Whether it has been called: what ran outside of its plans then is known."""
         return self._is_called
+
+    def outside_of_plans(self) -> bool:
+        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        around = self._around()
+        if around is None:
+            return False
+        self.outside.called_within(*around)
+        self._is_called = True
+        return True
+
+    def _around(self) -> tuple[str, str] | None:
+        """Return what is around a call that no plan can follow, and why."""
+        transform, mode, hook = running_transform(), running_mode(), saving_hook()
+        if transform:
+            return transform, "a plan has only the one backward"
+        if mode:
+            return f"the mode {mode}", "it may run other operators than those of a plan"
+        if hook:
+            return f"hooks of saved tensors ({hook})", "they decide what is kept, not a plan"
+        return None
 
     def __call__(self, given: Arguments) -> Any:
         """Run the callee; its graphs run their plans."""
@@ -129,8 +151,18 @@ class GraphSteps(WholeSteps):
         raise nothing_to_train(self.callee.name)
 
     def report(self) -> Report:
-        """Return what the current plan promises, what the last step held, what ran outside."""
-        return msgspec.structs.replace(super().report(), outside=self.outside.reasons())
+        """Return what the current plan promises, what the last step held, what ran outside.
+
+        Raises
+        ------
+        BadInput
+            If nothing has been planned yet.
+        """
+        reasons = self.outside.reasons()
+        if self.last is None and reasons:
+            told = "; ".join(f"{what}: {why}" for what, why in reasons.items())
+            raise BadInput(f"nothing is planned yet; what ran outside of every plan: {told}")
+        return msgspec.structs.replace(super().report(), outside=reasons)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
+from torch._C._dynamo.guards import dict_version
 from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
 from torch._dynamo.comptime import comptime
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
@@ -32,6 +33,8 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from tightfit.torch_private.following import messages_said_once, signs_of_zeros
+
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
         _retrieve_module_by_index,
@@ -44,6 +47,7 @@ __all__ = [
     "Follower",
     "break_reason",
     "compiled",
+    "dict_version",
     "example_of",
     "follows_in_place",
     "is_beside_loss",
@@ -54,6 +58,7 @@ __all__ = [
     "module_of",
     "run_leaf",
     "taken_back",
+    "without_hooks",
 ]
 
 _MOST_GRAPHS = 1024
@@ -236,7 +241,11 @@ class _PerFrame:
         """Return what Dynamo makes of a frame, in files that it skips, too."""
         convert = self._torchdynamo_orig_backend
         configuration = {**_CONFIGURATION, "allow_rnn": bool(_RECURRENT & leaves.keys())}
-        with config.patch(configuration), self._own_changes(), _quiet(), self._unfollowed(leaves):
+        own = self._own_changes(), self._unfollowed(leaves)
+        more = signs_of_zeros(), messages_said_once(), _quiet()
+        with config.patch(configuration), contextlib.ExitStack() as stack:
+            for each in (*own, *more):
+                stack.enter_context(each)
             if not _is_own_forward(frame):
                 return convert(frame, entry, state)
             with convert_frame.compile_lock, _disable_current_modes():
@@ -399,6 +408,14 @@ def break_reason(module: fx.GraphModule) -> str:
     """Return why a graph ends before the callable does; "" if it does not."""
     reason = getattr(module, "compile_subgraph_reason", None)
     return reason.reason if reason is not None and reason.graph_break else ""
+
+
+def without_hooks(module: fx.GraphModule) -> fx.GraphModule:
+    """Have neither a graph nor those inside it call the hooks of all modules; return it."""
+    for each in module.modules():
+        if isinstance(each, fx.GraphModule):  # each has a class of its own
+            type(each).__call__ = lambda self, *args, **kwargs: self.forward(*args, **kwargs)
+    return module
 
 
 def example_of(node: fx.Node) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch._dynamo import eval_frame as _dynamo_frames
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _python_dispatch
 
 from tightfit.torch_private import core as private
 
@@ -21,6 +22,7 @@ __all__ = [
     "is_exported",
     "local_tensor",
     "reduces_after_backward",
+    "running_mode",
     "running_transform",
     "store_of_processes",
     "without_dynamo",
@@ -37,6 +39,14 @@ def running_transform() -> str:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func"
     return "forward-mode differentiation" if forward_ad._current_level >= 0 else ""
+
+
+def running_mode() -> str:
+    """Return the mode of PyTorch that sees each operator and may run another one; "" if none."""
+    if not _python_dispatch.is_in_any_mode_without_ignore_compile_internals():
+        return ""
+    mode = _python_dispatch._get_current_dispatch_mode()
+    return "" if mode is None else type(mode).__name__
 
 
 def hide_from_dynamo(function: Any) -> None:

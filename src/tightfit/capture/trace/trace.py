@@ -111,6 +111,10 @@ class _Callee(nn.Module):
         self.asked = AskedGradients()
         self.in_backward = StandInsInBackward(self, self.asked)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the callable; hooks of all modules are not for this one, which nobody has made."""
+        return self.forward(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable on what the tracer gives for its inputs; return the tensors it makes."""
         with self._tied.joined():
