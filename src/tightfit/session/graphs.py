@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from tightfit.capture.calls.signature import refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
+from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
 from tightfit.dynamo.backend import GraphCall, HandOver
 from tightfit.dynamo.compiled import Compiled, Following
@@ -27,7 +29,7 @@ from tightfit.session.whole.steps import WholeSteps
 from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.tools import running_mode, running_transform
 
-__all__ = ["GraphSteps", "steps_of"]
+__all__ = ["GraphSteps", "runs_outside", "steps_of"]
 
 
 class _Anew(BaseException):
@@ -185,6 +187,21 @@ def _handing_over_to(steps: weakref.ref[GraphSteps]) -> HandOver:
         return call
 
     return hand_over
+
+
+def runs_outside(route: object, name: str) -> bool:
+    """Whether what is around a call asks that it runs outside of every plan; then that is noted.
+
+    Raises
+    ------
+    CaptureError
+        If calls are refused there.
+    """
+    if isinstance(route, GraphSteps):
+        return route.outside_of_plans()
+    refuse_transforms(name)
+    refuse_saving_hooks(name)
+    return False
 
 
 def steps_of(callee: Callee, options: Options, account: Account, addresses: Anywhere) -> WholeSteps:

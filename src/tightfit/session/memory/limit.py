@@ -100,8 +100,12 @@ class Limit:
                 self._account.rest()
 
     @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
-        """Say what was refused while something runs outside of every plan."""
+    def outside(self, limit_bytes: int | None, beside: Sequence[Account]) -> Iterator[None]:
+        """Enforce the limit while something runs outside of every plan; say what was refused.
+
+        Parameters are those of `follow`.
+        """
+        self.begin(limit_bytes, beside)
         try:
             yield
         except Exception as error:
