@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
 from torch._dynamo import eval_frame as _dynamo_frames
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
@@ -21,6 +23,7 @@ __all__ = [
     "has_memory",
     "hide_all_from_dynamo",
     "hide_from_dynamo",
+    "inside_compiled",
     "is_exported",
     "local_tensor",
     "reduces_after_backward",
@@ -29,6 +32,11 @@ __all__ = [
     "store_of_processes",
     "without_dynamo",
 ]
+
+
+def inside_compiled(module: nn.Module) -> nn.Module:
+    """Return the module that torch.compile has wrapped; another one as it is."""
+    return module._orig_mod if isinstance(module, OptimizedModule) else module
 
 
 def is_exported() -> bool:
