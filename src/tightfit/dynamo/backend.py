@@ -54,7 +54,7 @@ class DynamoGraph:
         self._module = private.without_hooks(module)
         self._hand_over = hand_over
         self._planned: GraphCall | None = None
-        self._is_plain = not _may_train(module.graph)
+        self._is_plain = not _may_train(module.graph) or _is_on_meta(module.graph)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph; as it is where no backward can follow."""
@@ -103,6 +103,12 @@ def _may_train(graph: fx.Graph) -> bool:
     return any(
         _needs_gradient(node) and (node in returned or _is_written(node)) for node in graph.nodes
     )
+
+
+def _is_on_meta(graph: fx.Graph) -> bool:
+    """Whether an input of a graph lies on the meta device: what it runs takes no memory."""
+    given = (private.example_of(node) for node in graph.nodes if node.op == "placeholder")
+    return any(isinstance(x, torch.Tensor) and x.is_meta for x in given)
 
 
 def _needs_gradient(node: fx.Node) -> bool:

@@ -96,6 +96,10 @@ class Outside:
             self._note(f"module {name!r}", str(error))
         return module
 
+    def left_alone(self, error: Exception) -> None:
+        """Note a graph that cannot be planned."""
+        self._note("a graph that cannot be planned", str(error))
+
     def broke(self, reason: str) -> None:
         """Note that a graph ends before the callable does."""
         self._note("what lies between two graphs", reason)

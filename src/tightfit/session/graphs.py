@@ -18,7 +18,7 @@ from tightfit.dynamo.backend import GraphCall, HandOver
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import BadInput, CaptureError
+from tightfit.errors import BadInput, CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
@@ -58,6 +58,7 @@ class GraphSteps(WholeSteps):
         self._asks: Any = None
         self._is_called = False
         self._has_run = False
+        self._unplanned: weakref.WeakSet[HandedGraph] = weakref.WeakSet()
 
     @property
     def is_used(self) -> bool:
@@ -93,16 +94,18 @@ class GraphSteps(WholeSteps):
             try:
                 return self._compiled(given.args, dict(given.kwargs))
             except _Anew:
-                self._compiled.start_anew()
+                continue
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""
+        if graph in self._unplanned and self._asks is None:
+            return graph.module(*inputs)
         given = Arguments.of(self.graphs.arguments(graph, inputs), {})
         if self._asks is None:
             if graph.reason:
                 self.outside.broke(graph.reason)
                 self._expect_others()
-            return self._run_graph(given)
+            return self._run_graph(graph, given, inputs)
         refuse_break(graph)
         raise Asked(self._asks(given))
 
@@ -111,27 +114,27 @@ class GraphSteps(WholeSteps):
         if not self.options.others_to_come:
             self.options = dataclasses.replace(self.options, others_to_come=True)
 
-    def _run_graph(self, given: Arguments) -> Any:
-        """Run a graph by its plan; begin the call anew without a module that no plan holds.
+    def _run_graph(self, graph: HandedGraph, given: Arguments, inputs: Sequence[Any]) -> Any:
+        """Run a graph by its plan, or as it is if it cannot be planned.
 
-        Raises
-        ------
-        CaptureError
-            If it names no such module. Where something of the call has run, the next one is
-            without that module.
+        Where a module is the cause, calls are followed without it: this one, if nothing of it has
+        run yet, else those that come.
         """
         try:
             output = super().__call__(given)
-        except CaptureError as error:
+        except NothingToTrain:
+            raise
+        except (CaptureError, OpaqueVaries) as error:
             module = self.outside.left_out(error.module, error) if error.module else None
             if module is None or module in self._follower.left_out():
-                raise
-            has_run = self._has_run or len(self.outside.reasons()) > 1
-            self._follower.leave_out(module)
-            if has_run:
+                self.outside.left_alone(error)
+                self._unplanned.add(graph)
+            else:
+                self._follower.leave_out(module)
                 self._compiled.start_anew()
-                raise
-            raise _Anew from None
+                if not self._has_run and len(self.outside.reasons()) == 1:
+                    raise _Anew from None
+            output = graph.module(*inputs)
         self._has_run = True
         return output
 

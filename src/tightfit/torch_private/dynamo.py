@@ -33,7 +33,11 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from tightfit.torch_private.following import messages_said_once, signs_of_zeros
+from tightfit.torch_private.following import (
+    derivatives_inside,
+    messages_said_once,
+    signs_of_zeros,
+)
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
@@ -242,9 +246,9 @@ class _PerFrame:
         convert = self._torchdynamo_orig_backend
         configuration = {**_CONFIGURATION, "allow_rnn": bool(_RECURRENT & leaves.keys())}
         own = self._own_changes(), self._unfollowed(leaves)
-        more = signs_of_zeros(), messages_said_once(), _quiet()
+        more = derivatives_inside(), messages_said_once()
         with config.patch(configuration), contextlib.ExitStack() as stack:
-            for each in (*own, *more):
+            for each in (*own, *more, signs_of_zeros(), _quiet()):
                 stack.enter_context(each)
             if not _is_own_forward(frame):
                 return convert(frame, entry, state)

@@ -8,11 +8,16 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo import guards
-from torch._dynamo.variables import ConstantVariable
+from torch._dynamo import config, guards
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables import ConstantVariable, TensorVariable
 from torch._dynamo.variables.misc import LoggingLoggerVariable
 
-__all__ = ["messages_said_once", "signs_of_zeros"]
+__all__ = [
+    "derivatives_inside",
+    "messages_said_once",
+    "signs_of_zeros",
+]
 
 
 @contextlib.contextmanager
@@ -38,6 +43,36 @@ def signs_of_zeros() -> Iterator[None]:
         yield
     finally:
         kind.EQUALS_MATCH = are_equal
+
+
+@contextlib.contextmanager
+def derivatives_inside() -> Iterator[None]:
+    """Have derivatives by `torch.autograd.grad` be part of a graph, but not ``backward()``.
+
+    So may what follows from a tensor that becomes a leaf inside, for graphs are traced together
+    with their derivatives; but not a leaf that is returned, whose gradient somebody may ask for.
+    """
+    backward = TensorVariable.method_backward
+    check = OutputGraph._check_requires_grad_intermediate_outputs
+
+    def left_to_python(*args: Any, **kwargs: Any) -> Any:
+        with config.patch(trace_autograd_ops=False):
+            return backward(*args, **kwargs)
+
+    def checked(self: Any, returned: list[Any], tx: Any) -> None:
+        nodes = {x.as_proxy().node for x in returned if isinstance(x, TensorVariable)}
+        leaves = (x for x in self.leaf_var_creation_order if isinstance(x, TensorVariable))
+        if not nodes.isdisjoint(x.as_proxy().node for x in leaves):
+            check(self, returned, tx)
+
+    TensorVariable.method_backward = left_to_python  # type: ignore[method-assign]
+    OutputGraph._check_requires_grad_intermediate_outputs = checked  # type: ignore[method-assign]
+    try:
+        with config.patch(trace_autograd_ops=True):
+            yield
+    finally:
+        TensorVariable.method_backward = backward  # type: ignore[method-assign]
+        OutputGraph._check_requires_grad_intermediate_outputs = check  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
 from torch._dynamo import eval_frame as _dynamo_frames
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch
@@ -18,7 +21,9 @@ __all__ = [
     "active_wrapper",
     "cublas_workspace_bytes",
     "has_memory",
+    "hide_all_from_dynamo",
     "hide_from_dynamo",
+    "inside_compiled",
     "is_exported",
     "local_tensor",
     "reduces_after_backward",
@@ -27,6 +32,11 @@ __all__ = [
     "store_of_processes",
     "without_dynamo",
 ]
+
+
+def inside_compiled(module: nn.Module) -> nn.Module:
+    """Return the module that torch.compile has wrapped; another one as it is."""
+    return module._orig_mod if isinstance(module, OptimizedModule) else module
 
 
 def is_exported() -> bool:
@@ -53,6 +63,14 @@ def hide_from_dynamo(function: Any) -> None:
     """Let Dynamo neither compile a function nor trace through a call of it."""
     function._torchdynamo_disable = True
     _dynamo_frames.skip_code(function.__code__)
+
+
+def hide_all_from_dynamo(function: Any) -> None:
+    """Let Dynamo compile neither a function nor what it calls."""
+    _dynamo_frames.set_code_exec_strategy(function.__code__, _AS_IT_IS)
+
+
+_AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 @contextlib.contextmanager

@@ -229,6 +229,7 @@ def trace(
         callee = _Callee(call, opaque, recorder, looks=looks)
         checkpoints = SeenCheckpoints()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(private.without_open_transforms())
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.lists_number_by_number())
             stack.enter_context(corrected_fake_kernels())
