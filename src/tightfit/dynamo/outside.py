@@ -82,7 +82,7 @@ class Outside:
             if is_refusal(refusal):
                 raise refusal
             refusal = refusal.__cause__ or refusal.__context__
-        if module is None or code.co_name != "forward":
+        if module is None or "forward" not in code.co_name:  # or what goes on behind a break in it
             return
         names = {each: name for name, each in module_names(self._modules).items()}
         name = names.get(module)
@@ -102,8 +102,9 @@ class Outside:
 
     def _note(self, what: str, reason: str) -> None:
         first = reason.strip().splitlines()[0][:_LONGEST]
-        if self._reasons.setdefault(what, first) is not first:
+        if what in self._reasons:
             return
+        self._reasons[what] = first
         announce(f"{self._name}: {what} runs eagerly, outside of every plan: {first}")
 
 

@@ -20,9 +20,11 @@ from tightfit.errors import CaptureError
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.graphs_of_step import GraphsOfStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Report
+from tightfit.session.whole.specialisation import Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
 __all__ = ["GraphSteps", "steps_of"]
@@ -51,6 +53,7 @@ class GraphSteps(WholeSteps):
         self._follower = Following(callee.modules, self.outside, account)
         hand_over = _handing_over_to(weakref.ref(self))
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower)
+        self._graphs_of_step = GraphsOfStep(callee.name)
         self._asks: Any = None
         self._is_called = False
         self._has_run = False
@@ -111,6 +114,14 @@ class GraphSteps(WholeSteps):
         self._has_run = True
         return output
 
+    def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
+        """Run the forward of a plan; note by which one it ran."""
+        is_first = not self.waiting
+        outputs = super()._run(one, given, inputs)
+        assert self.last is not None
+        self._graphs_of_step.ran(one.captured.graph, self.last, is_first=is_first)
+        return outputs
+
     def _asked(self, given: Arguments, asks: Any) -> Any:
         """Ask something of the one graph of a call, without running it.
 
@@ -130,7 +141,8 @@ class GraphSteps(WholeSteps):
 
     def report(self) -> Report:
         """Return what the current plan promises, what the last step held, what ran outside."""
-        return msgspec.structs.replace(super().report(), outside=self.outside.reasons())
+        known = self._graphs_of_step.added_to(super().report())
+        return msgspec.structs.replace(known, outside=self.outside.reasons())
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
