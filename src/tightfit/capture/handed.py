@@ -211,8 +211,8 @@ def beside_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
 
 
 def is_handed(function: Any) -> bool:
-    """Whether a callable runs handed graphs."""
-    return isinstance(function, HandedGraphs)
+    """Whether a callable runs handed graphs, or is ``around`` one that does."""
+    return isinstance(getattr(function, "around", function), HandedGraphs)
 
 
 class ReadsUnseen(Reads):

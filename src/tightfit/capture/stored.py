@@ -38,7 +38,7 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
-__all__ = ["StoredTrace"]
+__all__ = ["StoredTrace", "graph_key"]
 
 _FORMAT = 1
 _SUFFIX = ".handed.gz"
@@ -97,6 +97,16 @@ class StoredTrace:
         return trace_folder() / f"{self.key}{_SUFFIX}"
 
 
+def graph_key(graphs: HandedGraphs, number: int) -> Any:
+    """Return what is equal of graphs that run the same, on members of the same names."""
+    graph = graphs.graph(number)
+    try:
+        described = packed((graphs.places(number), sorted(graph.beside_loss), _nodes(graph.module)))
+    except NotKept:
+        return id(graph)
+    return _digest(msgspec.msgpack.encode(described))
+
+
 def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]:
     """Return all that the trace of a call follows from, as plain values.
 
@@ -106,7 +116,8 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
         If something of it means nothing in another process.
     """
     graphs, number = call.function, call.args[-1]
-    assert isinstance(graphs, HandedGraphs)
+    if not isinstance(graphs, HandedGraphs):
+        raise NotKept("a graph whose inputs stand for each of their uses")
     graph = graphs.graph(number)
     if graph.leaf_calls or graph.numbers or call.opaque:
         raise NotKept("modules that run eagerly, or numbers that change")

@@ -54,7 +54,10 @@ def graph_call(call: TracedCall, name: str) -> TracedCall:
 def refuse_break(graph: HandedGraph) -> None:
     """Refuse a graph behind which its callable goes on."""
     if graph.reason:
-        raise CaptureError(f"it is no single graph: {graph.reason}")
+        first = graph.reason.strip().splitlines()[0]
+        raise CaptureError(
+            f"it is no single graph ({first}): its graphs are planned one by one when it is trained"
+        )
 
 
 def nothing_to_train(name: str) -> NothingToTrain:

@@ -39,8 +39,17 @@ class Following:
         self._modules = modules
         self._account = account
         self._left_out: set[nn.Module] = set()
+        self._call: tuple[int, Any] = (0, None)
         self.unguarded = Unguarded(modules)
         self.skipped = outside.skipped
+
+    def call(self) -> tuple[int, Any]:
+        """Return the number of the call under way, and what it was given."""
+        return self._call
+
+    def begin(self, given: Any) -> None:
+        """Begin a call, or end the one under way: nothing is given."""
+        self._call = self._call[0] + (given is not None), given
 
     def left_out(self) -> Set[nn.Module]:
         """Return the modules whose forwards run as plain Python."""
@@ -121,16 +130,20 @@ class Compiled:
             self._last = self._compiled.get(key) or self._made_for(key)
             self._last_key = key
         function = self._last
-        while True:
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:
-                if private.is_traced_meanwhile(error):
-                    wait_for_traces()
-                elif private.is_limit_of_graphs(error):
-                    raise _too_many_graphs(self._name) from error
-                else:
-                    raise
+        self._follower.begin((args, kwargs))
+        try:
+            while True:
+                try:
+                    return function(*args, **kwargs)
+                except Exception as error:
+                    if private.is_traced_meanwhile(error):
+                        wait_for_traces()
+                    elif private.is_limit_of_graphs(error):
+                        raise _too_many_graphs(self._name) from error
+                    else:
+                        raise
+        finally:
+            self._follower.begin(None)
 
     def _made_for(self, key: int) -> Callable[..., Any]:
         function = _as_its_class_has_it(self._function)

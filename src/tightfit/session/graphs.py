@@ -22,9 +22,11 @@ from tightfit.errors import BadInput, CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.graphs_of_step import GraphsOfStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Report
+from tightfit.session.whole.specialisation import Specialisation
 from tightfit.session.whole.steps import WholeSteps
 from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.tools import running_mode, running_transform
@@ -55,6 +57,7 @@ class GraphSteps(WholeSteps):
         self._follower = Following(callee.modules, self.outside, account)
         hand_over = _handing_over_to(weakref.ref(self))
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower)
+        self._graphs_of_step = GraphsOfStep(callee.name)
         self._asks: Any = None
         self._is_called = False
         self._has_run = False
@@ -138,6 +141,14 @@ class GraphSteps(WholeSteps):
         self._has_run = True
         return output
 
+    def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
+        """Run the forward of a plan; note by which one it ran."""
+        is_first = not self.waiting
+        outputs = super()._run(one, given, inputs)
+        assert self.last is not None
+        self._graphs_of_step.ran(one.captured.graph, self.last, is_first=is_first)
+        return outputs
+
     def _asked(self, given: Arguments, asks: Any) -> Any:
         """Ask something of the one graph of a call, without running it.
 
@@ -167,7 +178,8 @@ class GraphSteps(WholeSteps):
         if self.last is None and reasons:
             told = "; ".join(f"{what}: {why}" for what, why in reasons.items())
             raise BadInput(f"nothing is planned yet; what ran outside of every plan: {told}")
-        return msgspec.structs.replace(super().report(), outside=reasons)
+        known = self._graphs_of_step.added_to(super().report())
+        return msgspec.structs.replace(known, outside=reasons)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""

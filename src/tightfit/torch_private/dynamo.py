@@ -12,7 +12,7 @@ import inspect
 import logging
 import types
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 _MOST_GRAPHS = 1024
-_MOST_ALIKE = 4  # graphs of one frame that is called alike: then it is left to Python
+_MOST_ALIKE = 4  # calls on the same sizes that make a graph of a frame: then Python runs it
 _CONFIGURATION = {
     "skip_nnmodule_hook_guards": False,
     "optimize_ddp": False,
@@ -84,6 +84,10 @@ _CONFIGURATION = {
 
 class Follower(Protocol):
     """Who is asked while Dynamo follows the Python of a callable."""
+
+    def call(self) -> tuple[int, Any]:
+        """Return the number of the call under way, and what it was given."""
+        ...
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
         """Return the functions that are not to be followed, each with its results on fakes."""
@@ -203,16 +207,19 @@ class _PerFrame:
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
         self._changes: Any = defaultdict(pgo.CodeState)
-        self._graphs: Counter[Any] = Counter()  # by code and how it is called
+        self._calls: defaultdict[Any, dict[int, Any]] = defaultdict(dict)  # sizes in each of them
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
         module = _module_of_frame(frame)
         if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
-        called = frame.f_code, _how_called(frame, module)
-        self._graphs[called] += 1
-        if self._graphs[called] > _MOST_ALIKE:
+        number, given = self._follower.call()
+        calls = self._calls[frame.f_code, _how_called(given, module)]
+        calls[number] = _sizes(frame.f_locals)
+        if len(calls) > _MOST_ALIKE:
             self._follower.skipped(frame.f_code, module, "it is another graph in every call", None)
+            if len({*calls.values()}) > 1:  # so it is of all that it calls: data decide sizes
+                return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
             return ConvertFrameReturn()
         with self._follower.following():
             return self._looked_at(frame, entry, state, module)
@@ -222,8 +229,10 @@ class _PerFrame:
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
             failed: set[Any] = set()
+            suppressed: list[str] = []
             try:
-                result = self._converted(frame, entry, state, _noted(leaves, failed))
+                with _noting_suppressed(suppressed):
+                    result = self._converted(frame, entry, state, _noted(leaves, failed))
             except exc.FailOnRecompileLimitHit:
                 raise
             except exc.TorchDynamoException as error:
@@ -238,7 +247,8 @@ class _PerFrame:
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
             if result.guarded_code is None and result.skip_reason is not None:
                 result.apply_to_code = result.skip_reason != _SUPPRESSED
-                self._follower.skipped(frame.f_code, module, result.skip_reason, None)
+                reason = suppressed[0] if suppressed else result.skip_reason
+                self._follower.skipped(frame.f_code, module, reason, None)
             return result
 
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
@@ -361,16 +371,35 @@ def _given(module: fx.GraphModule, node: fx.Node, flat: Any) -> Any:
     return tree_unflatten(list(flat), getattr(module, spec.target))
 
 
+@contextlib.contextmanager
+def _noting_suppressed(reasons: list[str]) -> Iterator[None]:
+    """Note the errors that Dynamo only logs where it leaves a frame to Python."""
+    before = convert_frame.format_error_msg
+
+    def noting(error: Exception, *rest: Any) -> str:
+        reasons.append(str(error))
+        return before(error, *rest)
+
+    convert_frame.format_error_msg = noting
+    try:
+        yield
+    finally:
+        convert_frame.format_error_msg = before
+
+
 _SUPPRESSED = "an error was suppressed during compilation"
 """What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
-def _how_called(frame: Any, module: nn.Module | None) -> Any:
+def _how_called(given: Any, module: nn.Module | None) -> Any:
     """Return what is another thing in calls that may well have graphs of their own."""
-    sizes = tuple(t.shape for t in tree_leaves(frame.f_locals) if isinstance(t, torch.Tensor))
     training = module is not None and module.training
-    return sizes, training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    return _sizes(given), training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+
+def _sizes(given: Any) -> tuple[torch.Size, ...]:
+    return tuple(t.shape for t in tree_leaves(given) if isinstance(t, torch.Tensor))
 
 
 def _module_of_frame(frame: Any) -> nn.Module | None:
