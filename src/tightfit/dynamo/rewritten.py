@@ -1,7 +1,11 @@
-"""Graphs of Dynamo's, rewritten where AOTAutograd would refuse them."""
+"""Graphs of Dynamo's, rewritten where AOTAutograd would refuse them or return other tensors."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.nn.functional as F
 from torch import fx
 
 from tightfit.torch_private import dynamo as private
@@ -13,7 +17,8 @@ def rewritten(module: fx.GraphModule) -> fx.GraphModule:
     """Return a graph in which an assignment to ``.data`` writes into the tensor.
 
     Dynamo makes ``set_`` of such an assignment, and takes back what that counts as a change. Values
-    of another shape or type cannot be written: there ``set_`` stays, and is refused.
+    of another shape or type cannot be written: there ``set_`` stays, and is refused. Dropout that
+    drops nothing is left out: it returns its input, where AOTAutograd makes a copy.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -25,8 +30,22 @@ def rewritten(module: fx.GraphModule) -> fx.GraphModule:
             for each in counted:
                 made.graph.erase_node(each)
             _write(made.graph, node)
+        elif node.target in _DROPOUTS and _drops_nothing(*node.args, **node.kwargs):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            made.graph.erase_node(node)
     made.recompile()
     return made
+
+
+_DROPOUTS = (F.dropout, torch.dropout)
+
+
+def _drops_nothing(
+    _: Any = None, p: Any = 0.5, training: Any = True, *rest: Any, **named: Any
+) -> bool:
+    """Whether dropout with such arguments returns its input; ``torch.dropout`` names one `train`."""
+    is_off = training is False or named.get("train", True) is False
+    return is_off or (isinstance(p, float) and p == 0.0)
 
 
 def _may_be_written(target: fx.Node, value: fx.Node) -> bool:
