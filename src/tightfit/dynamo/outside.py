@@ -101,6 +101,13 @@ class Outside:
         """Note that a graph ends before the callable does."""
         self._note("what lies between two graphs", reason)
 
+    def varies(self) -> None:
+        """Note that numbers decide in every call what a graph runs."""
+        self._note(
+            "a graph",
+            "numbers decide in every call anew what it runs (tightfit.opaque: one op)",
+        )
+
     def _note(self, what: str, reason: str) -> None:
         first = reason.strip().splitlines()[0][:_LONGEST]
         if what in self._reasons:
