@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tightfit
+from support.fronts import of_dynamo, of_the_tracer
 from tightfit.capture.capture import capture
 from tightfit.errors import CaptureError
 from tightfit.execution.attach import attached
@@ -179,6 +180,24 @@ class LeavesInObject(nn.Module):
         return h.sum()
 
 
+@of_dynamo
+@pytest.mark.parametrize("kind", [CountsInObject, CountsInGlobal, LeavesInObject])
+def test_other_state_is_carried_too(kind) -> None:
+    global COUNT  # noqa: PLW0603
+    torch.manual_seed(0)
+    plain = kind()
+    found = []
+    for model in (plain, tightfit.fit(copy.deepcopy(plain), "1GiB", **OPTIONS)):
+        torch.manual_seed(1)
+        COUNT = 0
+        for _ in range(4):
+            model(torch.randn(4, 8)).backward()
+        seen = str(vars(getattr(model, "seen", types.SimpleNamespace())))
+        found.append((COUNT, seen, [p.grad.tolist() for p in model.parameters()]))
+    assert found[0] == found[1]
+
+
+@of_the_tracer
 @pytest.mark.parametrize("kind", [CountsInObject, CountsInGlobal, LeavesInObject])
 def test_other_state_is_refused_and_left_as_it_was(kind) -> None:
     model = tightfit.fit(kind(), "1GiB", **OPTIONS)

@@ -17,7 +17,7 @@ from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
 
-__all__ = ["GraphCall", "HandOver", "backend_of"]
+__all__ = ["GraphCall", "HandOver", "RunsPlainly", "backend_of"]
 
 GraphCall = Callable[[Sequence[Any]], Any]
 """Runs one call of a graph, given its inputs."""
@@ -38,6 +38,10 @@ def backend_of(hand_over: HandOver) -> Callable[[fx.GraphModule, Sequence[Any]],
         return DynamoGraph(module, hand_over)
 
     return backend
+
+
+class RunsPlainly(Exception):
+    """Says of a graph that it runs as it is from now on: no plan of it would serve twice."""
 
 
 class DynamoGraph:
@@ -65,7 +69,7 @@ class DynamoGraph:
             self._planned = self._hand_over(handed(self._module))
         try:
             return self._planned(inputs)
-        except NothingToTrain:
+        except (NothingToTrain, RunsPlainly):
             self._is_plain = True
             return self._module(*inputs)
 

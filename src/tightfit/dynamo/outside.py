@@ -109,6 +109,13 @@ class Outside:
         """Note a call of the whole that no plan can follow."""
         self._note(f"a call within {around}", why)
 
+    def varies(self) -> None:
+        """Note that numbers decide in every call what a graph runs."""
+        self._note(
+            "a graph",
+            "numbers decide in every call anew what it runs (tightfit.opaque: one op)",
+        )
+
     def _note(self, what: str, reason: str) -> None:
         first = reason.strip().splitlines()[0][:_LONGEST]
         if what in self._reasons:

@@ -14,7 +14,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
-from tightfit.dynamo.backend import GraphCall, HandOver
+from tightfit.dynamo.backend import GraphCall, HandOver, RunsPlainly
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.dynamo.outside import Outside
@@ -140,6 +140,18 @@ class GraphSteps(WholeSteps):
             output = graph.module(*inputs)
         self._has_run = True
         return output
+
+    def _with_deciding_ops(self, key: Any, given: Arguments) -> None:
+        """Leave a graph to plain PyTorch where numbers decide otherwise in every call.
+
+        Raises
+        ------
+        RunsPlainly
+            If they do.
+        """
+        if self.options.ranks is None and self.captures.deciding_inputs(key, given) is not None:
+            self.outside.varies()
+            raise RunsPlainly
 
     def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; note by which one it ran."""

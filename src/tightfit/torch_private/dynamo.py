@@ -215,7 +215,7 @@ class _PerFrame:
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
         number, given = self._follower.call()
         calls = self._calls[frame.f_code, _how_called(given, module)]
-        calls[number] = _sizes(frame.f_locals)
+        calls[number] = _taken(frame)
         if len(calls) > _MOST_ALIKE:
             self._follower.skipped(frame.f_code, module, "it is another graph in every call", None)
             if len({*calls.values()}) > 1:  # so it is of all that it calls: data decide sizes
@@ -396,6 +396,17 @@ def _how_called(given: Any, module: nn.Module | None) -> Any:
     """Return what is another thing in calls that may well have graphs of their own."""
     training = module is not None and module.training
     return _sizes(given), training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+
+def _taken(frame: Any) -> Any:
+    """Return the sizes that a frame has; behind a break the integers, too: there data give them."""
+    sizes = _sizes(frame.f_locals)
+    if not frame.f_code.co_name.startswith(_BEHIND_A_BREAK):
+        return sizes
+    return sizes, tuple(n for n in tree_leaves(frame.f_locals) if type(n) is int)
+
+
+_BEHIND_A_BREAK = "torch_dynamo_resume_in_"
 
 
 def _sizes(given: Any) -> tuple[torch.Size, ...]:
