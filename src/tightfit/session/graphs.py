@@ -82,7 +82,7 @@ class GraphSteps(WholeSteps):
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""
-        given = Arguments.of(self.graphs.arguments(graph, inputs), {})
+        given = self.graphs.arguments(graph, inputs)
         if self._asks is None:
             if graph.reason:
                 self.outside.broke(graph.reason)

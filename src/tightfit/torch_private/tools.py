@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tightfit.torch_private import core as private
 
 __all__ = [
+    "WithoutDynamo",
     "active_wrapper",
     "cublas_workspace_bytes",
     "has_memory",
@@ -23,7 +22,6 @@ __all__ = [
     "reduces_after_backward",
     "running_transform",
     "store_of_processes",
-    "without_dynamo",
 ]
 
 
@@ -45,14 +43,16 @@ def hide_from_dynamo(function: Any) -> None:
     _dynamo_frames.skip_code(function.__code__)
 
 
-@contextlib.contextmanager
-def without_dynamo() -> Iterator[None]:
-    """Let Dynamo leave alone what is called, as ``torch.compiler.disable`` does, not loading it."""
-    before = _dynamo_frames.set_eval_frame(None)
-    try:
-        yield
-    finally:
-        _dynamo_frames.set_eval_frame(before)
+class WithoutDynamo:
+    """Lets Dynamo leave alone what is called, as ``torch.compiler.disable``, not loading it."""
+
+    def __enter__(self) -> None:
+        """Put Dynamo aside."""
+        self._before = _dynamo_frames.set_eval_frame(None)
+
+    def __exit__(self, *_: object) -> None:
+        """Let it do what it did before."""
+        _dynamo_frames.set_eval_frame(self._before)
 
 
 def active_wrapper() -> DistributedDataParallel | None:
