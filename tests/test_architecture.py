@@ -80,7 +80,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "reads",
         "opaque decisions",
         "joint_graph traced_call handed",
-        "captured probe trace normalise updates",
+        "captured graph_calls probe trace normalise updates",
         "recall",
         "stored",
         "lift foreign partitioner input_uses",

@@ -24,7 +24,7 @@ MAKE_ROOM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 BEFORE_REFUSAL = ctypes.CFUNCTYPE(None)
 """What is called before a request is refused."""
 
-_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...] | None]] = {
     "tightfit_hook_version": (ctypes.c_int, ()),
     "tightfit_hook_install": (ctypes.c_char_p, (ctypes.c_char_p,)),
     "tightfit_hook_live_bytes": (ctypes.c_int64, ()),
@@ -36,7 +36,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "tightfit_hook_tally_close": (None, (ctypes.c_int,)),
     "tightfit_hook_tally_given_bytes": (ctypes.c_int64, (ctypes.c_int,)),
     "tightfit_hook_tally_take_peak": (ctypes.c_int64, (ctypes.c_int,)),
-    "tightfit_hook_tally_keep_to": (None, (ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
+    "tightfit_hook_tally_keep_to": (None, None),  # a number and two of c_int64
     "tightfit_hook_tally_make_room": (None, (ctypes.c_int, MAKE_ROOM)),
     "tightfit_hook_before_refusals": (None, (BEFORE_REFUSAL,)),
     "tightfit_hook_tally_refusals": (
@@ -129,7 +129,9 @@ def _load(path: str) -> ctypes.CDLL:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result
-        function.argtypes = arguments
+        # told no types, ctypes takes what is called in every step several times as fast
+        if arguments not in (None, (ctypes.c_int,)):
+            function.argtypes = arguments
     return library
 
 

@@ -88,11 +88,11 @@ class CpuMeter:
         """Return the bytes given out since the hook was installed and not yet freed."""
         if self._hook.tightfit_hook_lost_blocks():
             raise MemoryError("the allocator hook ran out of memory: its counts are incomplete")
-        return int(self._hook.tightfit_hook_live_bytes())
+        return self._hook.tightfit_hook_live_bytes()
 
     def peak_bytes(self) -> int:
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
-        return int(self._hook.tightfit_hook_peak_bytes(self._slot))
+        return self._hook.tightfit_hook_peak_bytes(self._slot)
 
     def reset_peak(self) -> None:
         """Let this meter's peak start again from what is live now."""

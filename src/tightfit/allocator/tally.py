@@ -103,12 +103,13 @@ class CpuTally:
                 "64 fitted models exist in this process already: drop those that are not used"
             )
         self._make_room = MAKE_ROOM()
+        self._limit, self._before = ctypes.c_int64(), ctypes.c_int64()
         closing = weakref.finalize(self, self._hook.tightfit_hook_tally_close, self._slot)
         closing.atexit = False
 
     def given_bytes(self) -> int:
         """Return the bytes given out since and still held."""
-        return int(self._hook.tightfit_hook_tally_given_bytes(self._slot))
+        return self._hook.tightfit_hook_tally_given_bytes(self._slot)
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:
         """Return the bytes of those storages of tensors that are among them."""
@@ -119,8 +120,9 @@ class CpuTally:
 
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Refuse requests from now on that would exceed a limit."""
-        limit = _NO_LIMIT if limit_bytes is None else limit_bytes
-        self._hook.tightfit_hook_tally_keep_to(self._slot, limit, before_bytes)
+        self._limit.value = _NO_LIMIT if limit_bytes is None else limit_bytes
+        self._before.value = before_bytes
+        self._hook.tightfit_hook_tally_keep_to(self._slot, self._limit, self._before)
 
     def make_room_by(self, free: Callable[[int], bool] | int | None) -> None:
         """Call a function where the limit would be exceeded; refuse if it frees nothing.

@@ -77,10 +77,10 @@ class _Family:
         """Take one more graph; return what runs it."""
 
         def call(inputs: Sequence[Any]) -> Any:
-            given = self._graphs.arguments(graph, inputs)
+            given = self._graphs.arguments(graph, inputs).args
             if any(isinstance(x, nn.Parameter) for x in given):
                 self._hold(inputs)
-                given = self._graphs.arguments(graph, inputs)
+                given = self._graphs.arguments(graph, inputs).args
             if self._fitted is None:
                 callee = Callee(self._graphs, self._modules, "the compiled model")
                 self._fitted = Fitted.as_a_whole(callee, self._options)

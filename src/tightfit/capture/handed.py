@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,11 +12,13 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture.calls.attributes import ReadAttributes
+from tightfit.capture.calls.structure import Arguments, flat_spec
 from tightfit.capture.origins import module_names, note_module
 from tightfit.capture.reads.guard import Reads
 from tightfit.torch_private import dynamo
 
 __all__ = [
+    "GraphArguments",
     "HandedGraph",
     "HandedGraphs",
     "ReadsUnseen",
@@ -59,6 +62,19 @@ class HandedGraph:
         return tuple(dynamo.leaf_of(self.module, n) for n in self.leaf_calls)
 
 
+@dataclass(frozen=True)
+class GraphArguments(Arguments):
+    """The inputs of one call of a handed graph: what modules hold is no argument.
+
+    Parameters
+    ----------
+    inputs : sequence
+        All that the graph is called with, plain numbers as tensors; last the graph's own number.
+    """
+
+    inputs: Sequence[Any] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class _Member:
     """An input of a graph that a module holds."""
@@ -67,10 +83,6 @@ class _Member:
     module: nn.Module
     holder: str
     name: str
-
-    def is_in(self, inputs: Sequence[Any]) -> bool:
-        """Whether the module holds what a call is given."""
-        return self.is_now(inputs[self.index])
 
     def is_now(self, tensor: Any) -> bool:
         """Whether the module holds a tensor."""
@@ -103,9 +115,19 @@ class _Placed:
     rest: tuple[int, ...]
     leaves: tuple[nn.Module, ...]
 
+    @cached_property
+    def _held(self) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...], tuple[int, ...]]:
+        """What holds each member, by which name, and which input it is."""
+        holders = tuple(m.module.__dict__[m.holder] for m in self.members)
+        return holders, tuple(m.name for m in self.members), tuple(m.index for m in self.members)
+
     def serves(self, inputs: Sequence[Any], leaves: tuple[nn.Module, ...]) -> bool:
         """Whether a call of the graph is one with the same modules."""
-        return leaves == self.leaves and all(member.is_in(inputs) for member in self.members)
+        holders, names, places = self._held
+        held = map(dict.get, holders, names)
+        return all(map(operator.is_, held, map(inputs.__getitem__, places))) and (
+            leaves == self.leaves
+        )
 
 
 class HandedGraphs:
@@ -124,12 +146,22 @@ class HandedGraphs:
         self._placed: list[_Placed] = []
         self._by_graph: dict[HandedGraph, list[_Placed]] = {}
 
-    def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
         """Return what to call this with for a call of a graph: its number comes last."""
         placed = self._place(graph, inputs)
-        numbers = graph.numbers
-        rest = (_as_tensor(inputs[i]) if i in numbers else inputs[i] for i in placed.rest)
-        return *rest, placed.number
+        if graph.numbers:
+            inputs = [_as_tensor(x) if i in graph.numbers else x for i, x in enumerate(inputs)]
+        args = (*[inputs[i] for i in placed.rest], placed.number)
+        return GraphArguments(args, {}, args, flat_spec(len(args)), (*inputs, placed.number))
+
+    def is_as_it_was(self, given: GraphArguments) -> bool:
+        """Whether modules hold what a call of a graph was given of them."""
+        placed = self._placed[given.args[-1]]
+        return placed.serves(given.inputs, placed.leaves)
+
+    def calls_leaves(self, number: int) -> bool:
+        """Whether a graph calls forwards whose Python nobody has followed."""
+        return bool(self._placed[number].leaves)
 
     def _place(self, graph: HandedGraph, inputs: Sequence[Any]) -> _Placed:
         known = self._by_graph.setdefault(graph, [])

@@ -39,7 +39,7 @@ def graph_call(call: TracedCall, name: str) -> TracedCall:
     def hand_over(graph: HandedGraph) -> GraphCall:
         def asked(inputs: Sequence[Any]) -> Any:
             refuse_break(graph)
-            raise Asked(graphs.arguments(graph, inputs))
+            raise Asked(graphs.arguments(graph, inputs).args)
 
         return asked
 

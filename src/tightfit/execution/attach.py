@@ -14,8 +14,7 @@ import gc
 import inspect
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -93,15 +92,13 @@ class _Attachment:
         """Whether a replaced method runs in this thread: others called by it run plainly."""
         return threading.get_ident() in self._running
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Note that a replaced method runs in this thread."""
-        here = threading.get_ident()
-        self._running.add(here)
-        try:
-            yield
-        finally:
-            self._running.discard(here)
+        self._running.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        """Note that it has ended."""
+        self._running.discard(threading.get_ident())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
         return _Attachment(None, self.refit, dict.fromkeys(self.methods))
@@ -334,7 +331,7 @@ def _planned_method(name: str, replaced: Any) -> Any:
         if attachment is None or attachment.is_running:
             return replaced(self, *args, **kwargs)
         try:
-            with attachment.running(), tools.without_dynamo():
+            with attachment, tools.WithoutDynamo():
                 return attachment.of(self, name)(args, kwargs)
         except TightfitError as error:
             raise as_user_sees_it(error) from error.__cause__

@@ -265,10 +265,12 @@ class Guard:
         if self._open is None or self.meter is None:
             return None
         self._turn("after", "after")
-        beside_bytes = sum(other.budget_bytes for other in self._beside)
+        beside_bytes = 0
+        if self._beside:
+            beside_bytes = sum(other.budget_bytes for other in self._beside)
+            self._beside.clear()
         beside = {"beside_bytes": beside_bytes, "others_ran": self._others_ran}
         step, self._open = StepPeaks(**self._open, **beside), None
-        self._beside.clear()
         self.steps.append(step)
         del self.steps[:-8]
         if step.peak_bytes > self.budget_bytes + beside_bytes:

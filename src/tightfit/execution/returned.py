@@ -82,7 +82,9 @@ class Returned:
             if info.requires_grad and not receives_gradient(info)
         ]
         self._chain = chain
-        self._call = wrapped(self._run, metadata)
+        # where all that leaves the chain is what is returned, the wrapper has nothing to do
+        leaves_alone = self._is_simple and leaving == [*range(self._outputs)]
+        self._call = self._run if leaves_alone else wrapped(self._run, metadata)
 
     def __call__(self, inputs: list[Any], *more: Any) -> list[Any]:
         """Return the flattened outputs of a call; change inputs as it does."""

@@ -69,10 +69,10 @@ class Runner:
 
     def __call__(self, inputs: list[Any], run: Run) -> list[Any]:
         """Run the forward program on the placeholder tensors; return the flattened outputs."""
-        detached = [
-            x.detach() if isinstance(x, torch.Tensor) and not self._is_written(i, x) else x
-            for i, x in enumerate(inputs)
-        ]
+        detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        for position in self.written:  # a buffer itself is, as it may take another shape
+            if not inputs[position].requires_grad:
+                detached[position] = inputs[position]
         run.begin(self, detached, {position: inputs[position] for position in self.summed})
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)
@@ -109,10 +109,6 @@ class Runner:
                 "in another order than plain PyTorch, so that last bits may differ. Put that code "
                 "into the plan (tightfit.step)"
             )
-
-    def _is_written(self, position: int, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a buffer that is written itself, as it may take another shape."""
-        return position in self.written and not tensor.requires_grad
 
 
 def _chained(given: list[Any]) -> dict[int, Any]:

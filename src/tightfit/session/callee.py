@@ -57,6 +57,7 @@ def _needs_gradient(module: nn.Module) -> bool:
     own = vars(module)
     if "_parameters" not in own:  # a scripted module has them elsewhere
         return any(p.requires_grad for p in module.parameters())
-    if any(p is not None and p.requires_grad for p in own["_parameters"].values()):
-        return True
+    for parameter in own["_parameters"].values():
+        if parameter is not None and parameter.requires_grad:
+            return True
     return any(m is not None and _needs_gradient(m) for m in own["_modules"].values())

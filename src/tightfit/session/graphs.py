@@ -103,7 +103,7 @@ class GraphSteps(WholeSteps):
         """Run one call of a graph; or answer what is asked of it."""
         if graph in self._unplanned and self._asks is None:
             return graph.module(*inputs)
-        given = Arguments.of(self.graphs.arguments(graph, inputs), {})
+        given = self.graphs.arguments(graph, inputs)
         if self._asks is None:
             if graph.reason:
                 self.outside.broke(graph.reason)

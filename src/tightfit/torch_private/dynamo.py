@@ -79,6 +79,7 @@ _CONFIGURATION = {
     "specialize_int": False,
     "specialize_float": False,
     "suppress_errors": False,
+    "record_runtime_overhead": False,  # which costs as much as the guards of a small graph
 }
 
 

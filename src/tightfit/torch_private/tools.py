@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from torch.utils import _python_dispatch
 from tightfit.torch_private import core as private
 
 __all__ = [
+    "WithoutDynamo",
     "active_wrapper",
     "cublas_workspace_bytes",
     "has_memory",
@@ -30,7 +29,6 @@ __all__ = [
     "running_mode",
     "running_transform",
     "store_of_processes",
-    "without_dynamo",
 ]
 
 
@@ -73,14 +71,16 @@ def hide_all_from_dynamo(function: Any) -> None:
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
-@contextlib.contextmanager
-def without_dynamo() -> Iterator[None]:
-    """Let Dynamo leave alone what is called, as ``torch.compiler.disable`` does, not loading it."""
-    before = _dynamo_frames.set_eval_frame(None)
-    try:
-        yield
-    finally:
-        _dynamo_frames.set_eval_frame(before)
+class WithoutDynamo:
+    """Lets Dynamo leave alone what is called, as ``torch.compiler.disable``, not loading it."""
+
+    def __enter__(self) -> None:
+        """Put Dynamo aside."""
+        self._before = _dynamo_frames.set_eval_frame(None)
+
+    def __exit__(self, *_: object) -> None:
+        """Let it do what it did before."""
+        _dynamo_frames.set_eval_frame(self._before)
 
 
 def active_wrapper() -> DistributedDataParallel | None:

@@ -27,6 +27,7 @@ __all__ = [
     "differ_in_sizes_only",
     "flatten",
     "input_signature",
+    "modes_and_settings",
     "refuse_subclass",
     "refuse_transforms",
 ]
@@ -44,9 +45,13 @@ def call_signature(
 
     See `input_signature` and `SeenModules.signature`.
     """
-    around = _modes(), global_settings()
     inputs = input_signature(leaves, spec)
-    return inputs, (*around, *modules.signature(root, kept, leaves, read))
+    return inputs, (*modes_and_settings(), *modules.signature(root, kept, leaves, read))
+
+
+def modes_and_settings() -> tuple[Any, Any]:
+    """Return what a step depends on of PyTorch: its modes, then its settings."""
+    return _modes(), global_settings()
 
 
 def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:

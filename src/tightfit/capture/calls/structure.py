@@ -8,6 +8,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "PLAIN",
     "Arguments",
     "Structure",
+    "flat_spec",
     "flatten",
     "opened",
     "structure_of",
@@ -199,8 +201,8 @@ class Arguments:
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Return what a call was given."""
         leaves = (*args, *kwargs.values())
-        if all(type(leaf) in _FLAT for leaf in leaves):
-            return cls(args, kwargs, leaves, _flat_spec(len(args), tuple(kwargs)))
+        if _FLAT.issuperset(map(type, leaves)):
+            return cls(args, kwargs, leaves, flat_spec(len(args), tuple(kwargs)))
         opened_leaves, spec = flatten((args, kwargs))
         return cls(args, kwargs, tuple(opened_leaves), spec)
 
@@ -210,7 +212,8 @@ _FLAT = frozenset({torch.Tensor, nn.Parameter, bool, int, float, str, type(None)
 
 
 @functools.cache
-def _flat_spec(positional: int, names: tuple[str, ...]) -> Any:
+def flat_spec(positional: int, names: tuple[str, ...] = ()) -> Any:
+    """Return how the inputs of a call nest all of which are leaves."""
     return flatten(((0,) * positional, dict.fromkeys(names, 0)))[1]
 
 
@@ -241,6 +244,12 @@ class Structure:
     loss: int | None = None
     numbers: tuple[int, ...] = ()
 
+    @cached_property
+    def _is_tuple(self) -> bool:
+        """Whether it is a tuple of nothing but tensors."""
+        is_flat = len(self.positions) == len(self.leaves) and not self.numbers
+        return is_flat and self.spec == flatten((0,) * len(self.leaves))[1]
+
     @property
     def constants(self) -> tuple[Any, ...]:
         """What is in it besides tensors."""
@@ -248,6 +257,8 @@ class Structure:
 
     def filled(self, tensors: Sequence[Any]) -> Any:
         """Return the output with the given tensors."""
+        if self._is_tuple:
+            return tuple([tensors[which] for which in self.which])
         leaves = list(self.leaves)
         for position, which in zip(self.positions, self.which, strict=True):
             tensor = tensors[which]

@@ -13,6 +13,7 @@ from torch import nn
 
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
+from tightfit.session.memory.living import Living
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
 from tightfit.session.processes import Replicas
 from tightfit.torch_private.tools import cublas_workspace_bytes
@@ -166,29 +167,36 @@ class Account:
         held += library_bytes(self.device) + self.standing(inputs).others_bytes
         return held + self.lasting_bytes()
 
-    def standing(self, inputs: Iterable[Any], beside: Iterable[Account] = ()) -> Standing:
+    def standing(
+        self,
+        inputs: Sequence[Any],
+        beside: Sequence[Account] = (),
+        input_bytes: int | None = None,
+    ) -> Standing:
         """Return what is held now, at the begin of a call.
 
         Where as many bytes are given out as the last time, nothing is looked up anew.
 
         Parameters
         ----------
-        inputs : iterable
+        inputs : sequence
             Of the call; tensors among them count for it.
-        beside : iterable of Account
+        beside : sequence of Account
             Of callables within the same budget.
+        input_bytes : int, optional
+            Of these tensors, where that is known.
         """
-        inputs, beside = list(inputs), list(beside)
         given = self._tally.given_bytes() if self._tally is not None else None
-        size = sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor))
-        running = [k for k in _KEEPERS if k._state == "running" and k is not self]
+        if input_bytes is None:
+            input_bytes = sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor))
+        running = [k for k in _KEEPERS.now() if k._state == "running" and k is not self]
         known = self.optimizers.has_state(), self.optimizers.looked
-        key = (given, size, len(beside), *known, len(running))
+        key = given, input_bytes, len(beside), *known, len(running)
         if given is None or self._known is None or self._known[0] != key:
             self._known = key, self._looked_up(inputs, beside)
         return self._known[1]
 
-    def _looked_up(self, inputs: list[Any], beside: list[Account]) -> Standing:
+    def _looked_up(self, inputs: Sequence[Any], beside: Sequence[Account]) -> Standing:
         self._count_before()
         gradient_bytes = self.held_gradient_bytes()
         state_bytes, coming_bytes = self.existing_state_bytes(), self.coming_state_bytes()
@@ -219,7 +227,7 @@ class Account:
         return min(limit_bytes, self._tally.counted_bytes(keeper._own()))
 
     def _keepers(self) -> list[Account]:
-        return [k for k in _KEEPERS if k.device == self.device]
+        return [k for k in _KEEPERS.now() if k.device == self.device]
 
     def _before_bytes(self, accounts: Iterable[Account]) -> int:
         """Return what some hold together that was there before this tally began."""
@@ -259,7 +267,9 @@ class Account:
         if limit_bytes is not None and any(keeper not in within for keeper in _KEEPERS):
             gc.collect()  # those that were let go of keep to nothing
         self._limit_bytes, self._limited_with = limit_bytes, weakref.WeakSet(beside)
-        (_KEEPERS.discard if limit_bytes is None else _KEEPERS.add)(self)
+        _KEEPERS.discard(self)
+        if limit_bytes is not None:
+            _KEEPERS.add(self)
         for other in beside:
             other.keep_to(None)
         if limit_bytes is None:
@@ -286,22 +296,23 @@ class Account:
 
     def _turn(self, state: _State) -> None:
         self._state = state
-        if self._tally is not None:
-            self._tally.keep_to(None, 0)
         keepers = self._keepers()
-        for keeper in keepers:
-            keeper._refuse_more(keepers)
+        refusing = [keeper for keeper in keepers if keeper._refuse_more(keepers)]
+        if self._tally is not None and self not in refusing:
+            self._tally.keep_to(None, 0)
 
-    def _refuse_more(self, keepers: Sequence[Account]) -> None:
-        """Refuse what would exceed the own limit and those of others, as things stand now."""
+    def _refuse_more(self, keepers: Sequence[Account]) -> bool:
+        """Refuse what would exceed the own limit and those of others, if that can be kept now."""
         if self._state == "free" or self._tally is None:
-            return
+            return False
         if self._state == "resting":
             limit_bytes = sum(keeper._limit_bytes or 0 for keeper in keepers)
         else:
             limit_bytes = sum(map(self._left_to, keepers))
-        if self.held_bytes() <= limit_bytes:
-            self._tally.keep_to(limit_bytes, self._before_now)
+        if self.held_bytes() > limit_bytes:
+            return False
+        self._tally.keep_to(limit_bytes, self._before_now)
+        return True
 
     def count_again(self) -> None:
         """Count what was there before anew: something was refused, and it may hold less now."""
@@ -367,12 +378,12 @@ class Account:
         return tally_for(self.device, self._own())
 
 
-_KEEPERS: weakref.WeakSet[Account] = weakref.WeakSet()
+_KEEPERS: Living[Account] = Living()
 """Those that keep to a limit."""
 
 
 def _count_all_again() -> None:
-    for keeper in list(_KEEPERS):
+    for keeper in _KEEPERS:
         keeper.count_again()
 
 

@@ -96,11 +96,12 @@ class Surroundings:
 
     def with_share(self, share: Share) -> Surroundings:
         """Return the same for another part of the budget."""
+        outside_bytes = max(self.outside_bytes, share.others_bytes)
+        changed = share.peak_bytes, outside_bytes, share.part
+        if changed == (self.budget_bytes, self.outside_bytes, self.part):
+            return self
         return replace(
-            self,
-            budget_bytes=share.peak_bytes,
-            outside_bytes=max(self.outside_bytes, share.others_bytes),
-            part=share.part,
+            self, budget_bytes=share.peak_bytes, outside_bytes=outside_bytes, part=share.part
         )
 
     def with_others(self, others_bytes: int) -> Surroundings:
@@ -109,6 +110,8 @@ class Surroundings:
 
     def with_outside(self, outside_bytes: int) -> Surroundings:
         """Return the same with something else held between forward and backward."""
+        if outside_bytes == self.outside_bytes:
+            return self
         return replace(self, outside_bytes=outside_bytes)
 
     def around(self, captured: Captured) -> Graph:

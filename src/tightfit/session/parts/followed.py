@@ -55,7 +55,7 @@ class FollowedPart(Part):
 
     def given(self, graph: HandedGraph, inputs: Sequence[Any]) -> Arguments:
         """Return what to call the part with for a call of a graph."""
-        return Arguments.of(self._graphs.arguments(graph, inputs), {})
+        return self._graphs.arguments(graph, inputs)
 
     @property
     def reads(self) -> ReadAttributes:

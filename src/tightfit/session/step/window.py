@@ -44,15 +44,16 @@ class Window(Generic[CallKind]):
         self._calls: list[tuple[weakref.ref[Any], CallKind]] = []
         self._met: set[Together] = set()
         self._is_noted = False
-        self._known: deque[frozenset[Together]] = deque(maxlen=_REMEMBERED)
+        self._steps: deque[frozenset[Together]] = deque(maxlen=_REMEMBERED)
+        self._known: tuple[frozenset[Together], ...] = ()  # of them, each once: most are alike
 
     @property
     def open(self) -> list[CallKind]:
         """The kinds of the calls that await their backward, in the order of their forwards."""
         return [kind for call, kind in self._calls if (run := call()) is not None and run.is_open]
 
-    def begins(self, kind: CallKind, call: Awaited) -> None:
-        """Note a call."""
+    def begins(self, kind: CallKind, call: Awaited) -> bool:
+        """Note a call; return whether others await their backward."""
         together = (*self.open, kind)
         if len(together) == 1:
             self._calls, self._met, self._is_noted = [], set(), False
@@ -60,6 +61,7 @@ class Window(Generic[CallKind]):
         self._calls.append((weakref.ref(call), kind))
         if not _begin_so(self._met, together):
             self._met = {*self._met, together} - {together[:-1]}
+        return len(together) > 1
 
     def leaves(self, live_bytes: int | None) -> None:
         """Note how much is given out in the process at the end of a forward."""
@@ -68,12 +70,19 @@ class Window(Generic[CallKind]):
     def ended(self) -> None:
         """Note that a backward has ended; with the last one the step is known."""
         if self._met and not self._is_noted and not self.open:
-            self._known.append(frozenset(self._met))
+            self._note(frozenset(self._met))
             self._is_noted = True
+
+    def _note(self, met: frozenset[Together]) -> None:
+        if len(self._steps) == _REMEMBERED and self._known == (met,):
+            return  # as all that are remembered
+        self._steps.append(met)
+        self._known = tuple(dict.fromkeys(self._steps))
 
     def forget(self) -> None:
         """Expect nothing any more: other callables take part from now on."""
-        self._known.clear()
+        self._steps.clear()
+        self._known = ()
 
     @property
     def has_closed(self) -> bool:

@@ -100,7 +100,7 @@ class CalledAgain:
         if reason is not None:
             raise _cannot(self._captures.callee.name, reason)
         captures, given = self._captures, self._given
-        with torch.enable_grad(), tools.without_dynamo():
+        with torch.enable_grad(), tools.WithoutDynamo():
             inputs = captures.inputs(self._one, given)
             output = captures.callee.function(*given.args, **given.kwargs)
         tensors, _ = structure_of(output, captures.callee.name)

@@ -129,9 +129,9 @@ class CallShares:
     ) -> None:
         """Note that a call runs, and how much is given out in the process by then."""
         window, kind = self.window(options), self._kind(one)
-        if live_bytes is not None and window.open and window.left_bytes is not None:
+        follows = window.begins(kind, call)
+        if follows and live_bytes is not None and window.left_bytes is not None:
             kind.follows(max(0, live_bytes - window.left_bytes))
-        window.begins(kind, call)
 
     def begin(
         self,
@@ -214,10 +214,11 @@ class CallShares:
         return [kind for kind in kinds if kind.owner() is self._account]
 
     def _kind(self, one: Specialisation) -> _Kind:
-        if one not in self._kinds:
+        kind = self._kinds.get(one)
+        if kind is None:
             input_bytes = one.captured.graph.constants_bytes["inputs"]
-            self._kinds[one] = _Kind(weakref.ref(self._account), input_bytes)
-        return self._kinds[one]
+            kind = self._kinds[one] = _Kind(weakref.ref(self._account), input_bytes)
+        return kind
 
     # -- sharing ------------------------------------------------------------------------------
 

@@ -18,9 +18,10 @@ from tightfit.capture.captured import (
     placeholder_tensors,
     tensors_of,
 )
-from tightfit.capture.handed import ReadsUnseen, is_handed, takes_numbers
+from tightfit.capture.graph_calls import GraphCalls, places_among
+from tightfit.capture.handed import GraphArguments, HandedGraphs, ReadsUnseen, takes_numbers
 from tightfit.capture.probe import probe
-from tightfit.capture.side_effects.attributes import Kept, KeptTensors, forget
+from tightfit.capture.side_effects.attributes import Kept, KeptTensors
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import first_of
 from tightfit.execution.runtime import Run
@@ -69,7 +70,9 @@ class Captures:
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         self._repeated: set[Any] = set()  # signatures of calls with several backwards
         self._kept: frozenset[Kept] = frozenset()
-        handed = is_handed(callee.function)
+        graphs = callee.function
+        handed = isinstance(graphs, HandedGraphs)
+        self._graphs = GraphCalls(graphs, self._looked_at) if handed else None
         self._read = ReadsUnseen().attributes(callee.modules) if handed else None  # None: any
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
@@ -85,6 +88,9 @@ class Captures:
 
     def signature(self, given: Arguments) -> Any:
         """Return what a step depends on: inputs, modules, modes."""
+        return self._looked_at(given) if self._graphs is None else self._graphs.signature(given)
+
+    def _looked_at(self, given: Arguments) -> tuple[Any, Any]:
         kept = self._changing.union(place[:2] for place in self._kept)
         return call_signature(
             given.leaves, given.spec, self._seen, self.callee.root, kept, self._read
@@ -92,6 +98,18 @@ class Captures:
 
     def inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
         """Return the tensors of the placeholders of a call whose signature was asked for."""
+        if not isinstance(given, GraphArguments):
+            return self._inputs_by_name(one, given)
+        if one.places:
+            inputs = given.inputs
+            return [inputs[i] for i in one.places]
+        self._looked_at(given)  # where modules hold tensors now
+        found = self._inputs_by_name(one, given)
+        if one.places is None:
+            one.note_places(places_among(given.inputs, found))
+        return found
+
+    def _inputs_by_name(self, one: Specialisation, given: Arguments) -> list[Any]:
         joint = one.captured.joint
         if joint.outside:
             return placeholder_tensors(joint, self.callee.modules, given.leaves)
@@ -100,7 +118,9 @@ class Captures:
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
         """Return what was captured for a signature, where inputs decide the same again."""
         alike = self._by_signature.get(key, ())
-        for found in sorted(alike, key=lambda one: -one.used):
+        if len(alike) > 1:
+            alike = sorted(alike, key=lambda one: -one.used)
+        for found in alike:
             if self._holds(found, given):
                 self.decided.note_served(key)
                 return found
@@ -108,7 +128,11 @@ class Captures:
 
     def serves(self, one: Specialisation, given: Arguments) -> bool:
         """Whether a captured step is that of a call, as modules and inputs are now."""
-        return self.signature(given) == one.key and self._holds(one, given)
+        if self.signature(given) != one.key or not self._holds(one, given):
+            return False
+        if self._graphs is None or not isinstance(given, GraphArguments):
+            return True
+        return self._graphs.is_as_it_was(given, one.key)
 
     def _holds(self, one: Specialisation, given: Arguments) -> bool:
         """Whether what a step has read, beside its signature, is what it was."""
@@ -121,14 +145,7 @@ class Captures:
 
     def _fulfils(self, one: Specialisation, given: Arguments) -> bool:
         """Whether parameters are what the alternatives of a step ask of them."""
-        conditions = one.captured.conditions
-        if not conditions:
-            return True
-        joint = one.captured.joint
-        pairs = zip(joint.placeholders, joint.sources, strict=True)
-        placeholders = [node for node, source in pairs if source.kind != "tangent"]
-        tensors = dict(zip(placeholders, self.inputs(one, given), strict=True))
-        return all(condition.holds(tensors) for condition in conditions)
+        return not one.captured.conditions or _fulfils(one.captured, self.inputs(one, given))
 
     def find_answering(
         self, unfit: Specialisation, answers: Any, given: Arguments
@@ -275,7 +292,7 @@ class Captures:
         neighbour: Graph | None,
         room_bytes: int | None,
     ) -> Captured:
-        self._warn_of_hooks()
+        _warn_of_hooks(self.callee, self._warned_hooks)
         if self._kept:  # it has left tensors in attributes before: no trace need fail of that
             call = dataclasses.replace(call, function=KeptTensors(call.function, call.modules))
         captured, call = capture_step_around_data(
@@ -309,25 +326,7 @@ class Captures:
         self._detached.setdefault(key, self._detached.get(known, frozenset()))
         return max(self._by_signature[known], key=lambda one: one.used).captured.graph
 
-    def _warn_of_hooks(self) -> None:
-        """Name the inner modules whose hooks become part of the captured step, once."""
-        hooked = hooked_modules(self.callee.modules, self.callee.root)
-        names = [n for n, _ in hooked if n not in self._warned_hooks]
-        if not names:
-            return
-        self._warned_hooks.update(names)
-        named = first_of([repr(name) for name in names])
-        warnings.warn(
-            f"hooks on module {named} are captured with the step: their operators run every step, "
-            "their Python code does not run again. Adding or removing a hook makes a new plan",
-            stacklevel=11,
-        )
-
     # -- letting go ---------------------------------------------------------------------------
-
-    def forget_left(self, one: Specialisation) -> None:
-        """Let go of what the last forward left in attributes: the plan of this one counts its."""
-        forget(self.callee.modules, one.captured.left)
 
     def forget(self, one: Specialisation) -> None:
         """Drop what was captured for a signature."""
@@ -363,3 +362,26 @@ class Captures:
         self.forget(one)
         if unused:
             announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")
+
+
+def _warn_of_hooks(callee: Callee, warned: set[str]) -> None:
+    """Name the inner modules whose hooks become part of the captured step, once."""
+    hooked = hooked_modules(callee.modules, callee.root)
+    names = [n for n, _ in hooked if n not in warned]
+    if not names:
+        return
+    warned.update(names)
+    named = first_of([repr(name) for name in names])
+    warnings.warn(
+        f"hooks on module {named} are captured with the step: their operators run every step, "
+        "their Python code does not run again. Adding or removing a hook makes a new plan",
+        stacklevel=11,
+    )
+
+
+def _fulfils(captured: Captured, inputs: list[Any]) -> bool:
+    joint = captured.joint
+    pairs = zip(joint.placeholders, joint.sources, strict=True)
+    placeholders = [node for node, source in pairs if source.kind != "tangent"]
+    tensors = dict(zip(placeholders, inputs, strict=True))
+    return all(condition.holds(tensors) for condition in captured.conditions)

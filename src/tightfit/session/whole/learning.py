@@ -84,7 +84,7 @@ class Watch:
             self.guard.change_budget(budget_bytes)
 
         def constant_bytes() -> int:
-            standing = account.standing(inputs, options.beside(account))
+            standing = account.standing(inputs, options.beside(account), one.input_bytes)
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
 

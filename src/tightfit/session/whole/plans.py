@@ -13,7 +13,7 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
-from tightfit.session.memory.surroundings import Share, Surroundings
+from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
 from tightfit.session.whole.advice import advised
 from tightfit.session.whole.call_shares import CallShares
@@ -107,7 +107,7 @@ class Plans:
     ) -> MinimumBudget:
         """Find the smallest budget with a plan for a step; the plan is kept in mind."""
         self._comparing.end(one, options)
-        alone = _around_step(one, inputs, self._account, options, Share(0))
+        alone = _around_step(one, inputs, self._account, options)
         return smallest_budget(one, alone, options)
 
     def looking_bytes(self, options: Options) -> int:
@@ -125,7 +125,7 @@ class Plans:
     ) -> Planned:
         self._comparing.go_on(one, options, waiting)
         one.use_step_costs(options)
-        alone = partial(_around_step, one, inputs, self._account, options, Share(0))
+        alone = partial(_around_step, one, inputs, self._account, options)
         looks = not (waits or one.plans or self.shares.is_new(one, options))
         self.shares.begin(one, alone, options, looks=looks)
         known = tuple(one.plans.values())
@@ -148,7 +148,7 @@ class Plans:
         self, one: Specialisation, inputs: list[Any], options: Options, *, waits: bool
     ) -> Planned:
         """Return the plan of a step; leave room to look only if there is."""
-        around = _around_step(one, inputs, self._account, options, Share(0))
+        around = _around_step(one, inputs, self._account, options)
         share = self.shares.share(one, around, options)
         around = around.with_share(share)
         try:
@@ -175,9 +175,9 @@ class Plans:
 
 
 def _around_step(
-    one: Specialisation, inputs: list[Any], account: Account, options: Options, share: Share
+    one: Specialisation, inputs: list[Any], account: Account, options: Options
 ) -> Surroundings:
-    """Return what lies around a step now.
+    """Return what lies around a step now, if all of the budget is for it.
 
     Parameters
     ----------
@@ -189,25 +189,25 @@ def _around_step(
         What its callable holds.
     options : Options
         The user's.
-    share : Share
-        Of the budget.
     """
-    standing = account.standing(inputs, options.beside(account))
+    standing = account.standing(inputs, options.beside(account), one.input_bytes)
     return Surroundings(
         gradients=_gradients(one.captured, inputs, account),
         gradient_bytes=standing.gradient_bytes,
         state_bytes=standing.state_bytes + standing.coming_bytes,
-        outside_bytes=max(one.outside_bytes, share.others_bytes),
+        outside_bytes=one.outside_bytes,
         others_bytes=standing.others_bytes + standing.others_coming_bytes + one.surplus_bytes,
-        budget_bytes=share.peak_bytes,
+        budget_bytes=options.planned_bytes,
         whole_bytes=options.usable_bytes,
-        part=share.part,
     )
 
 
 def _gradients(captured: Captured, inputs: list[Any], account: Account) -> Gradients:
     """Return whether gradients outlive their hand-over, or go into what exists before."""
-    owners = [inputs[position] for _, position in captured.joint.gradients]
-    missing = [o for o in owners if not o.is_leaf or o.grad is None]
+    missing = [
+        owner
+        for _, position in captured.joint.gradients
+        if not (owner := inputs[position]).is_leaf or owner.grad is None
+    ]
     taken = account.replicas is not None and account.replicas.takes(missing)
     return "fresh" if missing and not taken else "accumulated"

@@ -6,10 +6,12 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import torch
 
 from tightfit.capture.captured import Captured
 from tightfit.execution.guard import StepPeaks
@@ -113,6 +115,8 @@ class Specialisation:
         The number of the last call that used it.
     postponed : Postponed or None
         Alternatives that are still to be compared; None: there are none.
+    places : tuple of int or None
+        Which inputs of a handed graph its placeholders are, where all are; None: not known yet.
     """
 
     def __init__(self, key: Any, captured: Captured, *, is_further: bool = False) -> None:
@@ -123,6 +127,7 @@ class Specialisation:
         self.surplus_bytes = 0
         self.tuner: Tuner | None = None
         self.used = 0
+        self.places: tuple[int, ...] | None = None
         self.postponed = Postponed(captured.hoped) if captured.hoped is not None else None
         self._seen_outside_bytes: int | None = None
         self._plans: dict[Surroundings, Planned] = {}
@@ -132,6 +137,13 @@ class Specialisation:
         self._searched: set[Surroundings] = set()
         self._step_costs: StepCosts | None = None
 
+    @cached_property
+    def input_bytes(self) -> int:
+        """What the tensors take that its placeholders are."""
+        pairs = zip(self.captured.joint.placeholders, self.captured.joint.sources, strict=True)
+        values = (node.meta.get("val") for node, source in pairs if source.kind != "tangent")
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
     @property
     def hoped(self) -> Captured:
         """The step with all alternatives, those that are still to be compared, too."""
@@ -140,6 +152,10 @@ class Specialisation:
     def use(self, call: int) -> None:
         """Note which call uses it."""
         self.used = call
+
+    def note_places(self, places: tuple[int, ...]) -> None:
+        """Note which inputs of a handed graph its placeholders are; none: others are, too."""
+        self.places = places
 
     # -- plans --------------------------------------------------------------------------------
 

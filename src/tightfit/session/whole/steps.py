@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.side_effects.attributes import put
+from tightfit.capture.side_effects.attributes import forget, put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.traced_call import TracedCall
@@ -28,6 +28,7 @@ from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.living import Living
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 from tightfit.session.untrained import Untrained
@@ -67,7 +68,7 @@ class WholeSteps:
         Measures its steps.
     last : Planned or None
         The plan of the last step.
-    runs : WeakSet of Run
+    runs : Living of Run
         The calls that somebody still holds the outputs of.
     """
 
@@ -81,7 +82,7 @@ class WholeSteps:
         self.untrained = Untrained()
         self.watch = Watch(callee.name, account)
         self.last: Planned | None = None
-        self.runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self.runs: Living[Run] = Living()
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.watch)
         self._calls = 0
@@ -91,7 +92,7 @@ class WholeSteps:
     @property
     def waiting(self) -> list[Run]:
         """Planned calls that await their backward."""
-        return [run for run in self.runs if run.is_open]
+        return [run for run in self.runs.now() if run.is_open]
 
     @property
     def guard(self) -> Guard | None:
@@ -112,7 +113,7 @@ class WholeSteps:
             If it cannot be captured as a whole.
         """
         one = self._specialisation(given, waits=True)
-        self.captures.forget_left(one)
+        forget(self.callee.modules, one.captured.left)  # which the plan of this call counts
         inputs = self.captures.inputs(one, given)
         self._begin(one, inputs)
         try:

@@ -1,0 +1,61 @@
+"""What a call of a handed graph depends on, beside what whoever hands it over has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from tightfit.capture.calls.signature import input_signature, modes_and_settings
+from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.handed import GraphArguments, HandedGraphs
+from tightfit.torch_private.core import autocast_nesting
+
+__all__ = ["GraphCalls", "places_among"]
+
+
+class GraphCalls:
+    """The signatures of calls of handed graphs.
+
+    A graph is called with modules and modes as in its first call only: they are looked at then.
+    Which inputs share memory, and whether casts are kept, nobody else looks at.
+
+    Parameters
+    ----------
+    graphs : HandedGraphs
+        What is called.
+    look : callable
+        Returns the signature of a call after a look at all modules and modes.
+    """
+
+    def __init__(self, graphs: HandedGraphs, look: Callable[[Arguments], tuple[Any, Any]]) -> None:
+        self._graphs = graphs
+        self._look = look
+        self._around: dict[tuple[int, bool], Any] = {}
+
+    def signature(self, given: Arguments) -> tuple[Any, Any]:
+        """Return what a call depends on: inputs, then modules and modes."""
+        graph = given.leaves[-1], autocast_nesting() > 0
+        around = self._around.get(graph)
+        if around is None:
+            around = self._look(given)[1]
+            if isinstance(given, GraphArguments) and self._is_guarded(given):
+                self._around[graph] = around
+        return input_signature(given.leaves, None), around  # inputs of graphs do not nest
+
+    def _is_guarded(self, given: GraphArguments) -> bool:
+        """Whether the graph is called with these modules and modes only."""
+        # a parameter that is no module's here may be one in another call
+        is_foreign = any(isinstance(x, nn.Parameter) for x in given.leaves)
+        return not is_foreign and not self._graphs.calls_leaves(given.leaves[-1])
+
+    def is_as_it_was(self, given: GraphArguments, signature: tuple[Any, Any]) -> bool:
+        """Whether modes, and the tensors of modules, are as when a call had its signature."""
+        return modes_and_settings() == signature[1][:2] and self._graphs.is_as_it_was(given)
+
+
+def places_among(inputs: Sequence[Any], tensors: Sequence[Any]) -> tuple[int, ...]:
+    """Return which inputs some tensors are; none if any of them is no input."""
+    places = {id(x): place for place, x in enumerate(inputs)}
+    return tuple(places[id(x)] for x in tensors) if places.keys() >= set(map(id, tensors)) else ()
