@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import tightfit
+from support.fronts import of_dynamo, of_the_tracer
 from tightfit.errors import (
     BadInput,
     CaptureError,
@@ -158,16 +159,31 @@ def test_what_the_model_itself_refuses_stays_what_it_is():
     assert tightfit.report(model).planned_peak_bytes
 
 
+class Decides(nn.Module):
+    """What it has computed decides what it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return x * 2 if x.sum().item() > 3 else x
+
+
+@of_dynamo
+def test_what_is_computed_may_decide_what_runs() -> None:
+    plain = Decides()
+    fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
+    for scale in (1.0, 10.0, -10.0):
+        x = scale * torch.randn(4, 8)
+        for model in (plain, fitted):
+            model(x).sum().backward()
+        assert torch.equal(plain.layer.weight.grad, fitted.layer.weight.grad)
+
+
+@of_the_tracer
 def test_a_refusal_names_the_last_way_out_and_shows_no_inner_frames() -> None:
-    class Decides(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.layer(x)
-            return x * 2 if x.sum().item() > 3 else x
-
     model = tightfit.fit(Decides(), "1GiB", costs="unit")
     with pytest.raises(CaptureError, match=r"Way out: .*tightfit\.online\(budget") as caught:
         model(torch.randn(4, 8))

@@ -21,6 +21,7 @@ from torch._inductor import config as inductor_config
 import tightfit
 from api.test_bitwise import train_step
 from support.features import SUPPORTED, UNCOMPILED
+from support.fronts import THROUGH_DYNAMO
 from support.models import CASES, Case
 from support.recompute import recompute_at_random
 from support.training import WAYS, Net
@@ -105,7 +106,8 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
     inputs = case.inputs()
     own_inputs = copy.deepcopy(inputs)
     tolerance = HALF if case.autocast or "autocast" in case.name else ROUNDING
-    if case.name in UNCOMPILED:
+    in_several_graphs = case.name in UNCOMPILED  # each of which Dynamo hands over
+    if in_several_graphs and not THROUGH_DYNAMO:
         with pytest.raises(CompileError, match=UNCOMPILED[case.name]):
             train_step(case, fitted, own_inputs, 0)
         return
@@ -116,6 +118,8 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
             assert torch.equal(mine[1], reference[1])  # the next random number
             return
         assert_close(mine, reference, tolerance)
+    if in_several_graphs:
+        return
     assert tightfit.report(fitted).compiled
     shape = attached(fitted).specialisations[-1]
     key, planned = list(shape.plans.items())[-1]

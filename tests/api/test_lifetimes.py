@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -55,6 +56,38 @@ def test_a_model_that_is_let_go_of_is_not_fitted() -> None:
     other = Twice()
     fitted(nn.Sequential(other))  # never called
     step(other)
+
+
+class Carrying(nn.Module):
+    """Keeps what it computes, with its history, for its next call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("state", torch.zeros(4, 8))
+
+    def forward(self, x):
+        self.state = (self.inner(x) + self.state).tanh()
+        return self.state
+
+
+def test_a_model_that_keeps_the_history_of_a_call_can_be_let_go_of() -> None:
+    model = fitted(Carrying())
+    step(model)
+    model(torch.randn(4, 8))
+    left = weakref.ref(model)
+    del model
+    gc.collect()
+    assert left() is None
+
+
+def test_a_loss_outlives_its_model() -> None:
+    model = fitted(Twice())
+    loss, weight = model(torch.randn(4, 8)).square().sum(), model.inner.weight
+    del model
+    gc.collect()
+    loss.backward()
+    assert weight.grad is not None
 
 
 def test_a_shared_budget_counts_who_can_use_it() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 import tightfit
 import tightfit.cli.prove as prove_command
+from support.fronts import THROUGH_DYNAMO
 from tightfit.api.prove import prove
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
 from tightfit.session import stages as capturing
@@ -285,7 +286,8 @@ def test_a_step_is_proven_as_that_step() -> None:
     inputs = (torch.randn(32, 8),)
     proof = prove((step, None, inputs, None), budget="1MiB", steps=3, rounds=0, **QUICK)
     assert proof.succeeded and proof.model == "loss_of"
-    assert 3 < len(calls) < 6  # plainly and to be captured: planned steps call nothing
+    # plainly, and to be captured: the tracer's planned steps call nothing, Dynamo's do so, too
+    assert len(calls) == 6 if THROUGH_DYNAMO else 3 < len(calls) < 6
     with pytest.raises(BadInput, match=r"tightfit\.step, which can be proven only"):
         tightfit.check((step, None, inputs, None), budget="1MiB")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import tightfit
 from benchmarks.training_loops import Run, live
+from support.fronts import of_dynamo, of_the_tracer
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
 from tightfit.capture.updates import decided_by_updates
@@ -131,6 +132,23 @@ def test_what_reads_the_buffers_it_writes_is_refused_by_name() -> None:
         loss.backward()
 
 
+@of_dynamo
+@pytest.mark.parametrize("way", ["decides by what it writes", "sparse gradients"])
+def test_what_runs_in_several_graphs_may_be_differentiated_twice(way: str) -> None:
+    torch.manual_seed(0)
+    plain = Prepared() if way == "decides by what it writes" else Words()
+    fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
+    given = torch.randn(8, 4) if isinstance(plain, Prepared) else torch.randint(50, (8,))
+    found: list[list[Tensor]] = []
+    for model in (plain, fitted):
+        loss = model(given).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        found.append([p.grad.to_dense() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@of_the_tracer
 def test_what_its_own_writes_decide_otherwise_is_refused_by_name() -> None:
     model = tightfit.fit(Prepared(), "1GiB", costs="unit", cache=False)
     loss = model(torch.randn(8, 4)).sum()
@@ -139,16 +157,20 @@ def test_what_its_own_writes_decide_otherwise_is_refused_by_name() -> None:
         loss.backward()
 
 
+class Words(nn.Module):
+    """Its first layer has gradients that no plan holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16, sparse=True)
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(self.words(x))
+
+
+@of_the_tracer
 def test_a_model_planned_in_blocks_says_that_it_keeps_nothing() -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(50, 16, sparse=True)
-            self.layers = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(self.words(x))
-
     model = tightfit.fit(Words(), "1GiB", costs="unit", cache=False)
     loss = model(torch.randint(50, (8,))).sum()
     loss.backward(retain_graph=True)

@@ -13,6 +13,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import tightfit
+from support.fronts import of_the_tracer
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import CaptureError
@@ -47,6 +48,7 @@ def gradients(model: nn.Module) -> list[Tensor | None]:
     return [p.grad for p in model.parameters()]
 
 
+@of_the_tracer
 @pytest.mark.parametrize("hooks", [in_bfloat16, save_on_cpu])
 def test_a_forward_that_sets_hooks_is_refused_by_name(hooks: Callable[[], Any]) -> None:
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 import tightfit
+from support.fronts import of_dynamo, of_the_tracer
 from tightfit.errors import CaptureError
 
 pytestmark = [
@@ -108,6 +109,20 @@ def test_a_penalty_on_the_weight_that_the_forward_has_set() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@of_dynamo
+@pytest.mark.parametrize("norm", [spectral_norm, weight_norm])
+def test_the_outermost_module_may_set_its_weight_outside_of_its_forward(norm: Any) -> None:
+    results: list[Any] = []
+    for fit in (lambda m: m, lambda m: tightfit.fit(m, "1GiB", costs="unit", cache=False)):
+        torch.manual_seed(0)
+        model = fit(norm(nn.Linear(8, 8)))
+        for _ in range(3):
+            model(torch.randn(4, 8)).square().sum().backward()
+        results.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@of_the_tracer
 @pytest.mark.parametrize("norm", [spectral_norm, weight_norm])
 def test_the_outermost_module_sets_its_weight_outside_of_its_forward(norm: Any) -> None:
     model = tightfit.fit(norm(nn.Linear(8, 8)), "1GiB", costs="unit", cache=False)
@@ -115,6 +130,22 @@ def test_the_outermost_module_sets_its_weight_outside_of_its_forward(norm: Any) 
         model(torch.randn(4, 8))
 
 
+@of_dynamo
+def test_parametrizations_may_be_cached_around_the_call() -> None:
+    results: list[Any] = []
+    for fit in (lambda m: m, lambda m: tightfit.fit(m, "1GiB", costs="unit", cache=False)):
+        model = fit(make("parametrized spectral norm"))
+        torch.manual_seed(1)
+        for _ in range(3):
+            with parametrize.cached():
+                x = torch.randn(5, 4, 8)
+                (model(x).square().sum() + model(x + 1).sum()).backward()
+            model(x).sum().backward()
+        results.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@of_the_tracer
 def test_parametrizations_cached_around_the_call_are_refused_and_nothing_is_left() -> None:
     model = tightfit.fit(make("parametrized spectral norm"), "1GiB", costs="unit", cache=False)
     for _ in range(2):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
+from support.fronts import of_dynamo, of_the_tracer
 from tightfit.errors import BadInput, CaptureError
 
 
@@ -68,6 +69,27 @@ def test_a_forward_over_a_tree_may_call_itself() -> None:
             assert torch.equal(mine, theirs)
 
 
+@of_dynamo
+def test_one_may_write_into_nodes() -> None:
+    plain, model = Writing(), fitted(Writing())
+    for tree in (*TREES, *TREES):
+        given, again = copy.deepcopy(tree), copy.deepcopy(tree)
+        for mine, theirs in zip(gradients(model, given), gradients(plain, again), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@of_dynamo
+def test_a_state_left_in_a_node_has_its_history() -> None:
+    results: list[Any] = []
+    for model in (Writing(), fitted(Writing())):
+        tree = copy.deepcopy(TREES[1])
+        loss = model(tree).sum() + sum(child.state.square().sum() for child in tree.children)
+        loss.backward()
+        results.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@of_the_tracer
 def test_one_that_writes_into_nodes_is_refused_and_returning_instead_works() -> None:
     with pytest.raises(CaptureError, match=r"(?s)changes an input.*Way out: return what is new"):
         fitted(Writing())(copy.deepcopy(TREES[0]))
@@ -83,6 +105,27 @@ class Linked:
             above.below.append(self)
 
 
+class Climbing(Recursive):
+    """Looks from the nodes below at the one above them."""
+
+    def forward(self, node: Linked) -> Tensor:
+        own = self.words(torch.tensor([node.word]))
+        own = own if node.above is None else own * (node.above.word + 1)
+        return own + sum(torch.tanh(self(below)) for below in node.below)
+
+
+@of_dynamo
+def test_nodes_may_know_the_one_above() -> None:
+    results: list[Any] = []
+    for model in (Climbing(), fitted(Climbing())):
+        top = Linked(3)
+        Linked(1, top), Linked(2, top)
+        model(top).square().sum().backward()
+        results.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@of_the_tracer
 def test_nodes_that_know_the_one_above_are_refused_and_online_takes_them() -> None:
     top = Linked(0)
     Linked(1, top), Linked(2, top)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import gc
+from weakref import WeakSet
 
 import pytest
 import torch
 
 from tightfit.errors import BudgetExceeded
+from tightfit.execution import guard as guarding
 from tightfit.execution.guard import Guard, StepPeaks
 
 KIB = 1 << 10
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_models_of_earlier_tests() -> None:
-    """Let forwards go that were never differentiated: their steps are under way until then."""
-    gc.collect()
+@pytest.fixture(autouse=True)
+def no_steps_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Know of no step that another test has left under way."""
+    monkeypatch.setattr(guarding, "_GUARDS", WeakSet())
 
 
 class Step:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +13,11 @@ from torch import nn
 import tightfit
 from api.test_bitwise import assert_equal
 from support.evicting import EvictEverything
-from support.features import REFUSED, Refused
+from support.features import REFUSED, Refused, trained
 from tightfit.dynamic.native.build import compiled_core
 from tightfit.dynamic.native.compiling import CoreUnavailable
 from tightfit.dynamic.room import allocated_bytes, storages_alive
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
-from tightfit.torch_private.core import pytree
 
 SERVED = [refused for refused in REFUSED if refused.runs]
 
@@ -29,35 +27,6 @@ def core_is_compiled() -> None:
     """Let regions have the core in C++ from the first on, where it can be had."""
     with contextlib.suppress(CoreUnavailable):
         compiled_core()
-
-
-def trained(refused: Refused) -> list[torch.Tensor]:
-    """Return the losses, gradients, parameters and buffers of three steps of what is refused."""
-    torch.manual_seed(0)
-    made: list[nn.Module] = []
-
-    def first(model: nn.Module) -> nn.Module:
-        return made[0] if made else made.append(model) or model
-
-    found: list[torch.Tensor] = []
-    optimizer = None
-    for _ in range(3):
-        outputs = [t for t in pytree.tree_leaves(refused.run(first)) if _trains(t)]
-        loss = sum((t.to_dense() if t.is_sparse else t).square().sum() for t in outputs)
-        if outputs:
-            loss.backward()
-            found.append(loss.detach().clone())
-        members = [*made[0].parameters()]
-        found += [p.grad.detach().clone() for p in members if p.grad is not None]
-        if members:
-            optimizer = optimizer or torch.optim.SGD(members, lr=0.1, momentum=0.9)
-            optimizer.step()
-            optimizer.zero_grad()
-    return [*found, *(t.detach().clone() for t in made[0].state_dict().values())]
-
-
-def _trains(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
 @pytest.mark.parametrize("refused", SERVED, ids=lambda refused: refused.name)

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from support.models import Case
 from support.writing import WRITING
 from tightfit.errors import BadInput, CaptureError, TightfitError
+from tightfit.torch_private.core import pytree
 
-__all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused"]
+__all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused", "trained"]
 
 
 def _old_weight_norm() -> nn.Module:
@@ -377,6 +378,8 @@ class Refused:
     way_out: str
     runs: bool = True
     """Whether plain PyTorch runs it as it stands here; then `tightfit.online` does, too."""
+    through_dynamo: bool = False
+    """Whether it is refused by the tracer only, and right where Dynamo follows the Python."""
 
 
 def called(make: Callable[[], nn.Module], *inputs: Callable[[], Any]):
@@ -493,6 +496,7 @@ REFUSED = [
         CaptureError,
         "changes an input that is no tensor.*return",
         "return what is new",
+        through_dynamo=True,
     ),
     Refused(
         "a norm's or pruning's hook on the outermost module itself",
@@ -500,6 +504,7 @@ REFUSED = [
         CaptureError,
         "outermost module sets its 'weight'.*nn.Sequential",
         "a module around it",
+        through_dynamo=True,
     ),
     Refused(
         "hooks on what is saved for backward (`saved_tensors_hooks`, `save_on_cpu`)",
@@ -514,6 +519,7 @@ REFUSED = [
         CaptureError,
         "parametrize.cached.*inside the forward",
         "`parametrize.cached()` inside the forward",
+        through_dynamo=True,
     ),
     Refused(
         "computed numbers by which the outermost forward decides (`if loss.item() > 3:`)",
@@ -521,6 +527,7 @@ REFUSED = [
         CaptureError,
         "reads a computed number.*leave it a tensor",
         "leave it a tensor, compare before reading, or a module of its own around it",
+        through_dynamo=True,
     ),
     Refused(
         "sparse gradients (`Embedding(sparse=True)`) without blocks beside them",
@@ -528,6 +535,7 @@ REFUSED = [
         CaptureError,
         "'words'.*sparse=False",
         "`sparse=False`, or an inner module around the rest",
+        through_dynamo=True,
     ),
     Refused(
         "sparse tensors",
@@ -535,6 +543,7 @@ REFUSED = [
         CaptureError,
         "sparse tensor.*dense",
         "dense ones",
+        through_dynamo=True,
     ),
     Refused(
         "nested tensors and other tensor subclasses",
@@ -560,6 +569,7 @@ REFUSED = [
         CaptureError,
         "'model.c' is compiled.*plain module",
         "the plain module",
+        through_dynamo=True,
     ),
     Refused(
         "compiled or wrapped models",
@@ -595,6 +605,7 @@ REFUSED = [
         CaptureError,
         "calls.*registered buffer",
         "a registered buffer",
+        through_dynamo=True,
     ),
     Refused(
         "tensors that require a gradient and belong to no module given",
@@ -602,6 +613,7 @@ REFUSED = [
         CaptureError,
         "register_buffer",
         "a parameter, or its module among the given ones",
+        through_dynamo=True,
     ),
     Refused(
         "outputs that are objects of unknown classes",
@@ -609,6 +621,7 @@ REFUSED = [
         CaptureError,
         "returns a set.*Way out",
         "tensors in containers or dataclasses",
+        through_dynamo=True,
     ),
     Refused(
         "a second backward (`retain_graph`) where the forward reads buffers that it writes, or is "
@@ -627,6 +640,40 @@ REFUSED = [
         "gradients inside forward; or leave that part out",
     ),
 ]
+
+
+def trained(
+    refused: Refused, fit: Callable[[nn.Module], nn.Module] | None = None
+) -> list[torch.Tensor]:
+    """Return the losses, gradients, parameters and buffers of three steps of what is refused."""
+    torch.manual_seed(0)
+    made: list[nn.Module] = []
+
+    def first(model: nn.Module) -> nn.Module:
+        if not made:
+            made.append(model if fit is None else fit(model))
+        return made[0]
+
+    found: list[torch.Tensor] = []
+    optimizer = None
+    for _ in range(3):
+        outputs = [t for t in pytree.tree_leaves(refused.run(first)) if _trains(t)]
+        loss = sum((t.to_dense() if t.is_sparse else t).square().sum() for t in outputs)
+        if outputs:
+            loss.backward()
+            found.append(loss.detach().clone())
+        members = [*made[0].parameters()]
+        found += [p.grad.detach().clone() for p in members if p.grad is not None]
+        if members:
+            optimizer = optimizer or torch.optim.SGD(members, lr=0.1, momentum=0.9)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [*found, *(t.detach().clone() for t in made[0].state_dict().values())]
+
+
+def _trains(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
 
 UNCOMPILED = {
     "opaque modules": "'marked'.*eagerly",

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import tightfit
 from support.processes import end_rank
@@ -154,8 +154,10 @@ def check_refused(rank: int) -> None:
     layer = nn.Linear(4, 4)
     mesh = init_device_mesh("cpu", (2,))
     layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
-    with pytest.raises(CaptureError, match="weight is a DTensor"):
-        tightfit.fit(layer, **fit)(torch.randn(2, 4))
+    layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [Shard(0)]))
+    x = distribute_tensor(torch.randn(2, 4), mesh, [Replicate()])
+    with pytest.raises(CaptureError, match="is a DTensor"):
+        tightfit.fit(layer, **fit)(x)
 
 
 def check_too_little(rank: int) -> None:

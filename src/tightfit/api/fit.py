@@ -16,11 +16,13 @@ from tightfit.execution.attach import attached, detach
 from tightfit.plan.plan import Plan
 from tightfit.planners.base import Limits
 from tightfit.planners.registry import DEFAULT
+from tightfit.progress import announce
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.handles import PlannedStep, fit_in_place, fitted_of, used_of
 from tightfit.session.memory.budget import Budget
 from tightfit.session.options import make_options
+from tightfit.torch_private.tools import inside_compiled
 
 __all__ = [
     "Report",
@@ -127,8 +129,9 @@ def fit(
             "tightfit.step(function, modules=...)"
         )
     names = (methods,) if isinstance(methods, str) else tuple(dict.fromkeys(methods))
+    inner = inside_compiled(model)
     if not names:
-        _refuse_without_forward(type(model))
+        _refuse_without_forward(type(inner))
     options = make_options(
         _in_common(budget) if names else budget,
         optimizer=optimizer,
@@ -145,7 +148,12 @@ def fit(
         arena=arena,
     )
 
-    fit_in_place(model, options, shapes=shapes, methods=names)
+    if inner is not model:
+        announce(
+            f"{type(inner).__name__} inside torch.compile is fitted: it runs its plan, and nothing "
+            "of it is compiled (compile=True of fit compiles the plan)"
+        )
+    fit_in_place(inner, options, shapes=shapes, methods=names)
     return model
 
 
@@ -277,9 +285,10 @@ def unfit(model: nn.Module) -> nn.Module:
     BadInput
         If the model is not fitted.
     """
-    fitted = attached(model)
+    inner = inside_compiled(model)
+    fitted = attached(inner)
     if fitted is None:
         raise BadInput("the model is not fitted")
     fitted.leave()
-    detach(model)
+    detach(inner)
     return model

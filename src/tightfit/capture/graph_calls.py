@@ -36,7 +36,7 @@ class GraphCalls:
 
     def signature(self, given: Arguments) -> tuple[Any, Any]:
         """Return what a call depends on: inputs, then modules and modes."""
-        graph = given.leaves[0], autocast_nesting() > 0
+        graph = given.leaves[-1], autocast_nesting() > 0
         around = self._around.get(graph)
         if around is None:
             around = self._look(given)[1]
@@ -48,7 +48,7 @@ class GraphCalls:
         """Whether the graph is called with these modules and modes only."""
         # a parameter that is no module's here may be one in another call
         is_foreign = any(isinstance(x, nn.Parameter) for x in given.leaves)
-        return not is_foreign and not self._graphs.calls_leaves(given.leaves[0])
+        return not is_foreign and not self._graphs.calls_leaves(given.leaves[-1])
 
     def is_as_it_was(self, given: GraphArguments, signature: tuple[Any, Any]) -> bool:
         """Whether modes, and the tensors of modules, are as when a call had its signature."""

@@ -22,6 +22,7 @@ __all__ = [
     "HandedGraph",
     "HandedGraphs",
     "ReadsUnseen",
+    "beside_loss",
     "is_handed",
     "takes_numbers",
 ]
@@ -41,12 +42,15 @@ class HandedGraph:
         Why the callable goes on behind the graph; "" if it ends there.
     modules : mapping of fx.Node to int
         The identity of the module in whose forward a node was made, where that is known.
+    beside_loss : frozenset of int
+        Which of its outputs the callable returns beside a loss.
     """
 
     module: fx.GraphModule
     numbers: tuple[int, ...] = ()
     reason: str = ""
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
+    beside_loss: frozenset[int] = frozenset()
 
     @cached_property
     def leaf_calls(self) -> tuple[fx.Node, ...]:
@@ -143,16 +147,16 @@ class HandedGraphs:
         self._by_graph: dict[HandedGraph, list[_Placed]] = {}
 
     def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
-        """Return what to call this with for a call of a graph with all its inputs."""
+        """Return what to call this with for a call of a graph: its number comes last."""
         placed = self._place(graph, inputs)
         if graph.numbers:
             inputs = [_as_tensor(x) if i in graph.numbers else x for i, x in enumerate(inputs)]
-        args = (placed.number, *[inputs[i] for i in placed.rest])
+        args = (*[inputs[i] for i in placed.rest], placed.number)
         return GraphArguments(args, {}, args, flat_spec(len(args)), (*inputs, placed.number))
 
     def is_as_it_was(self, given: GraphArguments) -> bool:
         """Whether modules hold what a call of a graph was given of them."""
-        placed = self._placed[given.args[0]]
+        placed = self._placed[given.args[-1]]
         return placed.serves(given.inputs, placed.leaves)
 
     def calls_leaves(self, number: int) -> bool:
@@ -188,8 +192,9 @@ class HandedGraphs:
         """Whether a graph takes plain numbers: `arguments` makes tensors of them."""
         return bool(self._placed[number].graph.numbers)
 
-    def __call__(self, number: int, *rest: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
         """Run a graph, with the parameters and buffers that the modules hold now."""
+        *rest, number = given
         placed = self._placed[number]
         inputs = dict(zip(placed.rest, rest, strict=True))
         inputs |= {m.index: getattr(m.module, m.name) for m in placed.members}
@@ -228,12 +233,18 @@ def _as_tensor(number: Any) -> torch.Tensor:
 
 def takes_numbers(function: Any, args: Sequence[Any]) -> bool:
     """Whether a call is one of a handed graph that takes numbers which may change."""
-    return isinstance(function, HandedGraphs) and function.has_numbers(args[0])
+    return isinstance(function, HandedGraphs) and function.has_numbers(args[-1])
+
+
+def beside_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
+    """Return which outputs of a call of a handed graph its callable returns beside a loss."""
+    graph = function.graph(args[-1]) if isinstance(function, HandedGraphs) else None
+    return graph.beside_loss if graph is not None else frozenset()
 
 
 def is_handed(function: Any) -> bool:
-    """Whether a callable runs handed graphs."""
-    return isinstance(function, HandedGraphs)
+    """Whether a callable runs handed graphs, or is ``around`` one that does."""
+    return isinstance(getattr(function, "around", function), HandedGraphs)
 
 
 class ReadsUnseen(Reads):

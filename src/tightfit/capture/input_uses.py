@@ -55,13 +55,18 @@ class _Uses:
     order : sequence of int
         For each use, the last first: the place of the input among the flattened ones. Empty:
         they are only found out.
+
+    Attributes
+    ----------
+    around : callable
+        What the call runs.
     """
 
     def __init__(self, call: TracedCall, order: Sequence[int]) -> None:
         self.repeated = tuple(order)
         self.written: set[int] = set()
         self._found: list[list[int]] = []
-        self._function = call.function
+        self.around = call.function
         leaves = flatten((call.args, call.kwargs))[0]
         self._trained = [
             place
@@ -70,20 +75,21 @@ class _Uses:
         ]
         again = [leaves[place].detach().requires_grad_() for place in self.repeated]
         given = (call.args, call.kwargs, again)
-        self.call = dataclasses.replace(call, function=self._run, args=given, kwargs={})
+        self.call = dataclasses.replace(call, function=self, args=given, kwargs={})
 
     @property
     def order(self) -> list[int]:
         """The places of the uses found, the last first; those of one operator in its order."""
         return [place for places in reversed(self._found) for place in places]
 
-    def _run(self, args: Any, kwargs: Any, again: list[torch.Tensor]) -> Any:
+    def __call__(self, args: Any, kwargs: Any, again: list[torch.Tensor]) -> Any:
+        """Run the call."""
         leaves = flatten((args, kwargs))[0]
         self._found.clear()
         places = {id(leaves[place]): place for place in self._trained}
         instead = list(zip(self.repeated, again, strict=True))
         with _EachUse(places, instead, self._found, self.written):
-            return self._function(*args, **kwargs)
+            return self.around(*args, **kwargs)
 
 
 class _EachUse(TorchFunctionMode):

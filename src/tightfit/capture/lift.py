@@ -136,6 +136,8 @@ class _Lifter:
             if first != position:
                 self.value_of[node] = self.value_of[placeholders[first]]
                 continue
+            if _is_unread_number(node):
+                continue
             size = storage_bytes(node.meta.get("val"))
             if source.kind == "tangent":
                 number = self._add_value(source.name, size, "tangent", "none", segment=BACKWARD)
@@ -251,6 +253,11 @@ def _function_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     if question is not None:
         return question, (node.args[0],)
     return opaque_function(node) or (node.target, node.args)
+
+
+def _is_unread_number(node: fx.Node) -> bool:
+    """Whether a placeholder holds no memory, and no operator reads it."""
+    return not node.users and not isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_tuple(node: fx.Node) -> bool:

@@ -38,7 +38,7 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 
-__all__ = ["StoredTrace"]
+__all__ = ["StoredTrace", "graph_key"]
 
 _FORMAT = 1
 _SUFFIX = ".handed.gz"
@@ -97,6 +97,16 @@ class StoredTrace:
         return trace_folder() / f"{self.key}{_SUFFIX}"
 
 
+def graph_key(graphs: HandedGraphs, number: int) -> Any:
+    """Return what is equal of graphs that run the same, on members of the same names."""
+    graph = graphs.graph(number)
+    try:
+        described = packed((graphs.places(number), sorted(graph.beside_loss), _nodes(graph.module)))
+    except NotKept:
+        return id(graph)
+    return _digest(msgspec.msgpack.encode(described))
+
+
 def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]:
     """Return all that the trace of a call follows from, as plain values.
 
@@ -105,15 +115,16 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     NotKept
         If something of it means nothing in another process.
     """
-    graphs, number = call.function, call.args[0]
-    assert isinstance(graphs, HandedGraphs)
+    graphs, number = call.function, call.args[-1]
+    if not isinstance(graphs, HandedGraphs):
+        raise NotKept("a graph whose inputs stand for each of their uses")
     graph = graphs.graph(number)
     if graph.leaf_calls or graph.numbers or call.opaque:
         raise NotKept("modules that run eagerly, or numbers that change")
     replaced = list(traces.patched(()))
     if sees_operators() or any(_is_of_a_user(held) for _, held in replaced):
         raise NotKept("a mode of PyTorch, hooks of all modules, or functions in place of its own")
-    leaves, spec = flatten(call.args[1:], call.kwargs)
+    leaves, spec = flatten(call.args[:-1], call.kwargs)
     inputs, around = call_signature(leaves, spec, SeenModules({}), None)
     modes, settings, *_ = around
     tensors = {name: t for top, m in call.modules.items() for name, t in _tensors_of(top, m)}
@@ -123,7 +134,13 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
         installation(given),
         [(name, getattr(held, "__qualname__", "")) for name, held in replaced],
         (modes, settings),
-        (call.loss_alone, call.numbers, sorted(call.detached_outputs), sorted(call.answered)),
+        (
+            call.loss_alone,
+            sorted(graph.beside_loss),
+            call.numbers,
+            sorted(call.detached_outputs),
+            sorted(call.answered),
+        ),
         sorted((strides or {}).items()),
         inputs,
         [(name, tensor_signature(tensor)) for name, tensor in tensors.items()],

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tightfit.capture.calls.signature import refuse_subclass
 from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
@@ -51,10 +52,10 @@ class DynamoGraph:
     """
 
     def __init__(self, module: fx.GraphModule, hand_over: HandOver) -> None:
-        self._module = module
+        self._module = private.without_hooks(module)
         self._hand_over = hand_over
         self._planned: GraphCall | None = None
-        self._is_plain = not _may_train(module.graph)
+        self._is_plain = not _may_train(module.graph) or _is_on_meta(module.graph)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph; as it is where no backward can follow."""
@@ -70,17 +71,36 @@ class DynamoGraph:
 
 
 def handed(module: fx.GraphModule) -> HandedGraph:
-    """Return a graph of Dynamo's as what capture takes."""
+    """Return a graph of Dynamo's as what capture takes.
+
+    Raises
+    ------
+    CaptureError
+        If an input is a tensor whose class decides what operators do.
+    """
     graph = rewritten(module)
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
+    for i, node in enumerate(placeholders):
+        example = private.example_of(node)
+        if isinstance(example, torch.Tensor):
+            refuse_subclass(example, f"input {i}")
     made_in = ((node, private.module_of(node)) for node in nodes)
     return HandedGraph(
-        module=graph,
+        module=private.without_hooks(graph),
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
         reason=private.break_reason(module),
+        beside_loss=_beside_loss(nodes[-1]),
         modules={node: inside for node, inside in made_in if inside is not None},
     )
+
+
+def _beside_loss(output: fx.Node) -> frozenset[int]:
+    """Return which outputs of a graph its callable returns beside a loss."""
+    (returned,) = output.args
+    assert isinstance(returned, tuple | list)
+    nodes = ((i, n) for i, n in enumerate(returned) if isinstance(n, fx.Node))
+    return frozenset(i for i, n in nodes if private.is_beside_loss(n))
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -94,6 +114,12 @@ def _may_train(graph: fx.Graph) -> bool:
     return any(
         _needs_gradient(node) and (node in returned or _is_written(node)) for node in graph.nodes
     )
+
+
+def _is_on_meta(graph: fx.Graph) -> bool:
+    """Whether an input of a graph lies on the meta device: what it runs takes no memory."""
+    given = (private.example_of(node) for node in graph.nodes if node.op == "placeholder")
+    return any(isinstance(x, torch.Tensor) and x.is_meta for x in given)
 
 
 def _needs_gradient(node: fx.Node) -> bool:

@@ -39,8 +39,17 @@ class Following:
         self._modules = modules
         self._account = account
         self._left_out: set[nn.Module] = set()
+        self._call: tuple[int, Any] = (0, None)
         self.unguarded = Unguarded(modules)
         self.skipped = outside.skipped
+
+    def call(self) -> tuple[int, Any]:
+        """Return the number of the call under way, and what it was given."""
+        return self._call
+
+    def begin(self, given: Any) -> None:
+        """Begin a call, or end the one under way: nothing is given."""
+        self._call = self._call[0] + (given is not None), given
 
     def left_out(self) -> Set[nn.Module]:
         """Return the modules whose forwards run as plain Python."""
@@ -99,8 +108,8 @@ class Compiled:
         self._name = name
         self._hand_over = hand_over
         self._follower = follower
-        self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._last_key: Any = None
+        self._compiled: dict[int, Callable[..., Any]] = {}
+        self._last_key = -1
         self._last: Callable[..., Any] = function
         self._unguarded = follower.unguarded
 
@@ -121,18 +130,22 @@ class Compiled:
             self._last = self._compiled.get(key) or self._made_for(key)
             self._last_key = key
         function = self._last
-        while True:
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:
-                if private.is_traced_meanwhile(error):
-                    wait_for_traces()
-                elif private.is_limit_of_graphs(error):
-                    raise _too_many_graphs(self._name) from error
-                else:
-                    raise
+        self._follower.begin((args, kwargs))
+        try:
+            while True:
+                try:
+                    return function(*args, **kwargs)
+                except Exception as error:
+                    if private.is_traced_meanwhile(error):
+                        wait_for_traces()
+                    elif private.is_limit_of_graphs(error):
+                        raise _too_many_graphs(self._name) from error
+                    else:
+                        raise
+        finally:
+            self._follower.begin(None)
 
-    def _made_for(self, key: Any) -> Callable[..., Any]:
+    def _made_for(self, key: int) -> Callable[..., Any]:
         function = _as_its_class_has_it(self._function)
         function = private.compiled(function, backend_of(self._hand_over), self._follower)
         self._compiled[key] = function

@@ -1,23 +1,30 @@
 """What graphs depend on and Dynamo does not guard: looked at in every call.
 
-Settings of kernels, the hooks of all modules, the methods of classes, the environment.
+Settings of kernels, the hooks of all modules, the methods of classes and of tensors, the
+environment.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import types
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import nn
 
 from tightfit.capture.reads.executed import is_library
 from tightfit.torch_private import core as private
-from tightfit.torch_private.settings import global_settings
+from tightfit.torch_private.dynamo import dict_version
+from tightfit.torch_private.settings import choices_of_kernels, hooks_of_all_modules
 
 __all__ = ["Unguarded"]
+
+_Place = tuple[Any, Any]
 
 
 class Unguarded:
@@ -32,6 +39,11 @@ class Unguarded:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
         self._methods: tuple[tuple[type, str], ...] = ()
+        self._dictionaries: tuple[Any, ...] = ()
+        self._functions: tuple[types.FunctionType, ...] = ()
+        self._last: Any = None
+        self._number = -1
+        self._known: list[dict[_Place, Any]] = []
         self.look()
 
     def look(self) -> None:
@@ -41,28 +53,70 @@ class Unguarded:
         own = [home for home in homes.values() if home and not is_library(_file_of(home))]
         beside = (x for home in own for x in vars(home).values() if isinstance(x, type))
         classes = {base: None for kind in (*kinds, *beside) for base in kind.__mro__}
-        self._methods = tuple(
+        methods = [
+            *self._methods,
+            *((kind, name) for kind in kinds for name in ("forward", "__call__")),
+        ]
+        methods += [
             (base, name)
             for base in classes
             if base not in nn.Module.__mro__ and not is_library(_file_of(base))
             for name, value in vars(base).items()
             if isinstance(value, _METHODS)
-        )
-        self._methods += tuple((kind, name) for kind in kinds for name in ("forward", "__call__"))
+        ]
+        self._methods = tuple(dict.fromkeys(methods))
+        owners = (*dict.fromkeys(owner for owner, _ in self._methods), torch.Tensor)
+        dictionaries = map(_dictionary_of, owners)
+        self._dictionaries = (_ENVIRONMENT, *hooks_of_all_modules(), *dictionaries)
+        self._last = None  # look closely in the next call
 
-    def now(self) -> Any:
-        """Return what graphs depend on, as it is now: another one asks for graphs of its own."""
-        methods = tuple([vars(kind).get(name) for kind, name in self._methods])
-        environment = frozenset(vars(os.environ)["_data"].items())
-        codes = tuple(map(_code_of, methods))
-        return global_settings(), private.caches_parametrizations(), methods, codes, environment
+    def now(self) -> int:
+        """Return a number for what graphs depend on: another one asks for graphs of its own."""
+        seen = (
+            [*map(dict_version, self._dictionaries)],
+            [*map(_code_of, self._functions)],
+            choices_of_kernels(),
+            private.caches_parametrizations(),
+        )
+        if seen != self._last:
+            self._number = self._numbered(self._state())
+            seen[1][:] = map(_code_of, self._functions)
+            self._last = seen
+        return self._number
+
+    def _state(self) -> dict[_Place, Any]:
+        """Return what graphs depend on, by where it lies."""
+        state: dict[_Place, Any] = {("choices", ""): choices_of_kernels()}
+        state["parametrizations", ""] = private.caches_parametrizations()
+        state["environment", ""] = dict(_ENVIRONMENT)
+        state["methods of tensors", ""] = dict(vars(torch.Tensor))
+        for number, hooks in enumerate(hooks_of_all_modules()):
+            state["hooks", number] = tuple(hooks.values())
+        held = {(kind, name): vars(kind).get(name) for kind, name in self._methods}
+        functions = {place: f for place, f in held.items() if type(f) is types.FunctionType}
+        self._functions = tuple(functions.values())
+        codes = zip(self._functions, map(_code_of, self._functions), strict=True)
+        return state | held | dict(zip(functions, codes, strict=True))
+
+    def _numbered(self, state: dict[_Place, Any]) -> int:
+        """Return the number of a state; what was not looked at before is as it was all the time."""
+        for number, known in enumerate(self._known):
+            if all(state[place] == known[place] for place in known.keys() & state):
+                known.update(state)
+                return number
+        self._known.append(state)
+        return len(self._known) - 1
 
 
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
+_ENVIRONMENT: dict[Any, Any] = vars(os.environ)["_data"]
+_code_of = attrgetter("__code__")
 
 
-def _code_of(method: Any) -> types.CodeType | None:
-    return method.__code__ if type(method) is types.FunctionType else None
+def _dictionary_of(kind: type) -> dict[str, Any]:
+    """Return the attributes of a class, of which `vars` gives a view."""
+    (attributes,) = gc.get_referents(vars(kind))
+    return attributes
 
 
 def _file_of(home: Any) -> str | None:

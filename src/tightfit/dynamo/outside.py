@@ -35,7 +35,7 @@ class Outside:
         self._modules = modules
         self._reasons: dict[str, str] = {}
         self._unplanned: list[str] = []  # modules whose parameters got a gradient of no plan
-        self._is_watching = False
+        self._is_planned: Callable[[torch.Tensor], bool] | None = None  # None: nobody watches
 
     def reasons(self) -> dict[str, str]:
         """Return why something ran as plain Python, by what it was."""
@@ -46,19 +46,20 @@ class Outside:
 
     def watch(self, is_planned: Callable[[torch.Tensor], bool]) -> None:
         """Note which parameters get their first gradient although no plan has made it."""
-        if self._is_watching:
+        if self._is_planned is not None:
             if self._unplanned:
                 self._say_unplanned()
             return
-        self._is_watching = True
+        self._is_planned = is_planned
         for name, module in module_names(self._modules).items():
             for parameter in module.parameters(recurse=False):
                 if parameter.requires_grad and parameter.is_leaf:
-                    _note_first_gradient(parameter, name, weakref.ref(self), is_planned)
+                    _note_first_gradient(parameter, name, weakref.ref(self))
 
-    def note_unplanned(self, name: str) -> None:
-        """Note that a parameter of a module has a gradient that no plan has made."""
-        if name not in self._unplanned:
+    def arrived(self, parameter: torch.Tensor, name: str) -> None:
+        """Note that a parameter of a module has a gradient, if no plan has made it."""
+        assert self._is_planned is not None
+        if name not in self._unplanned and not self._is_planned(parameter):
             self._unplanned.append(name)
 
     def _say_unplanned(self) -> None:
@@ -82,7 +83,7 @@ class Outside:
             if is_refusal(refusal):
                 raise refusal
             refusal = refusal.__cause__ or refusal.__context__
-        if module is None or code.co_name != "forward":
+        if module is None or "forward" not in code.co_name:  # or what goes on behind a break in it
             return
         names = {each: name for name, each in module_names(self._modules).items()}
         name = names.get(module)
@@ -96,27 +97,33 @@ class Outside:
             self._note(f"module {name!r}", str(error))
         return module
 
+    def left_alone(self, error: Exception) -> None:
+        """Note a graph that cannot be planned."""
+        self._note("a graph that cannot be planned", str(error))
+
     def broke(self, reason: str) -> None:
         """Note that a graph ends before the callable does."""
         self._note("what lies between two graphs", reason)
 
+    def called_within(self, around: str, why: str) -> None:
+        """Note a call of the whole that no plan can follow."""
+        self._note(f"a call within {around}", why)
+
     def _note(self, what: str, reason: str) -> None:
         first = reason.strip().splitlines()[0][:_LONGEST]
-        if self._reasons.setdefault(what, first) is not first:
+        if what in self._reasons:
             return
+        self._reasons[what] = first
         announce(f"{self._name}: {what} runs eagerly, outside of every plan: {first}")
 
 
-def _note_first_gradient(
-    parameter: torch.Tensor,
-    name: str,
-    outside: weakref.ref[Outside],
-    is_planned: Callable[[torch.Tensor], bool],
-) -> None:
+def _note_first_gradient(parameter: torch.Tensor, name: str, outside: weakref.ref[Outside]) -> None:
+    """Tell of the first gradient; the collector of garbage does not see what such a hook holds."""
+
     def arrived(owner: torch.Tensor) -> None:
         handle.remove()
         found = outside()
-        if found is not None and not is_planned(owner):
-            found.note_unplanned(name)
+        if found is not None:
+            found.arrived(owner, name)
 
     handle = parameter.register_post_accumulate_grad_hook(arrived)

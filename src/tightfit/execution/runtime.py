@@ -26,7 +26,7 @@ from tightfit.execution.returned import Returned, inputs_viewed, viewed_outputs
 from tightfit.execution.sums import Sums, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
-from tightfit.torch_private import engine
+from tightfit.torch_private import engine, tools
 
 __all__ = ["Repeated", "Run", "Runner"]
 
@@ -438,6 +438,9 @@ class _Node(torch.autograd.Function):
         result = tuple(finished)
         finished.clear()
         return (None, None, torch.empty(0, device=ctx.token_device), *result)
+
+
+tools.hide_all_from_dynamo(_Node.backward)  # code that Dynamo follows may call backward
 
 
 def _device_of(placeholders: Sequence[fx.Node]) -> torch.device:

@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tightfit.capture.around_data import has_parts
-from tightfit.capture.calls.signature import input_signature, refuse_transforms
+from tightfit.capture.calls.signature import input_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import is_handed
-from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.errors import (
     BadInput,
     CaptureError,
@@ -31,7 +30,7 @@ from tightfit.session.addresses import addresses_for
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
-from tightfit.session.graphs import steps_of
+from tightfit.session.graphs import runs_outside, steps_of
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
@@ -192,9 +191,9 @@ class Fitted:
         if tools.is_exported() or not self.callee.trains(given):
             self._addresses.end_step()
             return self._run_without_backward(given)
-        refuse_transforms(self.name)
-        refuse_saving_hooks(self.name)
-        self._refuse_second_forward()
+        if runs_outside(self.route, self.name):
+            return self._run_outside(given)
+        _refuse_second_forward(self)
         self.join_replicas(running_wrapper())
         self._resolve_budget()
         self.account.optimizers.look()
@@ -219,6 +218,13 @@ class Fitted:
         with self._limit.briefly(*limits, goes_on=bool(open_calls)):
             return self.callee.function(*given.args, **given.kwargs)
 
+    def _run_outside(self, given: Arguments) -> Any:
+        """Run the callable as it is, within the limit; a backward may follow."""
+        self._resolve_budget()
+        self._addresses.end_step()
+        with self._limit.outside(self.options.enforced_bytes, self.options.beside(self.account)):
+            return self.callee.function(*given.args, **given.kwargs)
+
     def _run_on_route(self, given: Arguments) -> Any:
         if self.route is not self._whole:
             return self.route(given)
@@ -237,13 +243,6 @@ class Fitted:
             if not _has_parts_for(self._whole, reason):
                 raise
             return self._run_in_parts(reason, given)
-
-    def _refuse_second_forward(self) -> None:
-        allowed = self.options.in_flight
-        if allowed is None and self.route is not self._whole:
-            allowed = 1
-        if allowed is not None and (waiting := len(self.waiting)) >= allowed:
-            raise second_forward(self.name, waiting)
 
     def _run_in_parts(self, reason: CaptureError, given: Arguments) -> Any:
         """Run a call that cannot be planned as a whole part by part, and go on so.
@@ -425,3 +424,10 @@ def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:
     except BaseException:
         fitted.leave()
         raise
+
+
+def _refuse_second_forward(fitted: Fitted) -> None:
+    allowed = 1 if fitted.options.in_flight is None and fitted.is_in_parts else None
+    allowed = fitted.options.in_flight or allowed
+    if allowed is not None and (waiting := len(fitted.waiting)) >= allowed:
+        raise second_forward(fitted.name, waiting)

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import torch
 
+from tightfit.capture.calls.signature import refuse_transforms
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
+from tightfit.capture.side_effects.saving import refuse_saving_hooks
+from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
 from tightfit.dynamo.backend import GraphCall, HandOver
 from tightfit.dynamo.compiled import Compiled, Following
+from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import BadInput, CaptureError, NothingToTrain
+from tightfit.errors import BadInput, CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.graphs_of_step import GraphsOfStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Report
+from tightfit.session.whole.specialisation import Specialisation
 from tightfit.session.whole.steps import WholeSteps
-from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.saving import saving_hook
+from tightfit.torch_private.tools import running_mode, running_transform
 
-__all__ = ["GraphSteps", "steps_of"]
-
-
-class _Asked(BaseException):
-    """Ends a call that was only to hand over its graph; it holds what was asked."""
-
-    def __init__(self, answer: Any) -> None:
-        super().__init__()
-        self.answer = answer
+__all__ = ["GraphSteps", "runs_outside", "steps_of"]
 
 
 class _Anew(BaseException):
@@ -60,14 +57,36 @@ class GraphSteps(WholeSteps):
         self._follower = Following(callee.modules, self.outside, account)
         hand_over = _handing_over_to(weakref.ref(self))
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower)
+        self._graphs_of_step = GraphsOfStep(callee.name)
         self._asks: Any = None
         self._is_called = False
         self._has_run = False
+        self._unplanned: weakref.WeakSet[HandedGraph] = weakref.WeakSet()
 
     @property
     def is_used(self) -> bool:
         """Whether it has been called: what ran outside of its plans then is known."""
         return self._is_called
+
+    def outside_of_plans(self) -> bool:
+        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        around = self._around()
+        if around is None:
+            return False
+        self.outside.called_within(*around)
+        self._is_called = True
+        return True
+
+    def _around(self) -> tuple[str, str] | None:
+        """Return what is around a call that no plan can follow, and why."""
+        transform, mode, hook = running_transform(), running_mode(), saving_hook()
+        if transform:
+            return transform, "a plan has only the one backward"
+        if mode:
+            return f"the mode {mode}", "it may run other operators than those of a plan"
+        if hook:
+            return f"hooks of saved tensors ({hook})", "they decide what is kept, not a plan"
+        return None
 
     def __call__(self, given: Arguments) -> Any:
         """Run the callee; its graphs run their plans."""
@@ -78,48 +97,57 @@ class GraphSteps(WholeSteps):
             try:
                 return self._compiled(given.args, dict(given.kwargs))
             except _Anew:
-                self._compiled.start_anew()
+                continue
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""
+        if graph in self._unplanned and self._asks is None:
+            return graph.module(*inputs)
         given = self.graphs.arguments(graph, inputs)
         if self._asks is None:
             if graph.reason:
                 self.outside.broke(graph.reason)
                 self._expect_others()
-            return self._run_graph(given)
-        if graph.reason:
-            raise CaptureError(f"it is no single graph: {graph.reason}")
-        raise _Asked(self._asks(given))
+            return self._run_graph(graph, given, inputs)
+        refuse_break(graph)
+        raise Asked(self._asks(given))
 
     def _expect_others(self) -> None:
         """Have graphs that are new run with least memory: nobody knows yet what follows them."""
         if not self.options.others_to_come:
             self.options = dataclasses.replace(self.options, others_to_come=True)
 
-    def _run_graph(self, given: Arguments) -> Any:
-        """Run a graph by its plan; begin the call anew without a module that no plan holds.
+    def _run_graph(self, graph: HandedGraph, given: Arguments, inputs: Sequence[Any]) -> Any:
+        """Run a graph by its plan, or as it is if it cannot be planned.
 
-        Raises
-        ------
-        CaptureError
-            If it names no such module. Where something of the call has run, the next one is
-            without that module.
+        Where a module is the cause, calls are followed without it: this one, if nothing of it has
+        run yet, else those that come.
         """
         try:
             output = super().__call__(given)
-        except CaptureError as error:
+        except NothingToTrain:
+            raise
+        except (CaptureError, OpaqueVaries) as error:
             module = self.outside.left_out(error.module, error) if error.module else None
             if module is None or module in self._follower.left_out():
-                raise
-            has_run = self._has_run or len(self.outside.reasons()) > 1
-            self._follower.leave_out(module)
-            if has_run:
+                self.outside.left_alone(error)
+                self._unplanned.add(graph)
+            else:
+                self._follower.leave_out(module)
                 self._compiled.start_anew()
-                raise
-            raise _Anew from None
+                if not self._has_run and len(self.outside.reasons()) == 1:
+                    raise _Anew from None
+            output = graph.module(*inputs)
         self._has_run = True
         return output
+
+    def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
+        """Run the forward of a plan; note by which one it ran."""
+        is_first = not self.waiting
+        outputs = super()._run(one, given, inputs)
+        assert self.last is not None
+        self._graphs_of_step.ran(one.captured.graph, self.last, is_first=is_first)
+        return outputs
 
     def _asked(self, given: Arguments, asks: Any) -> Any:
         """Ask something of the one graph of a call, without running it.
@@ -132,18 +160,26 @@ class GraphSteps(WholeSteps):
         self._asks = asks
         try:
             self._compiled(given.args, dict(given.kwargs))
-        except _Asked as asked:
+        except Asked as asked:
             return asked.answer
         finally:
             self._asks = None
-        raise NothingToTrain(
-            f"{self.callee.name} has no graph in which anything is trained: no output depends on a "
-            "parameter that requires a gradient"
-        )
+        raise nothing_to_train(self.callee.name)
 
     def report(self) -> Report:
-        """Return what the current plan promises, what the last step held, what ran outside."""
-        return msgspec.structs.replace(super().report(), outside=self.outside.reasons())
+        """Return what the current plan promises, what the last step held, what ran outside.
+
+        Raises
+        ------
+        BadInput
+            If nothing has been planned yet.
+        """
+        reasons = self.outside.reasons()
+        if self.last is None and reasons:
+            told = "; ".join(f"{what}: {why}" for what, why in reasons.items())
+            raise BadInput(f"nothing is planned yet; what ran outside of every plan: {told}")
+        known = self._graphs_of_step.added_to(super().report())
+        return msgspec.structs.replace(known, outside=reasons)
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
@@ -168,6 +204,21 @@ def _handing_over_to(steps: weakref.ref[GraphSteps]) -> HandOver:
     return hand_over
 
 
+def runs_outside(route: object, name: str) -> bool:
+    """Whether what is around a call asks that it runs outside of every plan; then that is noted.
+
+    Raises
+    ------
+    CaptureError
+        If calls are refused there.
+    """
+    if isinstance(route, GraphSteps):
+        return route.outside_of_plans()
+    refuse_transforms(name)
+    refuse_saving_hooks(name)
+    return False
+
+
 def steps_of(callee: Callee, options: Options, account: Account, addresses: Anywhere) -> WholeSteps:
     """Return what runs a callee as planned steps; the environment says what follows its Python.
 
@@ -176,17 +227,6 @@ def steps_of(callee: Callee, options: Options, account: Account, addresses: Anyw
     BadInput
         If it says neither that the tracer does nor that Dynamo does, or this PyTorch is too old.
     """
-    front = os.environ.get(_VARIABLE, "python")
-    if front not in _FRONTS:
-        raise BadInput(f"{_VARIABLE} is {front!r}; it may be {' or '.join(_FRONTS)}")
-    through_dynamo = front == "dynamo" and not is_handed(callee.function)
-    if through_dynamo and not private.follows_in_place():
-        raise BadInput(
-            f"{_VARIABLE}=dynamo needs PyTorch 2.13, here is {torch.__version__}: leave it out"
-        )
+    through_dynamo = not is_handed(callee.function) and goes_through_dynamo()
     kind = GraphSteps if through_dynamo else WholeSteps
     return kind(callee, options, account, addresses)
-
-
-_VARIABLE = "TIGHTFIT_FRONT"
-_FRONTS = ("python", "dynamo")

@@ -28,6 +28,7 @@ from tightfit.session.fitted import Fitted, prepare_all
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.parts.sharded import ShardedModel, group_of, late_bytes, sharded_parts
+from tightfit.torch_private.tools import inside_compiled
 
 __all__ = ["PlannedStep", "attach_by_parts", "fit_in_place", "fitted_of", "used_of"]
 
@@ -178,8 +179,7 @@ def fitted_of(target: nn.Module | PlannedStep) -> Fitted:
     if isinstance(target, PlannedStep):
         return target._fitted
     module = target.module if isinstance(target, DistributedDataParallel) else target
-    module = getattr(module, "_orig_mod", module)  # where torch.compile keeps what it wraps
-    fitted = attached(module) if isinstance(module, nn.Module) else None
+    fitted = attached(inside_compiled(module)) if isinstance(module, nn.Module) else None
     if not isinstance(fitted, Fitted):
         saved = isinstance(module, nn.Module) and was_fitted(module)
         raise BadInput(

@@ -13,6 +13,8 @@ from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
+from tightfit.dynamo.asked import graph_call
+from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.errors import BadInput, CaptureError
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.plan import Gradients
@@ -88,7 +90,11 @@ def captured_step(
 def _captured(call: TracedCall, exactness: Exactness, alternatives: str) -> Captured:
     """Capture a step with alternatives; what lies beside a loss receives no gradient."""
     name = call.function.__name__
-    captured = _captured_once_set_up(dataclasses.replace(call, loss_alone=True), name)
+    call = dataclasses.replace(call, loss_alone=True)
+    if goes_through_dynamo():
+        captured = capture(graph_call(call, name), name=name)
+    else:
+        captured = _captured_once_set_up(call, name)
     return with_alternatives(captured, exactness, alternatives)
 
 

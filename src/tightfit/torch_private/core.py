@@ -36,6 +36,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     ShapeEnv,
@@ -107,6 +108,7 @@ __all__ = [
     "without_autocast",
     "without_meta_log",
     "without_modes",
+    "without_open_transforms",
 ]
 
 aten = torch.ops.aten
@@ -196,6 +198,24 @@ def python_kernels(kernels: Mapping[Any, Callable[..., Any] | None]) -> Iterator
 def composite(operator: Any, *args: Any) -> Any:
     """Run the decomposition of an operator that torch has, whatever stands in its place."""
     return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+
+
+@contextlib.contextmanager
+def without_open_transforms() -> Iterator[None]:
+    """End transforms that a failing context has begun: torch.func, forward-mode derivatives."""
+    depth, is_forward_mode = torch._C._functorch.get_dynamic_layer_stack_depth(), _is_forward_mode()
+    try:
+        yield
+    except BaseException:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if not is_forward_mode:
+            with contextlib.suppress(RuntimeError):  # that there is none
+                torch._C._exit_dual_level(level=0)
+        raise
+
+
+def _is_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
 
 
 def caches_parametrizations() -> bool:

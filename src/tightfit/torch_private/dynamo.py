@@ -12,19 +12,32 @@ import inspect
 import logging
 import types
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
+from torch._C._dynamo.guards import dict_version
 from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
-from torch._dynamo.external_utils import wrap_inline
+from torch._dynamo.comptime import comptime
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    ValueMutationExisting,
+    VariableTracker,
+)
+from torch._dynamo.variables.tensor import TensorVariable
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from tightfit.torch_private.following import (
+    derivatives_inside,
+    messages_said_once,
+    signs_of_zeros,
+)
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
@@ -38,8 +51,10 @@ __all__ = [
     "Follower",
     "break_reason",
     "compiled",
+    "dict_version",
     "example_of",
     "follows_in_place",
+    "is_beside_loss",
     "is_leaf_call",
     "is_limit_of_graphs",
     "is_traced_meanwhile",
@@ -47,10 +62,11 @@ __all__ = [
     "module_of",
     "run_leaf",
     "taken_back",
+    "without_hooks",
 ]
 
 _MOST_GRAPHS = 1024
-_MOST_ALIKE = 4  # graphs of one frame that is called alike: then it is left to Python
+_MOST_ALIKE = 4  # calls on the same sizes that make a graph of a frame: then Python runs it
 _CONFIGURATION = {
     "skip_nnmodule_hook_guards": False,
     "optimize_ddp": False,
@@ -69,6 +85,10 @@ _CONFIGURATION = {
 
 class Follower(Protocol):
     """Who is asked while Dynamo follows the Python of a callable."""
+
+    def call(self) -> tuple[int, Any]:
+        """Return the number of the call under way, and what it was given."""
+        ...
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
         """Return the functions that are not to be followed, each with its results on fakes."""
@@ -118,10 +138,66 @@ def compiled(
 
 
 def _in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function around another one, whose code is its own: Dynamo keeps graphs by code."""
-    inner = wrap_inline(function)
+    """Return a function around another one, whose code is its own: Dynamo keeps graphs by code.
+
+    While Dynamo follows it, it tells what the other one returns beside a loss.
+    """
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        output = function(*args, **kwargs)
+        if isinstance(output, torch.Tensor) or type(output) in _WITHOUT_NAMES:
+            return output
+        if isinstance(output, frozenset):  # Dynamo makes one only where one is named
+            return output
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
+            comptime(_note_beside_loss)
+        return output
+
     inner.__code__ = inner.__code__.replace(co_name=inner.__code__.co_name)
     return inner
+
+
+_WITHOUT_NAMES = (tuple, list, set, int, float, bool, str, type(None))
+
+
+def _note_beside_loss(context: Any) -> None:
+    """Note which tensors are returned beside a loss, and kept nowhere else."""
+    local = {n: _variable(context.get_local(n)) for n in ("loss", "output")}
+    effects = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.side_effects
+    existing = AttributeMutationExisting | ValueMutationExisting
+    changed = [
+        each
+        for each in effects.id_to_variable.values()
+        if isinstance(each.mutation_type, existing) and effects.is_modified(each)
+    ]
+    kept = _made_in([local["loss"], *changed], effects)
+    for node in _made_in(local["output"], effects) - kept:
+        node.meta[_BESIDE_LOSS] = True
+
+
+def _variable(seen: Any) -> VariableTracker:
+    return seen._i_will_not_complain_if_bc_breaks_VariableTracker()
+
+
+def _made_in(variables: Any, effects: Any) -> set[fx.Node]:
+    """Return the nodes of the tensors in what Dynamo knows of values."""
+    found: set[fx.Node] = set()
+
+    def note(variable: VariableTracker) -> None:
+        if isinstance(variable, TensorVariable):
+            found.add(variable.as_proxy().node)
+
+    VariableTracker.visit(note, variables, side_effects=effects)
+    return found
+
+
+_BESIDE_LOSS = "tightfit_beside_loss"
+
+
+def is_beside_loss(node: fx.Node) -> bool:
+    """Whether the callable returns what a node makes beside its loss, and keeps it nowhere."""
+    return _BESIDE_LOSS in node.meta
 
 
 class _PerFrame:
@@ -132,16 +208,19 @@ class _PerFrame:
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
         self._changes: Any = defaultdict(pgo.CodeState)
-        self._graphs: Counter[Any] = Counter()  # by code and how it is called
+        self._calls: defaultdict[Any, dict[int, Any]] = defaultdict(dict)  # sizes in each of them
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
         module = _module_of_frame(frame)
         if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
-        called = frame.f_code, _how_called(frame, module)
-        self._graphs[called] += 1
-        if self._graphs[called] > _MOST_ALIKE:
+        number, given = self._follower.call()
+        calls = self._calls[frame.f_code, _how_called(given, module)]
+        calls[number] = _sizes(frame.f_locals)
+        if len(calls) > _MOST_ALIKE:
             self._follower.skipped(frame.f_code, module, "it is another graph in every call", None)
+            if len({*calls.values()}) > 1:  # so it is of all that it calls: data decide sizes
+                return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
             return ConvertFrameReturn()
         with self._follower.following():
             return self._looked_at(frame, entry, state, module)
@@ -151,8 +230,10 @@ class _PerFrame:
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
             failed: set[Any] = set()
+            suppressed: list[str] = []
             try:
-                result = self._converted(frame, entry, state, _noted(leaves, failed))
+                with _noting_suppressed(suppressed):
+                    result = self._converted(frame, entry, state, _noted(leaves, failed))
             except exc.FailOnRecompileLimitHit:
                 raise
             except exc.TorchDynamoException as error:
@@ -167,14 +248,19 @@ class _PerFrame:
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
             if result.guarded_code is None and result.skip_reason is not None:
                 result.apply_to_code = result.skip_reason != _SUPPRESSED
-                self._follower.skipped(frame.f_code, module, result.skip_reason, None)
+                reason = suppressed[0] if suppressed else result.skip_reason
+                self._follower.skipped(frame.f_code, module, reason, None)
             return result
 
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
         """Return what Dynamo makes of a frame, in files that it skips, too."""
         convert = self._torchdynamo_orig_backend
         configuration = {**_CONFIGURATION, "allow_rnn": bool(_RECURRENT & leaves.keys())}
-        with config.patch(configuration), self._own_changes(), _quiet(), self._unfollowed(leaves):
+        own = self._own_changes(), self._unfollowed(leaves)
+        more = derivatives_inside(), messages_said_once()
+        with config.patch(configuration), contextlib.ExitStack() as stack:
+            for each in (*own, *more, signs_of_zeros(), _quiet()):
+                stack.enter_context(each)
             if not _is_own_forward(frame):
                 return convert(frame, entry, state)
             with convert_frame.compile_lock, _disable_current_modes():
@@ -286,16 +372,35 @@ def _given(module: fx.GraphModule, node: fx.Node, flat: Any) -> Any:
     return tree_unflatten(list(flat), getattr(module, spec.target))
 
 
+@contextlib.contextmanager
+def _noting_suppressed(reasons: list[str]) -> Iterator[None]:
+    """Note the errors that Dynamo only logs where it leaves a frame to Python."""
+    before = convert_frame.format_error_msg
+
+    def noting(error: Exception, *rest: Any) -> str:
+        reasons.append(str(error))
+        return before(error, *rest)
+
+    convert_frame.format_error_msg = noting
+    try:
+        yield
+    finally:
+        convert_frame.format_error_msg = before
+
+
 _SUPPRESSED = "an error was suppressed during compilation"
 """What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
-def _how_called(frame: Any, module: nn.Module | None) -> Any:
+def _how_called(given: Any, module: nn.Module | None) -> Any:
     """Return what is another thing in calls that may well have graphs of their own."""
-    sizes = tuple(t.shape for t in tree_leaves(frame.f_locals) if isinstance(t, torch.Tensor))
     training = module is not None and module.training
-    return sizes, training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    return _sizes(given), training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+
+def _sizes(given: Any) -> tuple[torch.Size, ...]:
+    return tuple(t.shape for t in tree_leaves(given) if isinstance(t, torch.Tensor))
 
 
 def _module_of_frame(frame: Any) -> nn.Module | None:
@@ -337,6 +442,14 @@ def break_reason(module: fx.GraphModule) -> str:
     """Return why a graph ends before the callable does; "" if it does not."""
     reason = getattr(module, "compile_subgraph_reason", None)
     return reason.reason if reason is not None and reason.graph_break else ""
+
+
+def without_hooks(module: fx.GraphModule) -> fx.GraphModule:
+    """Have neither a graph nor those inside it call the hooks of all modules; return it."""
+    for each in module.modules():
+        if isinstance(each, fx.GraphModule):  # each has a class of its own
+            type(each).__call__ = lambda self, *args, **kwargs: self.forward(*args, **kwargs)
+    return module
 
 
 def example_of(node: fx.Node) -> Any:

@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["global_settings", "settings_of_kernels", "within_modes"]
+__all__ = [
+    "choices_of_kernels",
+    "global_settings",
+    "hooks_of_all_modules",
+    "settings_of_kernels",
+    "within_modes",
+]
 
 _CPU = torch.device("cpu")
 
@@ -17,10 +23,17 @@ def global_settings() -> tuple[Any, ...]:
     The hooks of all modules, what new tensors are like, which kernels may be chosen.
     """
     return (
-        *_hooks_of_all_modules(),
+        *map(tuple, hooks_of_all_modules()),
         torch.get_default_dtype(),
         _default_device(),
         torch.are_deterministic_algorithms_enabled(),
+        *choices_of_kernels(),
+    )
+
+
+def choices_of_kernels() -> tuple[bool, ...]:
+    """Return which kernels PyTorch may choose."""
+    return (
         torch._C._get_cudnn_enabled(),
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
@@ -43,16 +56,17 @@ def settings_of_kernels() -> tuple[Any, ...]:
 def within_modes() -> bool:
     """Whether modes of PyTorch or hooks of all modules are around, which see whatever runs."""
     stacks = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    return any(stacks) or any(_hooks_of_all_modules())
+    return any(stacks) or any(hooks_of_all_modules())
 
 
-def _hooks_of_all_modules() -> tuple[tuple[int, ...], ...]:
+def hooks_of_all_modules() -> tuple[dict[int, Any], ...]:
+    """Return the hooks that all modules call, as PyTorch holds them: one dictionary for a kind."""
     hooks = torch.nn.modules.module
     return (
-        tuple(hooks._global_forward_pre_hooks),
-        tuple(hooks._global_forward_hooks),
-        tuple(hooks._global_backward_pre_hooks),
-        tuple(hooks._global_backward_hooks),
+        hooks._global_forward_pre_hooks,
+        hooks._global_forward_hooks,
+        hooks._global_backward_pre_hooks,
+        hooks._global_backward_hooks,
     )
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
 from torch._dynamo import eval_frame as _dynamo_frames
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _python_dispatch
 
 from tightfit.torch_private import core as private
 
@@ -16,13 +20,21 @@ __all__ = [
     "active_wrapper",
     "cublas_workspace_bytes",
     "has_memory",
+    "hide_all_from_dynamo",
     "hide_from_dynamo",
+    "inside_compiled",
     "is_exported",
     "local_tensor",
     "reduces_after_backward",
+    "running_mode",
     "running_transform",
     "store_of_processes",
 ]
+
+
+def inside_compiled(module: nn.Module) -> nn.Module:
+    """Return the module that torch.compile has wrapped; another one as it is."""
+    return module._orig_mod if isinstance(module, OptimizedModule) else module
 
 
 def is_exported() -> bool:
@@ -37,10 +49,26 @@ def running_transform() -> str:
     return "forward-mode differentiation" if forward_ad._current_level >= 0 else ""
 
 
+def running_mode() -> str:
+    """Return the mode of PyTorch that sees each operator and may run another one; "" if none."""
+    if not _python_dispatch.is_in_any_mode_without_ignore_compile_internals():
+        return ""
+    mode = _python_dispatch._get_current_dispatch_mode()
+    return "" if mode is None else type(mode).__name__
+
+
 def hide_from_dynamo(function: Any) -> None:
     """Let Dynamo neither compile a function nor trace through a call of it."""
     function._torchdynamo_disable = True
     _dynamo_frames.skip_code(function.__code__)
+
+
+def hide_all_from_dynamo(function: Any) -> None:
+    """Let Dynamo compile neither a function nor what it calls."""
+    _dynamo_frames.set_code_exec_strategy(function.__code__, _AS_IT_IS)
+
+
+_AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 class WithoutDynamo:

@@ -27,7 +27,7 @@ from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
 from tightfit.capture.decisions.recorder import DecisionRecorder, GraphRecorder
 from tightfit.capture.decisions.shared import shared_views
-from tightfit.capture.handed import is_handed
+from tightfit.capture.handed import beside_loss, is_handed
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
     is_traced_in_backward,
@@ -111,6 +111,10 @@ class _Callee(nn.Module):
         self.asked = AskedGradients()
         self.in_backward = StandInsInBackward(self, self.asked)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the callable; hooks of all modules are not for this one, which nobody has made."""
+        return self.forward(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the callable on what the tracer gives for its inputs; return the tensors it makes."""
         with self._tied.joined():
@@ -164,6 +168,8 @@ class _Callee(nn.Module):
         if self._loss_alone:
             state = {id(t) for t in replaced.values()}  # which the next call reads
             beside = _beside_the_loss(tensors, self.structure.loss)
+            told = beside_loss(self._function, self._inputs[0])
+            beside |= {i for i in told if tensors[i].requires_grad}
             self.detached |= {i for i in beside if id(tensors[i]) not in state}
         self.asked.expect(tensors, self.detached)
         self.in_backward.await_gradients()
@@ -223,6 +229,7 @@ def trace(
         callee = _Callee(call, opaque, recorder, looks=looks)
         checkpoints = SeenCheckpoints()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(private.without_open_transforms())
             stack.enter_context(private.keep_composites_whole())
             stack.enter_context(private.lists_number_by_number())
             stack.enter_context(corrected_fake_kernels())

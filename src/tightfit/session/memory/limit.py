@@ -99,6 +99,24 @@ class Limit:
             if self._keeps and not goes_on:
                 self._account.rest()
 
+    @contextlib.contextmanager
+    def outside(self, limit_bytes: int | None, beside: Sequence[Account]) -> Iterator[None]:
+        """Enforce the limit while something runs outside of every plan; say what was refused.
+
+        Parameters are those of `follow`.
+        """
+        self.begin(limit_bytes, beside)
+        try:
+            yield
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            what = (
+                f"{self._name} runs outside of every plan here (see its report), where it keeps "
+                "all that plain PyTorch keeps: that needs more than the budget has room for."
+            )
+            raise budget_exceeded(error, what) from error
+
     def __enter__(self) -> None:
         """Begin a call."""
 

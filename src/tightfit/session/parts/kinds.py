@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.attributes import same_attributes
+from tightfit.capture.calls.attributes import ReadAttributes, same_attributes
 from tightfit.capture.calls.modules import SeenModules
 from tightfit.capture.calls.signature import call_signature
 from tightfit.capture.calls.structure import Arguments
@@ -84,6 +84,15 @@ class Part:
         module = self._module()
         assert module is not None
         return {"part": module}
+
+    @property
+    def reads(self) -> ReadAttributes | None:
+        """Which attributes its calls read; None: any may matter."""
+        return None
+
+    def key(self, given: Arguments) -> Any:
+        """Return what tells its calls apart besides inputs and modules."""
+        return None
 
     def is_of_class(self, other: Part) -> bool:
         """Whether both are modules of the same class."""
@@ -214,7 +223,9 @@ class KnownCalls:
 
 def _key(part: Part, given: Arguments) -> Any:
     modules = part.modules
-    return call_signature(given.leaves, given.spec, SeenModules(modules), modules["part"])
+    seen, nothing = SeenModules(modules), frozenset[tuple[str, str]]()
+    signature = call_signature(given.leaves, given.spec, seen, modules["part"], nothing, part.reads)
+    return signature, part.key(given)
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -15,6 +16,9 @@ from tightfit.capture.calls.signature import input_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
+from tightfit.dynamo.compiled import Following
+from tightfit.dynamo.front import goes_through_dynamo
+from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach_part, detach, original_forward
 from tightfit.execution.guard import Guard, StepPeaks
@@ -22,6 +26,7 @@ from tightfit.execution.runtime import Run
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account, library_bytes
 from tightfit.session.options import Options, with_ranks
+from tightfit.session.parts.followed import FollowedPart
 from tightfit.session.parts.kinds import Part
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
@@ -73,11 +78,19 @@ class ShardedModel:
             self._capture,
             late_bytes=late_bytes,
         )
+        self._outside = Outside(callee.name, callee.modules)
+        follower = Following(callee.modules, self._outside, account)
+        through_dynamo = goes_through_dynamo()
         classes = Counter(map(type, parts.values()))
-        self.parts = [
-            _Unit(Part(name, m, original_forward(m), classes[type(m)], number), self.steps)
-            for number, (name, m) in enumerate(parts.items())
-        ]
+        self.parts: list[_Unit] = []
+        for number, (name, m) in enumerate(parts.items()):
+            own = original_forward(m)
+            if through_dynamo:
+                followed = FollowedPart(name, m, classes[type(m)], number)
+                self.parts.append(_FollowedUnit(followed, self.steps, own, follower))
+            else:
+                part = Part(name, m, own, classes[type(m)], number)
+                self.parts.append(_Unit(part, self.steps))
 
     @property
     def guard(self) -> Guard:
@@ -125,7 +138,7 @@ class ShardedModel:
 
     def report(self) -> Report:
         """Return what the plans promise and what the last complete step held."""
-        return self.steps.report()
+        return msgspec.structs.replace(self.steps.report(), outside=self._outside.reasons())
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
@@ -181,8 +194,24 @@ class _Unit:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one forward of the module by its plan."""
-        given = Arguments.of(args, kwargs)
-        return self._steps.run(self._part, self._steps.kind_of(self._part, given), given)
+        return self._run(self._part, Arguments.of(args, kwargs))
+
+    def _run(self, part: Part, given: Arguments) -> Any:
+        return self._steps.run(part, self._steps.kind_of(part, given), given)
+
+
+class _FollowedUnit(_Unit):
+    """Stands in for the forward of one sharded module, whose Python Dynamo follows."""
+
+    def __init__(
+        self, part: FollowedPart, steps: PartSteps, own: Callable[..., Any], follower: Following
+    ) -> None:
+        super().__init__(part, steps)
+        self._compiled = part.followed(own, self._run, follower)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one forward of the module; its graphs run their plans."""
+        return self._compiled(args, kwargs)
 
 
 def sharded_parts(model: nn.Module) -> dict[str, nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,7 +33,8 @@ class CalledAgain:
     """One planned call, to be run again if its backward is differentiated, or not the only one.
 
     It runs what the call was captured from, on what the call was given, as long as all of that is
-    what it was. The inputs are held for it until the backward has ended: a plan counts them.
+    what it was. The inputs are held for it until the backward has ended: a plan counts them. The
+    model is not held: its buffers may hold this call.
 
     Parameters
     ----------
@@ -42,9 +44,9 @@ class CalledAgain:
         The captured step.
     given : Arguments
         What the call was given.
-    replan : callable
+    replan : weakref.ref of callable
         Plans it for other gradients of outputs.
-    plan_once_more : callable
+    plan_once_more : weakref.ref of callable
         Plans it, on tensors, for one backward more.
     """
 
@@ -53,10 +55,11 @@ class CalledAgain:
         captures: Captures,
         one: Specialisation,
         given: Arguments,
-        replan: Replan,
-        plan_once_more: PlanOnceMore,
+        replan: weakref.ref[Replan],
+        plan_once_more: weakref.ref[PlanOnceMore],
     ) -> None:
-        self._captures = captures
+        self._name = captures.callee.name
+        self._found = weakref.ref(captures)
         self._one = one
         self._replan = replan
         self._plan_once_more = plan_once_more
@@ -64,6 +67,27 @@ class CalledAgain:
         remembers = captures.may_repeat(one) and _draws(one)
         self._before = GeneratorStates(captures.callee.modules) if remembers else None
         self._as_they_were: list[Any] = []
+
+    @property
+    def _captures(self) -> Captures:
+        """What was captured of the callee.
+
+        Raises
+        ------
+        TightfitError
+            If the callee is gone.
+        """
+        return self._there(self._found)
+
+    def _there(self, reference: weakref.ref[_T]) -> _T:
+        found = reference()
+        if found is None:
+            raise TightfitError(
+                f"backward is to run a step of {self._name} again (create_graph=True, "
+                "retain_graph=True, or an output that had no gradient before), and the model is "
+                "gone. Way out: keep a reference to it until then"
+            )
+        return found
 
     def noted(self, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
         """Note how the placeholders are once the forward has run; return what it has given."""
@@ -93,7 +117,7 @@ class CalledAgain:
         if reason is not None:
             raise unplanned(max(came), reason)
         with torch.enable_grad():
-            planned = self._replan(self._one, self._given)
+            planned = self._there(self._replan)(self._one, self._given)
             inputs = self._inputs_once_more()
         return self._drawing_the_same(lambda: gradients_at_once(planned, inputs, came))
 
@@ -109,7 +133,7 @@ class CalledAgain:
             raise _only_once(self._captures.callee.name, reason)
         with torch.enable_grad():
             inputs = self._inputs_once_more()
-            planned = self._plan_once_more(self._one, inputs)
+            planned = self._there(self._plan_once_more)(self._one, inputs)
         return self._drawing_the_same(lambda: gradients_in_turn(planned, inputs, came))
 
     def _why_not_once_more(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -305,9 +306,14 @@ class WholeSteps:
         planned = self.last = self._planned(one, inputs)
         self._addresses.begin_step((one.key, planned.number), self)
         again = CalledAgain(
-            self.captures, one, given, self._planned_otherwise, self._planned_once_more
+            self.captures,
+            one,
+            given,
+            weakref.WeakMethod(self._planned_otherwise),
+            weakref.WeakMethod(self._planned_once_more),
         )
-        run = Run(self._backward_started(one), self._backward_ended, again)
+        started = _while_alive(self._backward_started, one)
+        run = Run(started, _while_alive(self._backward_ended), again)
         self.runs.add(run)
         self._plans.shares.called(one, run, self.options, self.watch.live_bytes())
         self._calls += 1
@@ -339,17 +345,28 @@ class WholeSteps:
             for member in (self.account,) if shared is None else shared.members():
                 member.rest()
 
-    def _backward_started(self, one: Specialisation) -> Callable[[Run], None]:
-        def started(run: Run) -> None:
-            if one.tuner is not None:
-                one.tuner.begin()
-            if run.reached.backwards == 1:
-                self.watch.before_backward()
-            else:
-                self.watch.close()  # the planned step is over; what comes belongs to none
-            self.captures.learn_outputs(one, run)
+    def _backward_started(self, one: Specialisation, run: Run) -> None:
+        if one.tuner is not None:
+            one.tuner.begin()
+        if run.reached.backwards == 1:
+            self.watch.before_backward()
+        else:
+            self.watch.close()  # the planned step is over; what comes belongs to none
+        self.captures.learn_outputs(one, run)
 
-        return started
+
+def _while_alive(method: Callable[..., None], *args: Any) -> Callable[[Run], None]:
+    """Return what tells a method of a run, and does not keep alive whose method it is.
+
+    A buffer of the model may hold the history of a call, which nobody could let go of then.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def tell(run: Run) -> None:
+        if (found := reference()) is not None:
+            found(*args, run)
+
+    return tell
 
 
 def _why_anew(name: str, change: str | None) -> str:

@@ -1,0 +1,78 @@
+"""The one graph that Dynamo makes of a call, without running it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tightfit.capture.handed import HandedGraph, HandedGraphs
+from tightfit.capture.traced_call import TracedCall
+from tightfit.dynamo.backend import GraphCall
+from tightfit.dynamo.compiled import Compiled, Following
+from tightfit.dynamo.outside import Outside
+from tightfit.errors import CaptureError, NothingToTrain
+
+__all__ = ["Asked", "graph_call", "nothing_to_train", "refuse_break"]
+
+
+class Asked(BaseException):
+    """Ends a call that was only to hand over its graph; it holds what was asked."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def graph_call(call: TracedCall, name: str) -> TracedCall:
+    """Return the call of the one graph of a callable; its tensors may be fake.
+
+    Raises
+    ------
+    NothingToTrain
+        If no output depends on a parameter that requires a gradient.
+    CaptureError
+        If it is no single graph.
+    """
+    graphs = HandedGraphs(call.modules)
+
+    def hand_over(graph: HandedGraph) -> GraphCall:
+        def asked(inputs: Sequence[Any]) -> Any:
+            refuse_break(graph)
+            raise Asked(graphs.arguments(graph, inputs).args)
+
+        return asked
+
+    follower = Following(call.modules, Outside(name, call.modules), _NoLimit())
+    try:
+        Compiled(call.function, name, hand_over, follower)(call.args, dict(call.kwargs))
+    except Asked as asked:
+        return dataclasses.replace(call, function=graphs, args=asked.answer, kwargs={})
+    raise nothing_to_train(name)
+
+
+def refuse_break(graph: HandedGraph) -> None:
+    """Refuse a graph behind which its callable goes on."""
+    if graph.reason:
+        first = graph.reason.strip().splitlines()[0]
+        raise CaptureError(
+            f"it is no single graph ({first}): its graphs are planned one by one when it is trained"
+        )
+
+
+def nothing_to_train(name: str) -> NothingToTrain:
+    """Return what says that a callable has no graph to plan."""
+    return NothingToTrain(
+        f"{name} has no graph in which anything is trained: no output depends on a parameter that "
+        "requires a gradient"
+    )
+
+
+class _NoLimit:
+    """Nothing is limited: no memory is taken."""
+
+    def let_go(self) -> None:
+        """Do nothing."""
+
+    def enforce(self) -> None:
+        """Do nothing."""

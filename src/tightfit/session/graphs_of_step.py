@@ -1,0 +1,77 @@
+"""What the graphs of one step ran by, where there are several: for the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import msgspec
+
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Plan
+from tightfit.session.report import PlannedPart, Report
+from tightfit.session.step.holding import holding_of, overhead_of
+from tightfit.session.whole.specialisation import Planned
+
+__all__ = ["GraphsOfStep"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call: its graph as it was captured, and its plan."""
+
+    captured: Graph
+    planned: Planned
+
+    @property
+    def plan(self) -> Plan:
+        """What it ran by."""
+        assert self.planned.outcome.plan is not None
+        return self.planned.outcome.plan
+
+
+class GraphsOfStep:
+    """The calls of graphs in the step under way, or in the last one.
+
+    Parameters
+    ----------
+    name : str
+        Of the callable that they are of.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: list[_Call] = []
+
+    def ran(self, captured: Graph, planned: Planned, *, is_first: bool) -> None:
+        """Note a call; with the first one a step begins."""
+        if is_first:
+            self._calls.clear()
+        self._calls.append(_Call(captured, planned))
+
+    def added_to(self, report: Report) -> Report:
+        """Return a report of the last call as one of the step, if several graphs ran in it."""
+        kinds = dict.fromkeys(id(call.captured) for call in self._calls)
+        if len(kinds) < 2:
+            return report
+        names = {kind: f"{self._name} (graph {i + 1})" for i, kind in enumerate(kinds)}
+        numbers = Counter(call.planned.number for call in self._calls)
+        plans: dict[str, tuple[Plan, ...]] = {}
+        parts: list[PlannedPart] = []
+        for call in {call.planned.number: call for call in self._calls}.values():
+            name, count = names[id(call.captured)], numbers[call.planned.number]
+            plans[name] = (*plans.get(name, ()), call.plan)
+            parts.append(PlannedPart(name, call.planned.graph, call.plan, count))
+        overhead = overhead_of([holding_of(c.planned.graph, c.plan) for c in self._calls])
+        return msgspec.structs.replace(
+            report,
+            planned_peak_bytes=max(c.planned.outcome.peak_bytes for c in self._calls),
+            overhead=overhead,
+            bound=0.0,
+            gap=overhead,
+            status="feasible",
+            plan=None,
+            plans=plans,
+            calls=len(self._calls),
+            parts=tuple(parts),
+        )

@@ -1,0 +1,100 @@
+"""What Dynamo does otherwise than by its configuration while it follows. Private names of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch._dynamo import config, guards
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables.misc import LoggingLoggerVariable
+
+__all__ = [
+    "derivatives_inside",
+    "messages_said_once",
+    "signs_of_zeros",
+]
+
+
+@contextlib.contextmanager
+def signs_of_zeros() -> Iterator[None]:
+    """Have Dynamo tell 0.0 from -0.0, which are equal."""
+    kind = guards.GuardBuilder
+    are_equal = kind.EQUALS_MATCH
+
+    @functools.wraps(are_equal)
+    def have_equal_signs(self: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
+        are_equal(self, guard, *args, **kwargs)
+        value = self.get(guard)
+        if type(value) is float and value == 0:
+            sign = math.copysign(1, value)
+            self.get_guard_manager(guard).add_lambda_guard(
+                lambda now: math.copysign(1, now) == sign,
+                guards.get_verbose_code_parts(f"the sign of {value}", guard),
+                guard.user_stack,
+            )
+
+    kind.EQUALS_MATCH = have_equal_signs
+    try:
+        yield
+    finally:
+        kind.EQUALS_MATCH = are_equal
+
+
+@contextlib.contextmanager
+def derivatives_inside() -> Iterator[None]:
+    """Have derivatives by `torch.autograd.grad` be part of a graph, but not ``backward()``.
+
+    So may what follows from a tensor that becomes a leaf inside, for graphs are traced together
+    with their derivatives; but not a leaf that is returned, whose gradient somebody may ask for.
+    """
+    backward = TensorVariable.method_backward
+    check = OutputGraph._check_requires_grad_intermediate_outputs
+
+    def left_to_python(*args: Any, **kwargs: Any) -> Any:
+        with config.patch(trace_autograd_ops=False):
+            return backward(*args, **kwargs)
+
+    def checked(self: Any, returned: list[Any], tx: Any) -> None:
+        nodes = {x.as_proxy().node for x in returned if isinstance(x, TensorVariable)}
+        leaves = (x for x in self.leaf_var_creation_order if isinstance(x, TensorVariable))
+        if not nodes.isdisjoint(x.as_proxy().node for x in leaves):
+            check(self, returned, tx)
+
+    TensorVariable.method_backward = left_to_python  # type: ignore[method-assign]
+    OutputGraph._check_requires_grad_intermediate_outputs = checked  # type: ignore[method-assign]
+    try:
+        with config.patch(trace_autograd_ops=True):
+            yield
+    finally:
+        TensorVariable.method_backward = backward  # type: ignore[method-assign]
+        OutputGraph._check_requires_grad_intermediate_outputs = check  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def messages_said_once() -> Iterator[None]:
+    """Have a logger's messages that are said only once be said while they are followed.
+
+    Those are said by methods that remember their calls (`functools.lru_cache`), as transformers
+    has them. Other messages end a graph.
+    """
+    call_method = LoggingLoggerVariable.call_method
+
+    def called(self: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        method = getattr(self.value, name, None)
+        is_once = isinstance(getattr(method, "__func__", None), functools._lru_cache_wrapper)
+        if not is_once or not all(x.is_python_constant() for x in (*args, *kwargs.values())):
+            return call_method(self, tx, name, args, kwargs)
+        said = {key: x.as_python_constant() for key, x in kwargs.items()}
+        method(*(x.as_python_constant() for x in args), **said)
+        return ConstantVariable.create(None)
+
+    LoggingLoggerVariable.call_method = called  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LoggingLoggerVariable.call_method = call_method  # type: ignore[method-assign]

@@ -1,0 +1,13 @@
+"""Which front follows the Python of what is fitted in this run of the tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightfit.dynamo.front import goes_through_dynamo
+
+__all__ = ["THROUGH_DYNAMO", "of_dynamo", "of_the_tracer"]
+
+THROUGH_DYNAMO = goes_through_dynamo()
+of_dynamo = pytest.mark.skipif(not THROUGH_DYNAMO, reason="here the tracer follows Python")
+of_the_tracer = pytest.mark.skipif(THROUGH_DYNAMO, reason="here Dynamo follows Python")
