@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import tightfit
+from support.fronts import of_dynamo, of_the_tracer
 from tightfit.capture.capture import capture
 from tightfit.errors import (
     BadInput,
@@ -386,9 +387,58 @@ class Counting(nn.Module):
         return self.a(x).sum()
 
 
+@of_dynamo
+class TestWhatPythonDoes:
+    """Dynamo follows it: as in plain PyTorch."""
+
+    def trained(self, kind, *more):
+        torch.manual_seed(0)
+        plain = kind()
+        found = []
+        for model in (plain, fitted(copy.deepcopy(plain))):
+            torch.manual_seed(1)
+            random.seed(1)
+            for _ in range(3):
+                model(batch(), *more).sum().backward()
+            found.append([*(p.grad for p in model.parameters()), torch.tensor(random.random())])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        return model
+
+    def test_a_counter(self):
+        class Model(Counting):
+            def forward(self, x):
+                self.calls += 1
+                return super().forward(x) * self.calls
+
+        assert self.trained(Model).calls == 3
+
+    def test_tensors_collected_in_a_list(self):
+        class Model(Counting):
+            def forward(self, x):
+                self.seen.append(x)
+                return super().forward(x)
+
+        assert len(self.trained(Model).seen) == 3
+
+    def test_python_random(self):
+        class Model(Counting):
+            def forward(self, x):
+                return super().forward(x) * (2 if random.random() < 0.5 else 1)
+
+        self.trained(Model)
+
+    def test_a_strange_input(self):
+        class Model(Counting):
+            def forward(self, x, config):
+                return super().forward(x)
+
+        self.trained(Model, object())
+
+
 class TestRefusals:
     """Each names the cause and a way out, and leaves the model as it was."""
 
+    @of_the_tracer
     def test_a_counter(self):
         class Model(Counting):
             def forward(self, x):
@@ -400,6 +450,7 @@ class TestRefusals:
             model(batch())
         assert model.calls == 0
 
+    @of_the_tracer
     def test_tensors_collected_in_a_list(self):
         class Model(Counting):
             def forward(self, x):
@@ -411,6 +462,7 @@ class TestRefusals:
             model(batch())
         assert model.seen == []
 
+    @of_the_tracer
     def test_python_random(self, monkeypatch):
         class Model(Counting):
             def forward(self, x):
@@ -468,6 +520,7 @@ class TestRefusals:
         with pytest.raises(BadInput, match="child module '0'"):
             fitted(model)
 
+    @of_the_tracer
     def test_a_strange_input(self):
         class Model(Counting):
             def forward(self, x, config):

@@ -365,7 +365,12 @@ class Captures:
 
 
 def _warn_of_hooks(callee: Callee, warned: set[str]) -> None:
-    """Name the inner modules whose hooks become part of the captured step, once."""
+    """Name the inner modules whose hooks become part of the captured step, once.
+
+    Where Dynamo follows them, what they do to Python is done in every step.
+    """
+    if isinstance(callee.function, HandedGraphs):
+        return
     hooked = hooked_modules(callee.modules, callee.root)
     names = [n for n, _ in hooked if n not in warned]
     if not names:
