@@ -43,7 +43,7 @@ _DROPOUTS = (F.dropout, torch.dropout)
 def _drops_nothing(
     _: Any = None, p: Any = 0.5, training: Any = True, *rest: Any, **named: Any
 ) -> bool:
-    """Whether such dropout returns its input; an argument of ``torch.dropout`` is `train`."""
+    """Whether dropout with such arguments returns its input; `torch.dropout` says `train`."""
     is_off = training is False or named.get("train", True) is False
     return is_off or (isinstance(p, float) and p == 0.0)
 

@@ -133,10 +133,11 @@ def refuse_others(
 def tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:
     """Return the gradient of an output; zeros where there is none.
 
-    It may have any strides (an expanded scalar, say): the same kernels then run as in eager.
+    It may have any strides (an expanded scalar, say): the same kernels then run as in eager. What
+    it puts off, to be conjugated or negative, is done.
     """
     if gradient is not None:
-        return gradient
+        return gradient.resolve_conj().resolve_neg()
     return torch.empty_strided(
         meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device
     ).zero_()

@@ -23,7 +23,7 @@ from tightfit.torch_private.wrappers import (
     wrapped,
 )
 
-__all__ = ["Returned", "inputs_viewed", "raw_outputs", "viewed_outputs"]
+__all__ = ["Returned", "inputs_viewed", "raw_outputs", "read_by_others", "viewed_outputs"]
 
 _OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 """Kinds of outputs that are no views of an input, of another output or of what is returned."""
@@ -137,6 +137,30 @@ def viewed_outputs(joint: JointGraph) -> frozenset[int]:
     further = Counter(outputs + i.base_idx for i in infos if i.output_type in _VIEWS)
     named = {i.base_idx for i in infos if i.output_type is _VIEW_OF_OUTPUT}
     return frozenset({i for i, views in further.items() if views > 1} | named)
+
+
+def read_by_others(joint: JointGraph) -> tuple[int, ...]:
+    """Return the outputs of which others are computed: of these gradients come inside of a step."""
+    infos = joint.metadata.output_info
+    received = [i for i, info in enumerate(infos) if receives_gradient(info)]
+    if len(received) == 1:
+        return ()
+    own = [i for i in received if infos[i].output_type in _OWN]
+    nodes = {joint.raw_outputs[i] for i in received}
+    return tuple(i for i in own if _reaches(joint.raw_outputs[i], nodes))
+
+
+def _reaches(begin: Any, nodes: set[Any]) -> bool:
+    """Whether one of some nodes, itself left out, is computed of a node."""
+    seen, stack = {begin}, [begin]
+    while stack:
+        for user in stack.pop().users:
+            if user in nodes and user is not begin:
+                return True
+            if user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return False
 
 
 def inputs_viewed(joint: JointGraph) -> frozenset[int]:

@@ -22,7 +22,12 @@ from tightfit.execution.again import Again
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
-from tightfit.execution.returned import Returned, inputs_viewed, viewed_outputs
+from tightfit.execution.returned import (
+    Returned,
+    inputs_viewed,
+    read_by_others,
+    viewed_outputs,
+)
 from tightfit.execution.sums import Sums, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
@@ -56,6 +61,7 @@ class Runner:
         self.device = _device_of(self.placeholders)
         self.returned = Returned(joint, _chained)
         self.differentiable = frozenset(index for index, _ in self.tangents)
+        self._read_by_others = read_by_others(joint)
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.written = {position for _, position in joint.write_backs}
         viewed = inputs_viewed(joint)  # after the chain, so that their gradients come before
@@ -76,6 +82,8 @@ class Runner:
         run.begin(self, detached, {position: inputs[position] for position in self.summed})
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)
+        if self._read_by_others:
+            run.note_read_by_others([outputs[i] for i in self._read_by_others])
         return outputs
 
     def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
@@ -163,6 +171,7 @@ class Run:
         self.saved: list[Any] | None = None
         self.versions: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self.watched: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.read_by_others: list[weakref.ref[torch.Tensor]] = []
         self.generator: Any = None
         self.state = "new"
         self.on_start = on_start
@@ -208,10 +217,34 @@ class Run:
             i: (weakref.ref(inputs[i]), inputs[i]._version) for i, _ in runner.program.late_reads
         }
 
+    def note_read_by_others(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Note outputs of which only a part of the gradient comes from outside."""
+        self.read_by_others = [weakref.ref(output) for output in outputs]
+
+    def _refuse_looking_at_parts(self) -> None:
+        """Refuse to give hooks a part of a gradient, or to keep one, where plain PyTorch has all.
+
+        Raises
+        ------
+        TightfitError
+            Says so.
+        """
+        outputs = (reference() for reference in self.read_by_others)
+        if any(x is not None and (x._backward_hooks or x.retains_grad) for x in outputs):
+            self._end("failed")
+            raise TightfitError(
+                "an output has a hook on its gradient, or is to keep it (retain_grad), and other "
+                "outputs of the same planned step are computed of it: that part of its gradient "
+                "never leaves the step. Way out: return only one of them, or compute the other "
+                f"outside. {WITHOUT_A_PLAN}"
+            )
+
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
         runner = self.runner
         assert runner is not None
+        if self.read_by_others:
+            self._refuse_looking_at_parts()
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)

@@ -33,11 +33,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from tightfit.torch_private.following import (
-    derivatives_inside,
-    messages_said_once,
-    signs_of_zeros,
-)
+from tightfit.torch_private.following import following_ours
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
@@ -256,11 +252,13 @@ class _PerFrame:
         """Return what Dynamo makes of a frame, in files that it skips, too."""
         convert = self._torchdynamo_orig_backend
         configuration = {**_CONFIGURATION, "allow_rnn": bool(_RECURRENT & leaves.keys())}
-        own = self._own_changes(), self._unfollowed(leaves)
-        more = derivatives_inside(), messages_said_once()
-        with config.patch(configuration), contextlib.ExitStack() as stack:
-            for each in (*own, *more, signs_of_zeros(), _quiet()):
-                stack.enter_context(each)
+        with (
+            config.patch(configuration),
+            self._own_changes(),
+            self._unfollowed(leaves),
+            following_ours(),
+            _quiet(),
+        ):
             if not _is_own_forward(frame):
                 return convert(frame, entry, state)
             with convert_frame.compile_lock, _disable_current_modes():

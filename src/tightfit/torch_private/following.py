@@ -11,17 +11,28 @@ from typing import Any
 from torch._dynamo import config, guards
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, TensorVariable
-from torch._dynamo.variables.misc import LoggingLoggerVariable
+from torch._dynamo.variables.misc import (
+    AutogradFunctionContextVariable,
+    LoggingLoggerVariable,
+)
 
-__all__ = [
-    "derivatives_inside",
-    "messages_said_once",
-    "signs_of_zeros",
-]
+__all__ = ["following_ours"]
 
 
 @contextlib.contextmanager
-def signs_of_zeros() -> Iterator[None]:
+def following_ours() -> Iterator[None]:
+    """Have Dynamo follow as plans need it."""
+    with (
+        _derivatives_inside(),
+        _changing_functions_left_to_python(),
+        _messages_said_once(),
+        _signs_of_zeros(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _signs_of_zeros() -> Iterator[None]:
     """Have Dynamo tell 0.0 from -0.0, which are equal."""
     kind = guards.GuardBuilder
     are_equal = kind.EQUALS_MATCH
@@ -46,7 +57,7 @@ def signs_of_zeros() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def derivatives_inside() -> Iterator[None]:
+def _derivatives_inside() -> Iterator[None]:
     """Have derivatives by `torch.autograd.grad` be part of a graph, but not ``backward()``.
 
     So may what follows from a tensor that becomes a leaf inside, for graphs are traced together
@@ -76,7 +87,27 @@ def derivatives_inside() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def messages_said_once() -> Iterator[None]:
+def _changing_functions_left_to_python() -> Iterator[None]:
+    """Have an `autograd.Function` that says it changes its input (``mark_dirty``) end a graph.
+
+    Where that is an input of the graph, Dynamo would have its gradient wrong.
+    """
+    kind = AutogradFunctionContextVariable
+    call_method = kind.call_method
+
+    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        asked = "mark_dirty, of an input" if name == "mark_dirty" else name
+        return call_method(self, tx, asked, args, kwargs)
+
+    kind.call_method = called  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.call_method = call_method  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _messages_said_once() -> Iterator[None]:
     """Have a logger's messages that are said only once be said while they are followed.
 
     Those are said by methods that remember their calls (`functools.lru_cache`), as transformers
