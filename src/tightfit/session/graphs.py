@@ -20,10 +20,10 @@ from tightfit.errors import CaptureError
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
-from tightfit.session.graphs_of_step import GraphsOfStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Report
+from tightfit.session.step.graphs_of_step import GraphsOfStep
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.session.whole.steps import WholeSteps
 

@@ -310,15 +310,10 @@ class Captures:
         return max(self._by_signature[known], key=lambda one: one.used).captured.graph
 
     def _warn_of_hooks(self) -> None:
-        """Name the inner modules whose hooks become part of the captured step, once.
-
-        Where Dynamo follows them, what they do to Python is done in every step.
-        """
-        if is_handed(self.callee.function):
-            return
+        """Name the inner modules whose hooks become part of the captured step, once."""
         hooked = hooked_modules(self.callee.modules, self.callee.root)
         names = [n for n, _ in hooked if n not in self._warned_hooks]
-        if not names:
+        if not names or is_handed(self.callee.function):  # in every step Dynamo does what they do
             return
         self._warned_hooks.update(names)
         named = first_of([repr(name) for name in names])
