@@ -22,10 +22,10 @@ from tightfit.errors import BadInput, CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
-from tightfit.session.graphs_of_step import GraphsOfStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Report
+from tightfit.session.step.graphs_of_step import GraphsOfStep
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.session.whole.steps import WholeSteps
 from tightfit.torch_private.saving import saving_hook

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tightfit.allocator.tally import is_refusal
 from tightfit.errors import (
     BadInput,
     CaptureError,
@@ -44,6 +45,7 @@ _UNLIMITED = 1 << 60
 
 
 _MOST_ATTEMPTS = 4
+_MOST_HALVINGS = 5
 _REPEATS = 3
 _MOST_TUNING = 100
 _LARGEST_NOISE = 1e-4
@@ -149,7 +151,9 @@ class Comparison:
     def _least_bytes_of_parts(self) -> int:
         """Return a budget in which a model that allows no single graph has run its steps."""
         fitted = self.within(_UNLIMITED)
-        self._train(fitted)
+        most = self._train(fitted).peak_bytes
+        if not isinstance(fitted.route, InParts):
+            return self._least_bytes_between(fitted.report().constant_bytes, most)
         least = _least_bytes_in_parts(fitted)
         for _ in range(_MOST_ATTEMPTS):
             try:
@@ -162,6 +166,27 @@ class Comparison:
                 break
             least = needed
         return least
+
+    def _least_bytes_between(self, least: int, most: int) -> int:
+        """Return a budget in which a model of several graphs has run, by halving what is between.
+
+        Parameters
+        ----------
+        least : int
+            It is held whatever is planned.
+        most : int
+            With it the steps have run.
+        """
+        for _ in range(_MOST_HALVINGS):
+            try:
+                held = self._train(self.within((least + most) // 2)).peak_bytes
+            except Exception as error:  # no plan, or no room for what lies between graphs
+                if not isinstance(error, InfeasibleBudget) and not is_refusal(error):
+                    raise
+                least = (least + most) // 2
+            else:
+                most = min(most, max(held, (least + most) // 2))
+        return most
 
     def at(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
         """Train inside a budget, compare everything, and time `rounds` interleaved rounds.

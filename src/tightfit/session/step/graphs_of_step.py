@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Plan
+from tightfit.plan.plan import Outcome, Plan
 from tightfit.session.report import PlannedPart, Report
 from tightfit.session.step.holding import holding_of, overhead_of
-from tightfit.session.whole.specialisation import Planned
 
 __all__ = ["GraphsOfStep"]
+
+
+class Planned(Protocol):
+    """A plan that has run, with the graph that it was made for."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, with what lies around it."""
+        ...
+
+    @property
+    def outcome(self) -> Outcome:
+        """Its plan."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Tells it from all others."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
