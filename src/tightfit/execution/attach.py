@@ -331,7 +331,7 @@ def _planned_method(name: str, replaced: Any) -> Any:
         if attachment is None or attachment.is_running:
             return replaced(self, *args, **kwargs)
         try:
-            with attachment, tools.WithoutDynamo():
+            with tools.WithoutDynamo(), attachment:
                 return attachment.of(self, name)(args, kwargs)
         except TightfitError as error:
             raise as_user_sees_it(error) from error.__cause__

@@ -83,6 +83,10 @@ class WithoutDynamo:
         _dynamo_frames.set_eval_frame(self._before)
 
 
+for _frame in (WithoutDynamo.__enter__, WithoutDynamo.__exit__):
+    hide_from_dynamo(_frame)  # it is not put aside yet when the first of them is called
+
+
 def active_wrapper() -> DistributedDataParallel | None:
     """Return the DistributedDataParallel whose forward is under way, if there is one."""
     return DistributedDataParallel._active_ddp_module
