@@ -33,7 +33,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from tightfit.torch_private.following import following_ours
+from tightfit.torch_private.frames.following import following_ours
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
