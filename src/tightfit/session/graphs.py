@@ -15,6 +15,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
 from tightfit.dynamo.backend import GraphCall, HandOver
 from tightfit.dynamo.compiled import Compiled, Following
+from tightfit.dynamo.kept import Kept
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput, CaptureError, NothingToTrain
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -59,7 +60,8 @@ class GraphSteps(WholeSteps):
         self.outside = Outside(callee.name, callee.modules)
         self._follower = Following(callee.modules, self.outside, account)
         hand_over = _handing_over_to(weakref.ref(self))
-        self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower)
+        kept = Kept(callee.modules, hand_over) if options.cache else None
+        self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
         self._asks: Any = None
         self._is_called = False
         self._has_run = False

@@ -21,10 +21,13 @@ import torch
 from torch import fx, nn
 from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
 from torch._dynamo.external_utils import wrap_inline
+from torch._dynamo.hooks import Hooks
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
@@ -95,7 +98,10 @@ def follows_in_place() -> bool:
 
 
 def compiled(
-    function: Callable[..., Any], backend: Callable[..., Any], follower: Follower
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    follower: Follower,
+    kept: KeptFrames | None = None,
 ) -> Callable[..., Any]:
     """Return a callable that Dynamo compiles for a backend; everything stays where it is.
 
@@ -107,9 +113,14 @@ def compiled(
         Given a graph module and example inputs, returns what runs the graph.
     follower : Follower
         Is asked and told.
+    kept : KeptFrames, optional
+        What other processes have found of frames.
     """
-    context = eval_frame.optimize(backend=backend, isolate_recompiles=True)
-    context.callback = _PerFrame(context.callback, follower)
+    first = KeptFirst(backend, kept)
+    converting = convert_frame.convert_frame(first.backend, Hooks())
+    # as `optimize` does, which loads what shrinks failing graphs to their least
+    context = eval_frame._optimize_catch_errors(converting, Hooks(), isolate_recompiles=True)
+    context.callback = _PerFrame(context.callback, follower, first)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
@@ -126,8 +137,10 @@ def _in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
-    def __init__(self, convert: Any, follower: Follower) -> None:
+    def __init__(self, convert: Any, follower: Follower, first: KeptFirst) -> None:
         self._torchdynamo_orig_backend = convert
+        self._first = first
+        first.stand_before(convert._torchdynamo_orig_backend)
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
         self._changes: Any = defaultdict(pgo.CodeState)
@@ -149,6 +162,7 @@ class _PerFrame:
         """Return what Dynamo makes of a frame; where it fails, that it is left to Python."""
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
+            self._first.is_asked = not (leaves or self._followed or self._follower.left_out())
             failed: set[Any] = set()
             try:
                 result = self._converted(frame, entry, state, _noted(leaves, failed))
