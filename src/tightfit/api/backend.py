@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx, nn
 
 from tightfit.capture.handed import HandedGraph, HandedGraphs
-from tightfit.dynamo.backend import DynamoGraph, GraphCall
+from tightfit.dynamo.backend import GraphCall, backend_of
 from tightfit.errors import BadInput
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
@@ -53,7 +53,8 @@ def backend(
     callable
         Takes the graph's inputs. Its first call raises `BadInput` for options that cannot be used.
     """
-    return DynamoGraph(module, lambda graph: _family(mode, options).hand_over(graph))
+    made = backend_of(lambda graph: _family(mode, options).hand_over(graph))
+    return made(module, example_inputs)
 
 
 class _Family:

@@ -17,7 +17,7 @@ from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
 
-__all__ = ["GraphCall", "HandOver", "RunsPlainly", "backend_of"]
+__all__ = ["DynamoGraph", "GraphCall", "HandOver", "RunsPlainly", "backend_of"]
 
 GraphCall = Callable[[Sequence[Any]], Any]
 """Runs one call of a graph, given its inputs."""
@@ -35,7 +35,8 @@ def backend_of(hand_over: HandOver) -> Callable[[fx.GraphModule, Sequence[Any]],
     """
 
     def backend(module: fx.GraphModule, _: Sequence[Any]) -> DynamoGraph:
-        return DynamoGraph(module, hand_over)
+        trains = _may_train(module.graph) and not _is_on_meta(module.graph)
+        return DynamoGraph(module, hand_over, trains=trains)
 
     return backend
 
@@ -49,24 +50,38 @@ class DynamoGraph:
 
     Parameters
     ----------
-    module : fx.GraphModule
+    module : fx.GraphModule or HandedGraph
         The graph; parameters and buffers are among its inputs.
     hand_over : callable
         As of `backend_of`.
+    trains : bool
+        Whether a backward may follow a call of it.
     """
 
-    def __init__(self, module: fx.GraphModule, hand_over: HandOver) -> None:
-        self._module = private.without_hooks(module)
+    def __init__(
+        self, module: fx.GraphModule | HandedGraph, hand_over: HandOver, *, trains: bool
+    ) -> None:
+        self._made = module if isinstance(module, HandedGraph) else None
+        graph = module.module if isinstance(module, HandedGraph) else module
+        self._module = private.without_hooks(graph)
         self._hand_over = hand_over
         self._planned: GraphCall | None = None
-        self._is_plain = not _may_train(module.graph) or _is_on_meta(module.graph)
+        self._is_plain = not trains
+        self.trains = trains
+
+    @property
+    def handed(self) -> HandedGraph:
+        """The graph as capture takes it."""
+        if self._made is None:
+            self._made = handed(self._module)
+        return self._made
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph; as it is where no backward can follow."""
         if self._is_plain or not torch.is_grad_enabled():
             return self._module(*inputs)
         if self._planned is None:
-            self._planned = self._hand_over(handed(self._module))
+            self._planned = self._hand_over(self.handed)
         try:
             return self._planned(inputs)
         except (NothingToTrain, RunsPlainly):

@@ -13,6 +13,7 @@ from tightfit.capture.around_data import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.dynamo.backend import HandOver, backend_of
 from tightfit.dynamo.guards import Unguarded
+from tightfit.dynamo.kept import Kept
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError
 from tightfit.torch_private import dynamo as private
@@ -99,15 +100,23 @@ class Compiled:
         Given a graph, returns what runs it where a backward may follow.
     follower : Following
         Is asked and told while Dynamo follows the callable.
+    kept : Kept, optional
+        Keeps what Dynamo finds for other processes.
     """
 
     def __init__(
-        self, function: Callable[..., Any], name: str, hand_over: HandOver, follower: Following
+        self,
+        function: Callable[..., Any],
+        name: str,
+        hand_over: HandOver,
+        follower: Following,
+        kept: Kept | None = None,
     ) -> None:
         self._function = function
         self._name = name
         self._hand_over = hand_over
         self._follower = follower
+        self._kept = kept
         self._compiled: dict[int, Callable[..., Any]] = {}
         self._last_key = -1
         self._last: Callable[..., Any] = function
@@ -147,7 +156,9 @@ class Compiled:
 
     def _made_for(self, key: int) -> Callable[..., Any]:
         function = _as_its_class_has_it(self._function)
-        function = private.compiled(function, backend_of(self._hand_over), self._follower)
+        function = private.compiled(
+            function, backend_of(self._hand_over), self._follower, self._kept
+        )
         self._compiled[key] = function
         return function
 

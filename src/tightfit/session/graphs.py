@@ -17,6 +17,7 @@ from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
 from tightfit.dynamo.backend import GraphCall, HandOver, RunsPlainly
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.front import goes_through_dynamo
+from tightfit.dynamo.kept import Kept
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput, CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -56,7 +57,8 @@ class GraphSteps(WholeSteps):
         self.outside = Outside(callee.name, callee.modules)
         self._follower = Following(callee.modules, self.outside, account)
         hand_over = _handing_over_to(weakref.ref(self))
-        self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower)
+        kept = Kept(callee.modules, hand_over) if options.cache else None
+        self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
         self._graphs_of_step = GraphsOfStep(callee.name)
         self._asks: Any = None
         self._is_called = False

@@ -22,6 +22,7 @@ from torch import fx, nn
 from torch._C._dynamo.guards import dict_version
 from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
 from torch._dynamo.comptime import comptime
+from torch._dynamo.hooks import Hooks
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
 from torch._dynamo.variables.base import (
@@ -33,6 +34,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
 from tightfit.torch_private.frames.following import following_ours
 
 try:
@@ -112,7 +114,10 @@ def follows_in_place() -> bool:
 
 
 def compiled(
-    function: Callable[..., Any], backend: Callable[..., Any], follower: Follower
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    follower: Follower,
+    kept: KeptFrames | None = None,
 ) -> Callable[..., Any]:
     """Return a callable that Dynamo compiles for a backend; everything stays where it is.
 
@@ -124,9 +129,14 @@ def compiled(
         Given a graph module and example inputs, returns what runs the graph.
     follower : Follower
         Is asked and told.
+    kept : KeptFrames, optional
+        What other processes have found of frames.
     """
-    context = eval_frame.optimize(backend=backend, isolate_recompiles=True)
-    context.callback = _PerFrame(context.callback, follower)
+    first = KeptFirst(backend, kept)
+    converting = convert_frame.convert_frame(first.backend, Hooks())
+    # as `optimize` does, which loads what shrinks failing graphs to their least
+    context = eval_frame._optimize_catch_errors(converting, Hooks(), isolate_recompiles=True)
+    context.callback = _PerFrame(context.callback, follower, first)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
@@ -199,8 +209,10 @@ def is_beside_loss(node: fx.Node) -> bool:
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
-    def __init__(self, convert: Any, follower: Follower) -> None:
+    def __init__(self, convert: Any, follower: Follower, first: KeptFirst) -> None:
         self._torchdynamo_orig_backend = convert
+        self._first = first
+        first.stand_before(convert._torchdynamo_orig_backend)
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
         self._changes: Any = defaultdict(pgo.CodeState)
@@ -225,6 +237,7 @@ class _PerFrame:
         """Return what Dynamo makes of a frame; where it fails, that it is left to Python."""
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
+            self._first.is_asked = not (leaves or self._followed or self._follower.left_out())
             failed: set[Any] = set()
             suppressed: list[str] = []
             try:

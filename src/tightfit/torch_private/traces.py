@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.node import _get_qualified_name
 from torch.utils import _pytree as pytree
 from torch.utils._contextlib import _DecoratorContextManager as DecoratingContext
@@ -18,7 +19,9 @@ __all__ = [
     "DecoratingContext",
     "children_of_tree",
     "fake_in",
+    "function_named",
     "is_plain_fake",
+    "lazy_module",
     "name_of_function",
     "operator_named",
     "patched",
@@ -104,6 +107,12 @@ def _is_of_others(value: Any, home: str) -> bool:
     return callable(value) and maker not in ("builtins", "torch", "typing")
 
 
+def lazy_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """Return a module that runs a graph, whose code is written when it is first called."""
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(torch.nn.Module(), graph)
+
+
 def name_of_function(function: Any) -> str | None:
     """Return the name under which PyTorch or Python hold a function; None: it is another's.
 
@@ -116,13 +125,19 @@ def name_of_function(function: Any) -> str | None:
         name = _get_qualified_name(function)
     except (AttributeError, RuntimeError):
         return None
+    is_it = function_named(name) is function and not isinstance(function, type)
+    return name if is_it and not _is_of_others(function, torch.__path__[0]) else None
+
+
+def function_named(name: str) -> Any:
+    """Return what PyTorch or Python hold under a name; None if there is nothing."""
     root, *rest = name.split(".")
-    found: Any = sys.modules.get(root) if rest else vars(builtins).get(root)
+    if not rest:
+        return vars(builtins).get(root)
+    found: Any = sys.modules.get(root) if root in _ROOTS else None
     for part in rest:
         found = getattr(found, part, None)
-    is_theirs = root in _ROOTS if rest else True
-    is_it = is_theirs and found is function and not isinstance(function, type)
-    return name if is_it and not _is_of_others(function, torch.__path__[0]) else None
+    return found
 
 
 _ROOTS = ("torch", "_operator", "operator", "math")

@@ -56,7 +56,8 @@ def memory_of(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 def _installed() -> tuple[str, ...]:
     """Return what is installed: PyTorch, Python, this package, and when anything last was."""
     here = Path(__file__).parents[2]
-    files = [*here.glob("capture/**/*.py"), *here.glob("torch_private/*.py")]
+    rooms = ("capture/**/*.py", "dynamo/*.py", "torch_private/*.py")
+    files = [file for room in rooms for file in here.glob(room)]
     own = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files)
     folders = sorted({Path(entry) for entry in sys.path if Path(entry).name in _PACKAGES})
     installed = [folder.stat().st_mtime_ns for folder in folders if folder.is_dir()]

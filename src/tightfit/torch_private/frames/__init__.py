@@ -1,1 +1,1 @@
-"""How Dynamo follows frames where that is not as it does by itself."""
+"""How Dynamo follows a frame for us; what it found, taken apart, and the same made of it again."""

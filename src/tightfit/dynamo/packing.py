@@ -1,0 +1,93 @@
+"""A graph that Dynamo has handed over as a record for a file, and the graph of such a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from torch import fx, nn
+
+from tightfit.capture.handed import HandedGraph
+from tightfit.capture.recall.values import NotKept, packed, unpacked
+from tightfit.torch_private import dynamo as private
+from tightfit.torch_private import traces
+
+__all__ = ["KeptHandedGraph", "graph_again", "kept_graph"]
+
+
+class KeptHandedGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A graph.
+
+    Parameters
+    ----------
+    nodes : list of tuples
+        What each does, its name, what it calls, and packed arguments.
+    made_in : mapping of str to str
+        The module in whose forward a node was made.
+    beside_loss : list of int
+        Outputs that the callable returns beside a loss.
+    """
+
+    nodes: list[tuple[str, str, str, Any, Any]]
+    made_in: dict[str, str]
+    beside_loss: list[int]
+
+
+def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHandedGraph:
+    """Return the record of a graph.
+
+    Raises
+    ------
+    NotKept
+        If it is not all of its callable, or holds something that only this process has.
+    """
+    if graph.reason or graph.numbers or graph.leaf_calls:
+        raise NotKept("a graph that ends in a break, takes numbers, or calls modules")
+    places = {node: i for i, node in enumerate(graph.module.graph.nodes)}
+    names = {id(module): name for name, module in modules.items()}
+    return KeptHandedGraph(
+        nodes=[
+            (n.op, n.name, _called(n), packed(n.args, places), packed(n.kwargs, places))
+            for n in places
+        ],
+        made_in={n.name: names[made] for n, made in graph.modules.items() if made in names},
+        beside_loss=sorted(graph.beside_loss),
+    )
+
+
+def _called(node: fx.Node) -> str:
+    if node.op in ("placeholder", "output", "call_method"):
+        return str(node.target)
+    name = traces.name_of_function(node.target) if node.op == "call_function" else None
+    if name is None or (name.startswith(_OPERATORS) and not name.startswith(_OF_PYTORCH)):
+        raise NotKept(f"{node.target}, which is neither PyTorch's nor Python's function")
+    return name
+
+
+_OPERATORS = "torch.ops."
+_OF_PYTORCH = ("torch.ops.aten.", "torch.ops.prims.")
+
+
+def graph_again(kept: KeptHandedGraph, modules: Mapping[str, nn.Module]) -> HandedGraph:
+    """Return the graph of a record.
+
+    Raises
+    ------
+    NotKept
+        If it names what is not there.
+    """
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+    for op, name, called, args, kwargs in kept.nodes:
+        target = traces.function_named(called) if op == "call_function" else called
+        node = graph.create_node(op, target, unpacked(args, nodes), unpacked(kwargs, nodes), name)
+        if target is None or node.name != name:
+            raise NotKept(f"{called}, which is not there")
+        nodes.append(node)
+    made_in = {n: id(modules[kept.made_in[n.name]]) for n in nodes if n.name in kept.made_in}
+    return HandedGraph(
+        private.without_hooks(traces.lazy_module(graph)),
+        modules=made_in,
+        beside_loss=frozenset(kept.beside_loss),
+    )
