@@ -86,6 +86,12 @@ class WholeSteps:
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.watch)
         self._calls = 0
+        self._replans = (
+            weakref.WeakMethod(self._planned_otherwise),
+            weakref.WeakMethod(self._planned_once_more),
+        )
+        self._started = weakref.WeakMethod(self._backward_started)
+        self._ended = _while_alive(weakref.WeakMethod(self._backward_ended))
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -305,15 +311,8 @@ class WholeSteps:
         """Run the forward of a plan; return its flattened outputs."""
         planned = self.last = self._planned(one, inputs)
         self._addresses.begin_step((one.key, planned.number), self)
-        again = CalledAgain(
-            self.captures,
-            one,
-            given,
-            weakref.WeakMethod(self._planned_otherwise),
-            weakref.WeakMethod(self._planned_once_more),
-        )
-        started = _while_alive(self._backward_started, one)
-        run = Run(started, _while_alive(self._backward_ended), again)
+        again = CalledAgain(self.captures, one, given, *self._replans)
+        run = Run(_while_alive(self._started, one), self._ended, again)
         self.runs.add(run)
         self._plans.shares.called(one, run, self.options, self.watch.live_bytes())
         self._calls += 1
@@ -355,15 +354,16 @@ class WholeSteps:
         self.captures.learn_outputs(one, run)
 
 
-def _while_alive(method: Callable[..., None], *args: Any) -> Callable[[Run], None]:
+def _while_alive(
+    method: weakref.WeakMethod[Callable[..., None]], *args: Any
+) -> Callable[[Run], None]:
     """Return what tells a method of a run, and does not keep alive whose method it is.
 
     A buffer of the model may hold the history of a call, which nobody could let go of then.
     """
-    reference = weakref.WeakMethod(method)
 
     def tell(run: Run) -> None:
-        if (found := reference()) is not None:
+        if (found := method()) is not None:
             found(*args, run)
 
     return tell
