@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
-from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
+from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules, utils
 from torch._dynamo.comptime import comptime
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
@@ -119,12 +119,35 @@ def compiled(
     follower : Follower
         Is asked and told.
     """
-    context = eval_frame.optimize(backend=backend, isolate_recompiles=True)
+    context = eval_frame.optimize(backend=_without_numpy(backend), isolate_recompiles=True)
     context.callback = _PerFrame(context.callback, follower)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
     return context(_in_a_frame_of_its_own(function))
+
+
+class _NumpyFollowed(Exception):
+    """Says of a graph that it holds operators of PyTorch in the place of NumPy's."""
+
+
+def _without_numpy(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backend that refuses NumPy's functions of tensors: PyTorch's round otherwise."""
+
+    def checked(module: fx.GraphModule, inputs: Any) -> Any:
+        nodes = module.graph.nodes
+        if any(isinstance(n.target, _AS_NUMPY) and n.all_input_nodes for n in nodes):
+            raise _NumpyFollowed
+        return backend(module, inputs)
+
+    return checked
+
+
+_AS_NUMPY = (
+    utils.numpy_to_tensor_wrapper,
+    utils.numpy_method_wrapper,
+    utils.numpy_operator_wrapper,
+)
 
 
 def _in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,16 +240,20 @@ class _PerFrame:
 
     def _looked_at(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
         """Return what Dynamo makes of a frame; where it fails, that it is left to Python."""
+        numpy = True
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
             failed: set[Any] = set()
             suppressed: list[str] = []
             try:
-                with _noting_suppressed(suppressed):
+                with _noting_suppressed(suppressed), config.patch(trace_numpy=numpy):
                     result = self._converted(frame, entry, state, _noted(leaves, failed))
             except exc.FailOnRecompileLimitHit:
                 raise
             except exc.TorchDynamoException as error:
+                if isinstance(getattr(error, "inner_exception", None), _NumpyFollowed):
+                    numpy = False
+                    continue
                 if failed:
                     self._followed |= _RECURRENT if failed & _RECURRENT else failed
                     continue
