@@ -20,17 +20,12 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules, utils
-from torch._dynamo.comptime import comptime
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
-from torch._dynamo.variables.base import (
-    AttributeMutationExisting,
-    ValueMutationExisting,
-    VariableTracker,
-)
-from torch._dynamo.variables.tensor import TensorVariable
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from tightfit.torch_private.returned import in_a_frame_of_its_own
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
@@ -46,7 +41,6 @@ __all__ = [
     "compiled",
     "example_of",
     "follows_in_place",
-    "is_beside_loss",
     "is_leaf_call",
     "is_limit_of_graphs",
     "is_traced_meanwhile",
@@ -124,7 +118,7 @@ def compiled(
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
-    return context(_in_a_frame_of_its_own(function))
+    return context(in_a_frame_of_its_own(function))
 
 
 class _NumpyFollowed(Exception):
@@ -148,69 +142,6 @@ _AS_NUMPY = (
     utils.numpy_method_wrapper,
     utils.numpy_operator_wrapper,
 )
-
-
-def _in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function around another one, whose code is its own: Dynamo keeps graphs by code.
-
-    While Dynamo follows it, it tells what the other one returns beside a loss.
-    """
-
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        output = function(*args, **kwargs)
-        if isinstance(output, torch.Tensor) or type(output) in _WITHOUT_NAMES:
-            return output
-        if isinstance(output, frozenset):  # Dynamo makes one only where one is named
-            return output
-        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-        if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
-            comptime(_note_beside_loss)
-        return output
-
-    inner.__code__ = inner.__code__.replace(co_name=inner.__code__.co_name)
-    return inner
-
-
-_WITHOUT_NAMES = (tuple, list, set, int, float, bool, str, type(None))
-
-
-def _note_beside_loss(context: Any) -> None:
-    """Note which tensors are returned beside a loss, and kept nowhere else."""
-    local = {n: _variable(context.get_local(n)) for n in ("loss", "output")}
-    effects = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.side_effects
-    existing = AttributeMutationExisting | ValueMutationExisting
-    changed = [
-        each
-        for each in effects.id_to_variable.values()
-        if isinstance(each.mutation_type, existing) and effects.is_modified(each)
-    ]
-    kept = _made_in([local["loss"], *changed], effects)
-    for node in _made_in(local["output"], effects) - kept:
-        node.meta[_BESIDE_LOSS] = True
-
-
-def _variable(seen: Any) -> VariableTracker:
-    return seen._i_will_not_complain_if_bc_breaks_VariableTracker()
-
-
-def _made_in(variables: Any, effects: Any) -> set[fx.Node]:
-    """Return the nodes of the tensors in what Dynamo knows of values."""
-    found: set[fx.Node] = set()
-
-    def note(variable: VariableTracker) -> None:
-        if isinstance(variable, TensorVariable):
-            found.add(variable.as_proxy().node)
-
-    VariableTracker.visit(note, variables, side_effects=effects)
-    return found
-
-
-_BESIDE_LOSS = "tightfit_beside_loss"
-
-
-def is_beside_loss(node: fx.Node) -> bool:
-    """Whether the callable returns what a node makes beside its loss, and keeps it nowhere."""
-    return _BESIDE_LOSS in node.meta
 
 
 class _PerFrame:

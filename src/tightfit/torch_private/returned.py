@@ -1,0 +1,81 @@
+"""What a callable that Dynamo follows returns beside its loss. Private names of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.comptime import comptime
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    ValueMutationExisting,
+    VariableTracker,
+)
+from torch._dynamo.variables.tensor import TensorVariable
+
+__all__ = ["in_a_frame_of_its_own", "is_beside_loss"]
+
+
+def in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function around another one, whose code is its own: Dynamo keeps graphs by code.
+
+    While Dynamo follows it, it tells what the other one returns beside a loss.
+    """
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        output = function(*args, **kwargs)
+        if isinstance(output, torch.Tensor) or type(output) in _WITHOUT_NAMES:
+            return output
+        if isinstance(output, frozenset):  # Dynamo makes one only where one is named
+            return output
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
+            comptime(_note_beside_loss)
+        return output
+
+    inner.__code__ = inner.__code__.replace(co_name=inner.__code__.co_name)
+    return inner
+
+
+_WITHOUT_NAMES = (tuple, list, set, int, float, bool, str, type(None))
+
+
+def _note_beside_loss(context: Any) -> None:
+    """Note which tensors are returned beside a loss, and kept nowhere else."""
+    local = {n: _variable(context.get_local(n)) for n in ("loss", "output")}
+    effects = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.side_effects
+    existing = AttributeMutationExisting | ValueMutationExisting
+    changed = [
+        each
+        for each in effects.id_to_variable.values()
+        if isinstance(each.mutation_type, existing) and effects.is_modified(each)
+    ]
+    kept = _made_in([local["loss"], *changed], effects)
+    for node in _made_in(local["output"], effects) - kept:
+        node.meta[_BESIDE_LOSS] = True
+
+
+def _variable(seen: Any) -> VariableTracker:
+    return seen._i_will_not_complain_if_bc_breaks_VariableTracker()
+
+
+def _made_in(variables: Any, effects: Any) -> set[fx.Node]:
+    """Return the nodes of the tensors in what Dynamo knows of values."""
+    found: set[fx.Node] = set()
+
+    def note(variable: VariableTracker) -> None:
+        if isinstance(variable, TensorVariable):
+            found.add(variable.as_proxy().node)
+
+    VariableTracker.visit(note, variables, side_effects=effects)
+    return found
+
+
+_BESIDE_LOSS = "tightfit_beside_loss"
+
+
+def is_beside_loss(node: fx.Node) -> bool:
+    """Whether the callable returns what a node makes beside its loss, and keeps it nowhere."""
+    return _BESIDE_LOSS in node.meta
