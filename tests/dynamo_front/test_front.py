@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -293,3 +294,41 @@ def test_gradients_that_no_plan_has_made_are_said_and_stand_in_the_report(
     assert "module 'second'" in report.outside
     assert "outside of every plan" in str(report)
     assert "module 'first'" not in report.outside
+
+
+class InNumPy(nn.Module):
+    """Means, an order and a table of NumPy's, whose last digits are not those of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.table = numpy.linspace(0, 1, 64, dtype=numpy.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x) * torch.from_numpy(numpy.exp(self.table))
+        seen = h.detach().numpy()
+        order = torch.from_numpy(numpy.argsort(numpy.round(seen.sum(1))))
+        return (h * torch.from_numpy(numpy.mean(seen**2, axis=0)))[order].cumsum(0).sum()
+
+
+def test_what_numpy_computes_is_left_to_it() -> None:
+    torch.manual_seed(0)
+    plain = InNumPy()
+    found: list[list[Tensor]] = []
+    for model in (plain, fitted_twin(plain)):
+        torch.manual_seed(1)
+        for _ in range(2):
+            loss = model(torch.randn(500, 64))
+            loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_numbers_of_numpys_end_no_graph() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / numpy.sqrt(self.in_features)
+
+    fitted = fitted_twin(Scaled(8, 8))
+    fitted(torch.randn(4, 8)).sum().backward()
+    assert not tightfit.report(fitted).outside

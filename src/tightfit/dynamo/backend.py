@@ -16,6 +16,7 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.frames.outermost import is_beside_loss
 
 __all__ = ["DynamoGraph", "GraphCall", "HandOver", "RunsPlainly", "backend_of"]
 
@@ -119,7 +120,7 @@ def _beside_loss(output: fx.Node) -> frozenset[int]:
     (returned,) = output.args
     assert isinstance(returned, tuple | list)
     nodes = ((i, n) for i, n in enumerate(returned) if isinstance(n, fx.Node))
-    return frozenset(i for i, n in nodes if private.is_beside_loss(n))
+    return frozenset(i for i, n in nodes if is_beside_loss(n))
 
 
 def _is_number(node: fx.Node) -> bool:

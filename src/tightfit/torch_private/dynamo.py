@@ -29,7 +29,8 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
 from tightfit.torch_private.frames.following import following_ours
-from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own, is_beside_loss
+from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
+from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
@@ -46,7 +47,6 @@ __all__ = [
     "dict_version",
     "example_of",
     "follows_in_place",
-    "is_beside_loss",
     "is_leaf_call",
     "is_limit_of_graphs",
     "is_traced_meanwhile",
@@ -126,7 +126,7 @@ def compiled(
     kept : KeptFrames, optional
         What other processes have found of frames.
     """
-    first = KeptFirst(backend, kept)
+    first = KeptFirst(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
     context = eval_frame._optimize_catch_errors(converting, Hooks(), isolate_recompiles=True)
@@ -166,17 +166,21 @@ class _PerFrame:
 
     def _looked_at(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
         """Return what Dynamo makes of a frame; where it fails, that it is left to Python."""
+        numpy = True
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
             self._first.is_asked = not (leaves or self._followed or self._follower.left_out())
             failed: set[Any] = set()
             suppressed: list[str] = []
             try:
-                with _noting_suppressed(suppressed):
+                with _noting_suppressed(suppressed), config.patch(trace_numpy=numpy):
                     result = self._converted(frame, entry, state, _noted(leaves, failed))
             except exc.FailOnRecompileLimitHit:
                 raise
             except exc.TorchDynamoException as error:
+                if isinstance(getattr(error, "inner_exception", None), NumpyFollowed):
+                    numpy = False
+                    continue
                 if failed:
                     self._followed |= _RECURRENT if failed & _RECURRENT else failed
                     continue

@@ -25,7 +25,7 @@ import numpy
 import torch
 
 from tightfit._core import _engine
-from tightfit.torch_private import operators as private
+from tightfit.torch_private import traces as private
 
 __all__ = ["Executed", "Listener", "is_library", "is_ours", "unheard"]
 
