@@ -297,8 +297,8 @@ class Account:
     def _turn(self, state: _State) -> None:
         self._state = state
         keepers = self._keepers()
-        refusing = [keeper for keeper in keepers if keeper._refuse_more(keepers)]
-        if self._tally is not None and self not in refusing:
+        refusing = [keeper._tally for keeper in keepers if keeper._refuse_more(keepers)]
+        if self._tally is not None and self._tally not in refusing:  # a copy has the same one
             self._tally.keep_to(None, 0)
 
     def _refuse_more(self, keepers: Sequence[Account]) -> bool:
