@@ -178,7 +178,8 @@ class _PerFrame:
             except exc.FailOnRecompileLimitHit:
                 raise
             except exc.TorchDynamoException as error:
-                if isinstance(getattr(error, "inner_exception", None), NumpyFollowed):
+                is_numpy = isinstance(getattr(error, "inner_exception", None), NumpyFollowed)
+                if is_numpy and numpy:
                     numpy = False
                     continue
                 if failed:
@@ -186,9 +187,8 @@ class _PerFrame:
                     continue
                 if eval_frame._get_error_on_graph_break():
                     raise
-                self._follower.skipped(
-                    frame.f_code, module, f"{type(error).__name__}: {error}", error
-                )
+                reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
+                self._follower.skipped(frame.f_code, module, reason, error)
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
             if result.guarded_code is None and result.skip_reason is not None:
                 result.apply_to_code = result.skip_reason != _SUPPRESSED
@@ -334,6 +334,7 @@ def _noting_suppressed(reasons: list[str]) -> Iterator[None]:
         convert_frame.format_error_msg = before
 
 
+_OF_NUMPY = "it computes with NumPy"
 _SUPPRESSED = "an error was suppressed during compilation"
 """What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
