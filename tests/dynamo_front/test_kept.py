@@ -20,6 +20,7 @@ from torch import nn
 from torch._dynamo import convert_frame
 
 import tightfit
+from support.precision import default_dtype
 from tightfit.dynamo import kept
 
 pytestmark = [pytest.mark.filterwarnings("ignore:hooks on module")]
@@ -226,16 +227,6 @@ def test_other_sizes_count(followed: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
 def _determined() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     try:
@@ -246,7 +237,7 @@ def _determined() -> Iterator[None]:
 
 SURROUNDINGS: dict[str, Callable[[], Any]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "the precision of new tensors": lambda: _default_dtype(torch.float64),
+    "the precision of new tensors": lambda: default_dtype(torch.float64),
     "determinism": _determined,
     "a setting of Dynamo": lambda: torch._dynamo.config.patch(capture_scalar_outputs=True),
 }

@@ -19,6 +19,7 @@ from torch import nn
 import tightfit
 from support.captured import described
 from support.models import CASES, Case
+from support.precision import default_dtype
 from tightfit.capture import capture as capturing
 from tightfit.capture.captured import Captured
 from tightfit.errors import CaptureError
@@ -143,20 +144,10 @@ def test_a_model_that_differs_is_traced(name: str, traced: list[str]) -> None:
     assert len(traced) == 2
 
 
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 SURROUNDINGS: dict[str, Callable[[], Any]] = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "a setting": lambda: nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH),
-    "the precision of new tensors": lambda: _default_dtype(torch.float64),
+    "the precision of new tensors": lambda: default_dtype(torch.float64),
 }
 
 

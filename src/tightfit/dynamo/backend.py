@@ -5,6 +5,7 @@ Nothing is decided while Dynamo compiles, so errors reach the user as they are.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,12 +19,40 @@ from tightfit.errors import NothingToTrain
 from tightfit.torch_private import dynamo as private
 from tightfit.torch_private.frames.outermost import is_beside_loss
 
-__all__ = ["DynamoGraph", "GraphCall", "HandOver", "RunsPlainly", "backend_of"]
+__all__ = [
+    "DynamoGraph",
+    "GraphCall",
+    "HandOver",
+    "RunsPlainly",
+    "backend_of",
+    "handing_over_to",
+]
 
 GraphCall = Callable[[Sequence[Any]], Any]
 """Runs one call of a graph, given its inputs."""
 HandOver = Callable[[HandedGraph], GraphCall]
 """Takes a graph whose first call is under way."""
+
+
+def handing_over_to(
+    run: weakref.ref[Callable[[HandedGraph, Sequence[Any]], Any]],
+) -> HandOver:
+    """Return what takes graphs for a method; Dynamo keeps it, and must not keep its owner alive.
+
+    Parameters
+    ----------
+    run : weakref.ref of callable
+        Runs one call of a graph. Once it is gone, graphs run as they are.
+    """
+
+    def hand_over(graph: HandedGraph) -> GraphCall:
+        def call(inputs: Sequence[Any]) -> Any:
+            found = run()
+            return graph.module(*inputs) if found is None else found(graph, inputs)
+
+        return call
+
+    return hand_over
 
 
 def backend_of(hand_over: HandOver) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:

@@ -10,7 +10,6 @@ from torch import fx, nn
 
 from tightfit.capture.handed import HandedGraph
 from tightfit.capture.recall.values import NotKept, packed, unpacked
-from tightfit.torch_private import dynamo as private
 from tightfit.torch_private import traces
 
 __all__ = ["KeptHandedGraph", "graph_again", "kept_graph"]
@@ -87,7 +86,7 @@ def graph_again(kept: KeptHandedGraph, modules: Mapping[str, nn.Module]) -> Hand
         nodes.append(node)
     made_in = {n: id(modules[kept.made_in[n.name]]) for n in nodes if n.name in kept.made_in}
     return HandedGraph(
-        private.without_hooks(traces.lazy_module(graph)),
+        traces.lazy_module(graph),
         modules=made_in,
         beside_loss=frozenset(kept.beside_loss),
     )

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.nodes import ancestors_of
 from tightfit.torch_private import core as private
 from tightfit.torch_private.wrappers import (
     OutputType,
@@ -146,21 +147,8 @@ def read_by_others(joint: JointGraph) -> tuple[int, ...]:
     if len(received) == 1:
         return ()
     own = [i for i in received if infos[i].output_type in _OWN]
-    nodes = {joint.raw_outputs[i] for i in received}
-    return tuple(i for i in own if _reaches(joint.raw_outputs[i], nodes))
-
-
-def _reaches(begin: Any, nodes: set[Any]) -> bool:
-    """Whether one of some nodes, itself left out, is computed of a node."""
-    seen, stack = {begin}, [begin]
-    while stack:
-        for user in stack.pop().users:
-            if user in nodes and user is not begin:
-                return True
-            if user not in seen:
-                seen.add(user)
-                stack.append(user)
-    return False
+    read = ancestors_of(n for i in received for n in joint.raw_outputs[i].all_input_nodes)
+    return tuple(i for i in own if joint.raw_outputs[i] in read)
 
 
 def inputs_viewed(joint: JointGraph) -> frozenset[int]:

@@ -427,7 +427,8 @@ def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:
 
 
 def _refuse_second_forward(fitted: Fitted) -> None:
-    allowed = 1 if fitted.options.in_flight is None and fitted.is_in_parts else None
-    allowed = fitted.options.in_flight or allowed
+    allowed = fitted.options.in_flight
+    if allowed is None and fitted.is_in_parts:
+        allowed = 1
     if allowed is not None and (waiting := len(fitted.waiting)) >= allowed:
         raise second_forward(fitted.name, waiting)

@@ -14,7 +14,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, is_handed
 from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
-from tightfit.dynamo.backend import GraphCall, HandOver, RunsPlainly
+from tightfit.dynamo.backend import RunsPlainly, handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.dynamo.kept import Kept
@@ -56,7 +56,7 @@ class GraphSteps(WholeSteps):
         super().__init__(own, options, account, addresses)
         self.outside = Outside(callee.name, callee.modules)
         self._follower = Following(callee.modules, self.outside, account)
-        hand_over = _handing_over_to(weakref.ref(self))
+        hand_over = handing_over_to(weakref.WeakMethod(self._called))
         kept = Kept(callee.modules, hand_over) if options.cache else None
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
         self._graphs_of_step = GraphsOfStep(callee.name)
@@ -203,19 +203,6 @@ class GraphSteps(WholeSteps):
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         return self._asked(given, super().smallest_budget)
-
-
-def _handing_over_to(steps: weakref.ref[GraphSteps]) -> HandOver:
-    """Return what takes graphs for steps; Dynamo keeps it, which must not keep the model alive."""
-
-    def hand_over(graph: HandedGraph) -> GraphCall:
-        def call(inputs: Sequence[Any]) -> Any:
-            found = steps()
-            return graph.module(*inputs) if found is None else found._called(graph, inputs)
-
-        return call
-
-    return hand_over
 
 
 def runs_outside(route: object, name: str) -> bool:

@@ -19,6 +19,7 @@ from torch import nn
 import tightfit
 from support.captured import described
 from support.models import CASES, Case
+from support.precision import default_dtype
 from tightfit.capture import capture as capturing
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
@@ -230,18 +231,8 @@ SURROUNDINGS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     ),
     "a class's forward": lambda patch: patch.setattr(Net, "forward", OtherNet.forward),
     "a setting": lambda _: nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH),
-    "the precision of new tensors": lambda patch: _default_dtype(torch.float64),
+    "the precision of new tensors": lambda patch: default_dtype(torch.float64),
 }
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from support.contract.between_steps import body, case
 from support.contract.changes import Change, ChangeCase, Changing, one_batch
 from support.contract.outputs import Net
+from support.precision import default_dtype
 
 __all__ = ["SURROUNDINGS"]
 
@@ -139,16 +140,6 @@ class Replacing(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def default_dtype() -> Iterator[None]:
-    """Make new tensors double."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextlib.contextmanager
 def deterministic() -> Iterator[None]:
     """Ask for algorithms that are deterministic."""
     torch.use_deterministic_algorithms(True)
@@ -245,7 +236,7 @@ def around() -> list[ChangeCase]:
         ),
         entered("no_grad", torch.no_grad),
         entered("inference_mode", torch.inference_mode),
-        entered("another default dtype", default_dtype, function=made),
+        entered("another default dtype", lambda: default_dtype(torch.float64), function=made),
         entered("deterministic algorithms", deterministic, is_seen=False),
         entered("deterministic algorithms, asked for", deterministic, function=asks),
         entered("the precision of products", precision, is_seen=False),

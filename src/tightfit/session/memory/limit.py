@@ -84,17 +84,14 @@ class Limit:
         """
         if self._keeps:
             self.begin(limit_bytes, beside)
+        what = (
+            f"{self._name} was called where no backward can follow, and that needs more than "
+            "the budget has room for: nothing is kept, so nothing can be computed again. A "
+            "smaller batch helps."
+        )
         try:
-            yield
-        except Exception as error:
-            if not is_refusal(error):
-                raise
-            what = (
-                f"{self._name} was called where no backward can follow, and that needs more than "
-                "the budget has room for: nothing is kept, so nothing can be computed again. A "
-                "smaller batch helps."
-            )
-            raise budget_exceeded(error, what) from error
+            with _refused_as(what):
+                yield
         finally:
             if self._keeps and not goes_on:
                 self._account.rest()
@@ -106,16 +103,12 @@ class Limit:
         Parameters are those of `follow`.
         """
         self.begin(limit_bytes, beside)
-        try:
+        what = (
+            f"{self._name} runs outside of every plan here (see its report), where it keeps "
+            "all that plain PyTorch keeps: that needs more than the budget has room for."
+        )
+        with _refused_as(what):
             yield
-        except Exception as error:
-            if not is_refusal(error):
-                raise
-            what = (
-                f"{self._name} runs outside of every plan here (see its report), where it keeps "
-                "all that plain PyTorch keeps: that needs more than the budget has room for."
-            )
-            raise budget_exceeded(error, what) from error
 
     def __enter__(self) -> None:
         """Begin a call."""
@@ -143,3 +136,14 @@ class Limit:
         keeper = self._account.keeper
         if keeper is not None and self._account.optimizers.meet(optimizer):
             refuse_step(self._name, self._account, optimizer, keeper)
+
+
+@contextlib.contextmanager
+def _refused_as(what: str) -> Iterator[None]:
+    """Say what was running where a limit has refused a request."""
+    try:
+        yield
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        raise budget_exceeded(error, what) from error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -12,8 +11,6 @@ from tightfit.capture.calls.attributes import ReadAttributes
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs, ReadsUnseen
 from tightfit.capture.stored import graph_key
-from tightfit.dynamo.backend import GraphCall, HandOver
-from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.session.parts.kinds import Part
 
 __all__ = ["FollowedPart"]
@@ -32,26 +29,6 @@ class FollowedPart(Part):
         self._graphs = HandedGraphs({"part": module})
         super().__init__(name, module, self._graphs, alike, number)
         self._keys: dict[int, Any] = {}
-
-    def followed(
-        self,
-        function: Callable[..., Any],
-        run: Callable[[Part, Arguments], Any],
-        follower: Following,
-    ) -> Compiled:
-        """Return what runs the part through Dynamo.
-
-        Parameters
-        ----------
-        function : callable
-            The module's own forward.
-        run : method
-            Runs a call of one of the graphs.
-        follower : Following
-            Is asked and told while Dynamo follows the forward.
-        """
-        hand_over = _handing_over_to(weakref.ref(self), weakref.WeakMethod(run))
-        return Compiled(function, self.name, hand_over, follower)
 
     def given(self, graph: HandedGraph, inputs: Sequence[Any]) -> Arguments:
         """Return what to call the part with for a call of a graph."""
@@ -72,20 +49,3 @@ class FollowedPart(Part):
     def is_like(self, other: Part) -> bool:
         """Whether a step captured of the other one is a step of this one: their keys say it."""
         return isinstance(other, FollowedPart)
-
-
-def _handing_over_to(
-    part: weakref.ref[FollowedPart], run: weakref.ref[Callable[[Part, Arguments], Any]]
-) -> HandOver:
-    """Return what takes graphs for a part; Dynamo keeps it, which must not keep the part alive."""
-
-    def hand_over(graph: HandedGraph) -> GraphCall:
-        def call(inputs: Sequence[Any]) -> Any:
-            found, running = part(), run()
-            if found is None or running is None:
-                return graph.module(*inputs)
-            return running(found, found.given(graph, inputs))
-
-        return call
-
-    return hand_over

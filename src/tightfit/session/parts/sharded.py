@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ from tightfit.allocator import meter_for
 from tightfit.capture.calls.signature import input_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
+from tightfit.capture.handed import HandedGraph
 from tightfit.capture.traced_call import TracedCall
-from tightfit.dynamo.compiled import Following
+from tightfit.dynamo.backend import handing_over_to
+from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput
@@ -79,18 +82,18 @@ class ShardedModel:
             late_bytes=late_bytes,
         )
         self._outside = Outside(callee.name, callee.modules)
-        follower = Following(callee.modules, self._outside, account)
-        through_dynamo = goes_through_dynamo()
+        follower = None
+        if goes_through_dynamo():
+            follower = Following(callee.modules, self._outside, account)
         classes = Counter(map(type, parts.values()))
         self.parts: list[_Unit] = []
         for number, (name, m) in enumerate(parts.items()):
-            own = original_forward(m)
-            if through_dynamo:
-                followed = FollowedPart(name, m, classes[type(m)], number)
-                self.parts.append(_FollowedUnit(followed, self.steps, own, follower))
+            own, alike = original_forward(m), classes[type(m)]
+            if follower is None:
+                self.parts.append(_Unit(Part(name, m, own, alike, number), self.steps))
             else:
-                part = Part(name, m, own, classes[type(m)], number)
-                self.parts.append(_Unit(part, self.steps))
+                followed = FollowedPart(name, m, alike, number)
+                self.parts.append(_FollowedUnit(followed, self.steps, own, follower))
 
     @property
     def guard(self) -> Guard:
@@ -207,11 +210,16 @@ class _FollowedUnit(_Unit):
         self, part: FollowedPart, steps: PartSteps, own: Callable[..., Any], follower: Following
     ) -> None:
         super().__init__(part, steps)
-        self._compiled = part.followed(own, self._run, follower)
+        self._followed = part
+        hand_over = handing_over_to(weakref.WeakMethod(self._called))
+        self._compiled = Compiled(own, part.name, hand_over, follower)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one forward of the module; its graphs run their plans."""
         return self._compiled(args, kwargs)
+
+    def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
+        return self._run(self._followed, self._followed.given(graph, inputs))
 
 
 def sharded_parts(model: nn.Module) -> dict[str, nn.Module]:
