@@ -132,6 +132,9 @@ class Captured:
     hoped : Captured or None
         The step with alternatives, too, that are still to be compared with their defaults: priced
         as if they were as exact as they say. None: there are none.
+    in_turn : mapping of int to int
+        Placeholders whose gradients are handed over after those of others: autograd adds up the
+        gradients of one tensor in the order in which they come.
     plain : Captured or None
         The step before alternatives were added; None: it has none.
     """
@@ -145,6 +148,7 @@ class Captured:
     left: frozenset[Kept] = frozenset()
     beyond: Graph | None = None
     hoped: Captured | None = None
+    in_turn: Mapping[int, int] = field(default_factory=dict)
     plain: Captured | None = None
 
     @functools.cached_property

@@ -40,6 +40,8 @@ class HandedGraph:
         Which inputs are plain numbers that may be others in every call.
     reason : str
         Why the callable goes on behind the graph; "" if it ends there.
+    place : str
+        Tells the code it was made of, the same for all its graphs; "" if that is not known.
     modules : mapping of fx.Node to int
         The identity of the module in whose forward a node was made, where that is known.
     beside_loss : frozenset of int
@@ -49,6 +51,7 @@ class HandedGraph:
     module: fx.GraphModule
     numbers: tuple[int, ...] = ()
     reason: str = ""
+    place: str = ""
     modules: Mapping[fx.Node, int] = field(default_factory=dict)
     beside_loss: frozenset[int] = frozenset()
 
@@ -158,6 +161,11 @@ class HandedGraphs:
         """Whether modules hold what a call of a graph was given of them."""
         placed = self._placed[given.args[-1]]
         return placed.serves(given.inputs, placed.leaves)
+
+    def modules_of(self, number: int) -> set[nn.Module]:
+        """Return the modules whose parameters, buffers or forwards a graph takes."""
+        placed = self._placed[number]
+        return {*(member.module for member in placed.members), *placed.leaves}
 
     def calls_leaves(self, number: int) -> bool:
         """Whether a graph calls forwards whose Python nobody has followed."""

@@ -42,7 +42,28 @@ def captured_by_uses(
     if max(counts.values(), default=0) < 2 or not uses.written.isdisjoint(counts):
         return captured, ()
     uses = _Uses(call, uses.order)
-    return capture(uses.call), uses.repeated
+    captured = capture(uses.call)
+    return dataclasses.replace(captured, in_turn=_in_turn(captured, uses)), uses.repeated
+
+
+def _in_turn(captured: Captured, uses: _Uses) -> dict[int, int]:
+    """Return, for each placeholder that stands for a use, that of the use before, if there is."""
+    joint = captured.joint
+    with_gradient = {position for _, position in joint.gradients}
+    places = {
+        source.index: position
+        for position, source in enumerate(joint.sources)
+        if source.kind == "input" and position in with_gradient
+    }
+    before: dict[int, int] = {}
+    turns: dict[int, int] = {}
+    for index, place in enumerate(uses.repeated, start=uses.given):
+        position = places.get(index)
+        if position is not None:
+            if place in before:
+                turns[position] = before[place]
+            before[place] = position
+    return turns
 
 
 class _Uses:
@@ -60,6 +81,8 @@ class _Uses:
     ----------
     around : callable
         What the call runs.
+    given : int
+        How many flattened inputs the call has.
     """
 
     def __init__(self, call: TracedCall, order: Sequence[int]) -> None:
@@ -68,6 +91,7 @@ class _Uses:
         self._found: list[list[int]] = []
         self.around = call.function
         leaves = flatten((call.args, call.kwargs))[0]
+        self.given = len(leaves)
         self._trained = [
             place
             for place, leaf in enumerate(leaves)

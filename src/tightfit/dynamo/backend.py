@@ -93,6 +93,7 @@ class DynamoGraph:
     ) -> None:
         self._made = module if isinstance(module, HandedGraph) else None
         graph = module.module if isinstance(module, HandedGraph) else module
+        self._place = private.place_of_graph()
         self._module = private.without_hooks(graph)
         self._hand_over = hand_over
         self._planned: GraphCall | None = None
@@ -103,7 +104,7 @@ class DynamoGraph:
     def handed(self) -> HandedGraph:
         """The graph as capture takes it."""
         if self._made is None:
-            self._made = handed(self._module)
+            self._made = handed(self._module, self._place)
         return self._made
 
     def __call__(self, *inputs: Any) -> Any:
@@ -119,8 +120,8 @@ class DynamoGraph:
             return self._module(*inputs)
 
 
-def handed(module: fx.GraphModule) -> HandedGraph:
-    """Return a graph of Dynamo's as what capture takes.
+def handed(module: fx.GraphModule, place: str = "") -> HandedGraph:
+    """Return a graph of Dynamo's, made of the code at a place, as what capture takes.
 
     Raises
     ------
@@ -139,6 +140,7 @@ def handed(module: fx.GraphModule) -> HandedGraph:
         module=private.without_hooks(graph),
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
         reason=private.break_reason(module),
+        place=place,
         beside_loss=_beside_loss(nodes[-1]),
         modules={node: inside for node, inside in made_in if inside is not None},
     )

@@ -141,6 +141,7 @@ class _Lowering:
         self.gradient_of = {captured.value_of[base_of(n)]: (n, i) for n, i in gradients}
         self.last_reads = _last_reads(captured, plan)
         self.finished: list[ValueId] = []  # gradients that are to be handed over
+        self.handed: set[int] = set()  # placeholders whose gradients were, where that matters
         self.returns = ""
 
     def run(self) -> Program:
@@ -200,6 +201,7 @@ class _Lowering:
         values = self.finished
         if self.plan.gradients == "fresh":
             values = [v for v in values if self.last_reads.get(self.gradient_of[v][1], -1) < now]
+            values = self._in_turn(values)
         if not values:
             return
         self.finished = [v for v in self.finished if v not in values]
@@ -210,6 +212,24 @@ class _Lowering:
         if self.clock is not None:
             function.emit("clock(-1, 0)")
         function.groups.append(tuple(position for _, position in pairs))
+
+    def _in_turn(self, values: list[ValueId]) -> list[ValueId]:
+        """Return those of finished gradients whose turn it is, in their turn."""
+        turns = self.captured.in_turn
+        if not turns:
+            return values
+        ready: list[ValueId] = []
+        waiting = [*values]
+        while True:
+            now = [v for v in waiting if self._is_handed(turns.get(self.gradient_of[v][1]))]
+            if not now:
+                return ready
+            ready += now
+            self.handed.update(self.gradient_of[v][1] for v in now)
+            waiting = [v for v in waiting if v not in now]
+
+    def _is_handed(self, position: int | None) -> bool:
+        return position is None or position in self.handed
 
     def _cross(self) -> None:
         """End the forward function: update buffers, fix outputs, go on in the backward one."""

@@ -30,7 +30,7 @@ from tightfit.session.addresses import addresses_for
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
-from tightfit.session.graphs import runs_outside, steps_of
+from tightfit.session.graphs import GraphSteps, runs_outside, steps_of
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
@@ -233,7 +233,10 @@ class Fitted:
                 self._whole.prepare(given, quickly=True)
                 self._addresses.heed(self._whole.last)
                 self._take_options(self._addresses.look(given.leaves, self.options))
-            return self.route(given)
+            try:
+                return self.route(given)
+            finally:
+                self._go_on_in_graphs()
         except NothingToTrain:
             return self._whole.untrained.looked_at(self._run_without_backward(given))
         except CaptureError as reason:
@@ -243,6 +246,11 @@ class Fitted:
             if not _has_parts_for(self._whole, reason):
                 raise
             return self._run_in_parts(reason, given)
+
+    def _go_on_in_graphs(self) -> None:
+        """Plan whole steps of several graphs from now on, if the call had more than one."""
+        if isinstance(self._whole, GraphSteps) and self._whole.in_graphs is not None:
+            self.route = self._whole.in_graphs
 
     def _run_in_parts(self, reason: CaptureError, given: Arguments) -> Any:
         """Run a call that cannot be planned as a whole part by part, and go on so.

@@ -24,6 +24,7 @@ from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rul
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
+from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
@@ -400,6 +401,12 @@ def break_reason(module: fx.GraphModule) -> str:
     """Return why a graph ends before the callable does; "" if it does not."""
     reason = getattr(module, "compile_subgraph_reason", None)
     return reason.reason if reason is not None and reason.graph_break else ""
+
+
+def place_of_graph() -> str:
+    """Return what tells the code that Dynamo makes a graph of right now; "" if it makes none."""
+    made = CompileContext.current_compile_id()
+    return "" if made is None or made.frame_id is None else f"frame {made.frame_id}"
 
 
 def without_hooks(module: fx.GraphModule) -> fx.GraphModule:

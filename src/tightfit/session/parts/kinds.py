@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,39 +50,43 @@ _MOST_KEPT = 64  # signatures of calls
 _MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so far
 
 
-@dataclass(eq=False)
 class Part:
-    """A module that is planned by itself.
+    """Modules that are planned by themselves: most often a single one.
 
     Parameters
     ----------
     name : str
         In the model.
-    module : nn.Module
-        The part; no more than a weak reference to it is kept.
+    modules : mapping of str to nn.Module
+        A single one by the name ``"part"``, which all such parts share, or those of the whole
+        callable; no more than weak references to them are kept.
     function : callable
-        Its own forward.
+        What runs: its own forward.
     alike : int
         How many modules of the model are of its class.
     number : int
-        Its place among the modules of the model.
+        Its place among the parts of the model.
     """
 
-    name: str
-    module: dataclasses.InitVar[nn.Module]
-    function: Callable[..., Any]
-    alike: int = 1
-    number: int = 0
-
-    def __post_init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
+    def __init__(
+        self,
+        name: str,
+        modules: Mapping[str, nn.Module],
+        function: Callable[..., Any],
+        *,
+        alike: int = 1,
+        number: int = 0,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.alike = alike
+        self.number = number
+        self._modules = weakref.WeakValueDictionary(modules)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """The part under a name that all parts share."""
-        module = self._module()
-        assert module is not None
-        return {"part": module}
+        """The modules by name."""
+        return dict(self._modules)
 
     @property
     def reads(self) -> ReadAttributes | None:
@@ -96,7 +99,7 @@ class Part:
 
     def is_of_class(self, other: Part) -> bool:
         """Whether both are modules of the same class."""
-        return type(self._module()) is type(other._module())
+        return list(map(type, self._modules.values())) == list(map(type, other._modules.values()))
 
     def is_like(self, other: Part) -> bool:
         """Whether a step captured of the other one is a step of this one."""
@@ -107,7 +110,8 @@ class Part:
         if not torch.is_grad_enabled():
             return False
         tensors = [leaf for leaf in given.leaves if isinstance(leaf, torch.Tensor)]
-        return any(t.requires_grad for t in (*tensors, *self.modules["part"].parameters()))
+        parameters = (p for module in self._modules.values() for p in module.parameters())
+        return any(t.requires_grad for t in (*tensors, *parameters))
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,9 @@ class KnownCalls:
 def _key(part: Part, given: Arguments) -> Any:
     modules = part.modules
     seen, nothing = SeenModules(modules), frozenset[tuple[str, str]]()
-    signature = call_signature(given.leaves, given.spec, seen, modules["part"], nothing, part.reads)
+    signature = call_signature(
+        given.leaves, given.spec, seen, modules.get("part"), nothing, part.reads
+    )
     return signature, part.key(given)
 
 

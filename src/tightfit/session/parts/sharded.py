@@ -90,9 +90,11 @@ class ShardedModel:
         for number, (name, m) in enumerate(parts.items()):
             own, alike = original_forward(m), classes[type(m)]
             if follower is None:
-                self.parts.append(_Unit(Part(name, m, own, alike, number), self.steps))
+                self.parts.append(
+                    _Unit(Part(name, {"part": m}, own, alike=alike, number=number), self.steps)
+                )
             else:
-                followed = FollowedPart(name, m, alike, number)
+                followed = FollowedPart(name, {"part": m}, alike=alike, number=number)
                 self.parts.append(_FollowedUnit(followed, self.steps, own, follower))
 
     @property

@@ -85,7 +85,9 @@ class StandIns:
             if module not in self.parts:
                 name, alike = self.names[module], self._classes[type(module)]
                 number = self._numbers[module]
-                self.parts[module] = Part(name, module, module.forward, alike, number)
+                self.parts[module] = Part(
+                    name, {"part": module}, module.forward, alike=alike, number=number
+                )
             self._replaced.swap(module, self._stand_in(module, self.parts[module]))
             self._watch(module)
 

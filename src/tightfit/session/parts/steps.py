@@ -136,7 +136,7 @@ class PartSteps:
             self.plans.ended(ledger)
         return self.guard.close(_where(ledger))
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Forget the step under way: it has failed."""
         self._writer = None
         self.guard.abandon()
@@ -235,7 +235,7 @@ class PartSteps:
 
         def finished(run: Run) -> None:
             if run.state == "failed":
-                self._abandon()
+                self.abandon()
             else:
                 writer.backward_ended()
                 if writer.is_complete:

@@ -1,0 +1,239 @@
+"""A callable of several graphs: each graph that Dynamo makes of it is a planned part of a step."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from tightfit.allocator import meter_for
+from tightfit.capture.calls.signature import input_signature
+from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.captured import Captured
+from tightfit.capture.handed import HandedGraph
+from tightfit.capture.origins import module_names
+from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.capture.traced_call import TracedCall
+from tightfit.dynamo.backend import RunsPlainly
+from tightfit.dynamo.outside import Outside
+from tightfit.errors import CaptureError, OpaqueChanged, OpaqueVaries
+from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.runtime import Run
+from tightfit.session.callee import Callee
+from tightfit.session.followed import FollowedCalls, RunsGraphs
+from tightfit.session.memory.account import Account
+from tightfit.session.options import Options
+from tightfit.session.parts.followed import FollowedPart
+from tightfit.session.parts.kinds import PartCall
+from tightfit.session.parts.steps import PartSteps
+from tightfit.session.report import Report
+from tightfit.session.stages import capture_step_around_data
+
+__all__ = ["InGraphs"]
+
+_MOST_NUMBERS = 2  # other numbers with which a graph is planned, before it runs as it is
+
+
+class InGraphs:
+    """Runs a callee, each of its graphs by a plan for whole steps.
+
+    Parameters
+    ----------
+    callee, options, account : Callee, Options, Account
+        What is run, what the user asked for, and what is held between steps.
+    followed : FollowedCalls
+        Hands over the graphs of calls.
+    """
+
+    is_used = True
+
+    def __init__(
+        self, callee: Callee, options: Options, account: Account, followed: FollowedCalls
+    ) -> None:
+        self.callee = callee
+        self.options = options
+        self._account = account
+        self._followed = followed
+        self._resident = _Resident(account)
+        gc.collect()  # what is freed during a step would look like room
+        self.steps = PartSteps(
+            callee.name,
+            options,
+            str(account.device),
+            self._resident,
+            self._capture,
+            wanted=_wanted(followed.outside),
+        )
+        self._parts: dict[Any, FollowedPart] = {}
+        self._numbers: Counter[HandedGraph] = Counter()
+        self._by_call: dict[int, FollowedPart] = {}
+        self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
+
+    @staticmethod
+    def may_run(options: Options, account: Account) -> bool:
+        """Whether what the user asked for can be done graph by graph."""
+        is_alone = options.shared is None and not options.compile
+        return is_alone and meter_for(account.device) is not None
+
+    @property
+    def guard(self) -> Guard:
+        """Measures the steps."""
+        return self.steps.guard
+
+    @property
+    def waiting(self) -> list[Run]:
+        """No call has to wait for another's backward: a step may be several calls."""
+        return []
+
+    def outside_of_plans(self) -> bool:
+        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        return self._followed.is_outside_of_plans()
+
+    def begin(self, given: Arguments) -> None:
+        """Begin a step with a call, unless one is under way."""
+        self._resident.receive(given.leaves)
+        self.steps.begin(input_signature(given.leaves, given.spec))
+        self._resident.receive(())
+
+    def __call__(self, given: Arguments) -> Any:
+        """Run one forward, its graphs as planned."""
+        self.begin(given)
+        return self._followed.call(given, self._this)
+
+    def run_graph(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
+        """Run one call of a graph by its plan.
+
+        Raises
+        ------
+        CaptureError
+            If there is none; nothing has changed then.
+        """
+        part = self._part_of(graph, inputs)
+        given = part.given(graph, inputs)
+        if graph.numbers and self.steps.known.known(part, given) is None:
+            self._note_numbers(graph)
+        try:
+            call = self.steps.kind_of(part, given)
+        except OpaqueChanged as error:
+            raise CaptureError(str(error)) from error
+        output = self._run(part, call, given)
+        self.guard.after_forward()
+        return output
+
+    def _note_numbers(self, graph: HandedGraph) -> None:
+        """Note that a graph is called with other numbers than before.
+
+        Raises
+        ------
+        RunsPlainly
+            If they are others in every call.
+        """
+        self._numbers[graph] += 1
+        if self._numbers[graph] > _MOST_NUMBERS:
+            self._followed.outside.varies()
+            raise RunsPlainly
+
+    def _run(self, part: FollowedPart, call: PartCall | None, given: Arguments) -> Any:
+        if call is None or not call.kind.captured.joint.opaque.calls:
+            return self.steps.run(part, call, given)
+        before = GeneratorStates(self.callee.modules)
+        try:
+            return self.steps.run(part, call, given)
+        except OpaqueVaries:
+            before.restore()
+            self.steps.abandon()
+            raise
+
+    def _part_of(self, graph: HandedGraph, inputs: Sequence[Any]) -> FollowedPart:
+        """Return the part of a step that a call of a graph is.
+
+        It is of the smallest module that holds all of the graph's parameters and buffers: so
+        layers that are alike have one plan.
+        """
+        graphs = self._followed.graphs
+        number = graphs.arguments(graph, inputs).args[-1]
+        if number not in self._by_call:
+            name, modules = self._smallest(graphs.modules_of(number))
+            place = name, graph.place or f"graph {number}"
+            if place not in self._parts:
+                others = sum(name == other for other, _ in self._parts)
+                own = name or self.callee.name
+                own += f" (graph {others + 1})" if others else ""
+                self._parts[place] = FollowedPart(own, modules, number=len(self._parts))
+            self._by_call[number] = self._parts[place]
+        return self._by_call[number]
+
+    def _smallest(self, holders: set[nn.Module]) -> tuple[str, Mapping[str, nn.Module]]:
+        """Return the smallest module that holds others, by a name that all parts share."""
+        names = module_names(self.callee.modules)
+        paths = [name.split(".") for name, module in names.items() if module in holders]
+        common = list(paths[0]) if paths else []
+        for path in paths:
+            while common != path[: len(common)]:
+                common.pop()
+        name = ".".join(common)
+        if not name or name not in names:
+            return "", self.callee.modules
+        return name, {"part": names[name]}
+
+    def _capture(self, call: TracedCall, name: str) -> Captured:
+        room_bytes = self.options.usable_bytes - self._account.held_bytes()
+        return capture_step_around_data(
+            call, self.options, name, in_parts=True, room_bytes=max(0, room_bytes)
+        )[0]
+
+    def prepare(self, given: Arguments) -> None:
+        """Do nothing: graphs are planned while the callable takes its first step."""
+
+    def settle(self) -> None:
+        """End the step under way, so that the report is of it."""
+        self.close_step()
+
+    def report(self) -> Report:
+        """Return what the plans promise and what the last complete step held."""
+        outside = self._followed.outside.reasons()
+        return msgspec.structs.replace(self.steps.report(), outside=outside)
+
+    def close_step(self) -> StepPeaks | None:
+        """End the measured window of the last step now; return what it held."""
+        return self.steps.close_step()
+
+    def change_options(self, options: Options) -> None:
+        """Plan the next step with other options; what was captured stays."""
+        self.options = options
+        self.steps.change_options(options)
+
+
+def _wanted(outside: Outside) -> str:
+    """Return what a user who is short of memory may do."""
+    told = "; ".join(f"{what}: {why}" for what, why in outside.reasons().items())
+    return f"change what keeps the callable from being planned as a whole ({told})"
+
+
+class _Resident:
+    """What a model holds between its steps, by its account and the inputs of the call."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._leaves: Sequence[Any] = ()
+
+    def receive(self, leaves: Sequence[Any]) -> None:
+        """Count these inputs from now on."""
+        self._leaves = leaves
+
+    def resident_bytes(self) -> int:
+        """Return parameters, buffers, inputs, gradients, optimizer state as they are now."""
+        return self._account.resident_bytes(self._leaves)
+
+    def coming_bytes(self) -> int:
+        """Return the optimizer's state that does not exist yet."""
+        return self._account.coming_state_bytes()
+
+    def rest(self) -> None:
+        """End the step: its budget is for whatever comes now."""
+        self._account.rest()
