@@ -115,7 +115,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "checkpoints",
         "step",
         "memory",
-        "options copies",
+        "options copies followed",
         "stages anywhere",
         "device_addresses",
         "addresses",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # where benchmarks/ is
 
-from support.features import REFUSED, SUPPORTED, UNCOMPILED
+from support.features import REFUSED, SUPPORTED, UNCOMPILED, Refused
 from support.libraries import LIBRARIES
 from support.models import CASES
 from support.replicas import DATA_PARALLEL
@@ -39,15 +39,16 @@ def document() -> str:
         "",
         *(f"- {case.name}" for case in (*CASES, *SUPPORTED)),
         "",
-        "A module that cannot be seen into runs eagerly, as one measured op of the plan: marked "
-        "by `tightfit.opaque`, recurrent (`nn.RNN`, `nn.LSTM`, `nn.GRU`), or found to decide by "
-        "data what it runs (this is announced).",
+        "A module runs eagerly, as one measured op of the plan, where it is marked by "
+        "`tightfit.opaque` or recurrent (`nn.RNN`, `nn.LSTM`, `nn.GRU`).",
         "",
-        "A model that allows no single graph (numbers read from computed tensors, numpy, Python "
-        "state, sparse gradients, layers left out at random) is planned part by part: inner "
-        "modules that hold others are captured and planned each by itself, what lies between runs "
-        "eagerly and is measured. This is announced. Where no such module is left, the model is "
-        "refused as below.",
+        "Dynamo follows the Python of a model. Where it ends a graph (numbers read from computed "
+        "tensors, numpy, logging, layers left out at random), the graphs are planned within one "
+        "budget. What lies between them runs eagerly, measured and under the same limit. What "
+        "runs outside of every plan is announced with the reason, and stands in "
+        "`tightfit.report(model).outside`. So these have the bits of plain PyTorch, too:",
+        "",
+        *(f"- {refused.name}" for refused in REFUSED if refused.through_dynamo),
         "",
         "## Ways of training: the same bits, measured peaks inside the budget",
         "",
@@ -82,7 +83,7 @@ def document() -> str:
         "",
         "| what | way out |",
         "|---|---|",
-        *(f"| {refused.name} | {refused.way_out} |" for refused in REFUSED),
+        *(f"| {refused.name} | {refused.way_out} |" for refused in _refused()),
         "",
     ]
     return "\n".join(lines)
@@ -90,7 +91,7 @@ def document() -> str:
 
 def section() -> str:
     """Return the short form for the README."""
-    names = "; ".join(refused.name for refused in REFUSED)
+    names = "; ".join(refused.name for refused in _refused())
     return (
         f"{len(CASES) + len(SUPPORTED)} features of models and {len(WAYS)} ways of training are "
         f"each tested to give the bits of plain PyTorch, {len(DATA_PARALLEL) + len(SHARDED)} more "
@@ -99,6 +100,11 @@ def section() -> str:
         "eagerly, as one measured op (`tightfit.opaque`). Refused, each with a way out: "
         f"{names}. All of them: [docs/features.md](docs/features.md)."
     )
+
+
+def _refused() -> list[Refused]:
+    """Return what is refused where Dynamo follows the Python, as it does by default."""
+    return [refused for refused in REFUSED if not refused.through_dynamo]
 
 
 def with_section(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What follows the Python of what is fitted; the environment says it."""
+"""What follows the Python of what is fitted: Dynamo, or the tracer if the environment says so."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _FRONTS = ("python", "dynamo")
 def goes_through_dynamo() -> bool:
     """Whether Dynamo follows the Python of callables, or else the tracer does.
 
+    The tracer does in a PyTorch that lacks what is needed of Dynamo.
+
     Raises
     ------
     BadInput
-        If the environment says neither, or this PyTorch is too old.
+        If the environment says neither, or asks for Dynamo in such a PyTorch.
     """
-    front = os.environ.get(_VARIABLE, "python")
+    front = os.environ.get(_VARIABLE) or ("dynamo" if private.follows_in_place() else "python")
     if front not in _FRONTS:
         raise BadInput(f"{_VARIABLE} is {front!r}; it may be {' or '.join(_FRONTS)}")
     if front == "dynamo" and not private.follows_in_place():

@@ -49,4 +49,4 @@ def asked_door() -> str:
 
 def record_key(door: str) -> str:
     """Return the name under which verdicts of a door are recorded."""
-    return os.environ.get("TIGHTFIT_FRONT", "python") if door == "fit" else door
+    return os.environ.get("TIGHTFIT_FRONT", "dynamo") if door == "fit" else door
