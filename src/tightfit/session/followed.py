@@ -6,8 +6,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
+
+from tightfit.capture.calls.modules import tensor_signature
+from tightfit.capture.calls.signature import modes_and_settings
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs
+from tightfit.capture.stored import graph_key
 from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
@@ -72,6 +77,8 @@ class FollowedCalls:
         self._asks: Callable[[HandedGraph, Sequence[Any]], Any] | None = None
         self._has_run = False
         self._unplanned: weakref.WeakSet[HandedGraph] = weakref.WeakSet()
+        self._first: dict[HandedGraph, HandedGraph] = {}  # of those that are the same
+        self._by_key: dict[Any, HandedGraph] = {}
 
     def call(self, given: Arguments, runs: weakref.ref[RunsGraphs]) -> Any:
         """Run the callable; its graphs run their plans."""
@@ -117,6 +124,7 @@ class FollowedCalls:
         """Run one call of a graph; or answer what is asked of it."""
         if self._asks is not None:
             raise Asked(self._asks(graph, inputs))
+        graph = self._first.get(graph) or self._first_like(graph, inputs)
         runs = self._runs() if graph not in self._unplanned else None
         if runs is None:
             return graph.module(*inputs)
@@ -129,6 +137,20 @@ class FollowedCalls:
             output = graph.module(*inputs)
         self._has_run = True
         return output
+
+    def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
+        """Return the first graph that runs what this one does.
+
+        Dynamo makes a graph anew where Python has changed that does not matter to it.
+        """
+        number = self.graphs.arguments(graph, inputs).args[-1]
+        tensors = tuple(tensor_signature(x) for x in inputs if isinstance(x, torch.Tensor))
+        key = graph_key(self.graphs, number), tensors, modes_and_settings()
+        if graph.leaf_calls:
+            key = graph
+        first = self._by_key.setdefault(key, graph)
+        self._first[graph] = first
+        return first
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:
         """Do without a plan of a graph.

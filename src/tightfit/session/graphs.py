@@ -104,7 +104,7 @@ class GraphSteps(WholeSteps):
 
     def _is_of_several(self, graph: HandedGraph) -> bool:
         """Whether a call of a graph is not all that is planned of a call."""
-        return bool(graph.reason) or self.outside.is_around or self._has_run
+        return bool(graph.reason) or self.outside.left > 0 or self._has_run
 
     def _expect_others(self) -> None:
         """Have graphs that are new run with least memory: nobody knows yet what follows them."""

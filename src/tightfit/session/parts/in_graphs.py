@@ -69,6 +69,7 @@ class InGraphs:
             wanted=_wanted(followed.outside),
         )
         self._parts: dict[Any, Part] = {}
+        self._left = followed.outside.left
         self._numbers: Counter[HandedGraph] = Counter()
         self._by_call: dict[int, Part] = {}
         self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
@@ -95,6 +96,10 @@ class InGraphs:
 
     def begin(self, given: Arguments) -> None:
         """Begin a step with a call, unless one is under way."""
+        left = self._followed.outside.left
+        if left != self._left and not self.steps.is_under_way:  # other graphs are made since
+            self._left = left
+            self.steps.plans.forget()
         self._resident.receive(given.leaves)
         self.steps.begin(input_signature(given.leaves, given.spec))
         self._resident.receive(())
