@@ -99,7 +99,8 @@ class InGraphs:
         left = self._followed.outside.left
         if left != self._left and not self.steps.is_under_way:  # other graphs are made since
             self._left = left
-            self.steps.plans.forget()
+            self.steps.close_step()
+            self.steps.plans.forget_absent()
         self._resident.receive(given.leaves)
         self.steps.begin(input_signature(given.leaves, given.spec))
         self._resident.receive(())
