@@ -19,7 +19,7 @@ from tightfit.session.memory.account import Account
 from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.tools import running_mode, running_transform
 
-__all__ = ["FollowedCalls", "RunsGraphs"]
+__all__ = ["FollowedCalls", "RunsGraphs", "around_call"]
 
 
 class RunsGraphs(Protocol):
@@ -86,7 +86,7 @@ class FollowedCalls:
 
     def is_outside_of_plans(self) -> bool:
         """Whether what is around a call asks that it runs as it is; then that is noted."""
-        around = _around()
+        around = around_call()
         if around is not None:
             self.outside.called_within(*around)
         return around is not None
@@ -148,7 +148,7 @@ class FollowedCalls:
             raise _Anew from None
 
 
-def _around() -> tuple[str, str] | None:
+def around_call() -> tuple[str, str] | None:
     """Return what is around a call that no plan can follow, and why."""
     transform, mode, hook = running_transform(), running_mode(), saving_hook()
     if transform:

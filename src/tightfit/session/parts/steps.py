@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
-from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import WITHOUT_A_PLAN, BadInput
 from tightfit.execution.guard import Guard, StepPeaks
@@ -250,7 +249,7 @@ class PartSteps:
         inputs = placeholder_tensors(kind.captured.joint, part.modules, leaves)
         outputs = kind.runner(holding)(inputs, run)
         writer.forward_ended(number)
-        return put(kind.captured.joint.structure.filled(outputs), part.modules)
+        return kind.captured.joint.structure.filled(outputs)
 
 
 def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:
