@@ -214,7 +214,7 @@ FOLLOWED = [
         where=OUTSIDE,
     ),
     Case(
-        "nested tensors and other tensor subclasses as inputs",
+        "nested tensors, DTensors and other tensor subclasses as inputs",
         linear_layers(),
         lambda: (jagged(),),
         lambda output: squares(output.values()),
