@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.capture.calls.signature import input_signature
+from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import (
     BadInput,
@@ -202,7 +202,7 @@ class Fitted:
         if self.route is not self._whole or not self._addresses.awaits_a_plan(self.options):
             self._take_options(self._addresses.look(given.leaves, self.options))
         if self.route is not self._whole:  # which begins it when its plan is known
-            self._addresses.begin_step(input_signature(given.leaves, given.spec), self)
+            self._addresses.begin_step(shape_of_call(given.leaves, given.spec), self)
         while True:
             try:
                 return self._run_on_route(given)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tightfit.capture.calls.signature import input_signature
+from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, is_handed
 from tightfit.dynamo.backend import RunsPlainly
@@ -93,7 +93,7 @@ class GraphSteps(WholeSteps):
         assert self._given is not None
         self.in_graphs = InGraphs(self.callee, self.options, self.account, self._followed)
         self._addresses.note_parts()
-        shape = input_signature(self._given.leaves, self._given.spec)
+        shape = shape_of_call(self._given.leaves, self._given.spec)
         self._addresses.begin_step(shape, self.in_graphs)
         self.in_graphs.begin(self._given)
 

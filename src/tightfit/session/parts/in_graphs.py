@@ -12,7 +12,7 @@ import msgspec
 from torch import nn
 
 from tightfit.allocator import meter_for
-from tightfit.capture.calls.signature import input_signature
+from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.handed import HandedGraph
@@ -102,7 +102,7 @@ class InGraphs:
             self.steps.close_step()
             self.steps.plans.forget_absent()
         self._resident.receive(given.leaves)
-        self.steps.begin(input_signature(given.leaves, given.spec))
+        self.steps.begin(shape_of_call(given.leaves, given.spec))
         self._resident.receive(())
 
     def __call__(self, given: Arguments) -> Any:
