@@ -678,18 +678,7 @@ def _trains(leaf: Any) -> bool:
 UNCOMPILED = {
     "opaque modules": "'marked'.*eagerly",
     "opaque modules under autocast": "'marked'.*eagerly",
-    "a branch on data inside a module": "eagerly",
-    "buffers replaced where data decide": "eagerly",
     "recurrent modules": "eagerly",
     "a recurrent module of computed weights": "eagerly",
-    "packed sequences": "eagerly",
-    "packing and unpacking in the outermost forward": "eagerly|decides",
-    "a branch on computed values in the outermost forward": "value that decides",
-    "CTC losses": "value that decides",
-    "targets put by masks, determinants": "value that decides",
-    "selections by computed masks": "value that decides",
-    "models that allow no single graph, part by part": "allows no single graph to compile",
-    "sparse gradients beside blocks": "allows no single graph to compile",
-    "generators of its own": "torch.Generator of its own",
 }
 """What is supported but not with ``compile=True``: the name of the case, the message."""
