@@ -2,7 +2,6 @@
 
     python benchmarks/first_steps.py                  # all models: some minutes on two cores
     python benchmarks/first_steps.py resnet50 cells_60
-    python benchmarks/first_steps.py --front python,dynamo   # both, in turns
     python benchmarks/first_steps.py --table          # writes docs/first-steps.md from the rows
 
 Each model trains in a process of its own: plainly, then within `RATIO` of what the plain steps
@@ -128,27 +127,21 @@ def main(words: Sequence[str] | None = None) -> None:
         print(json.dumps(row_of(MODELS[options.one][1](), rounds=options.rounds)))
         return
     for name in options.models or MODELS:
-        for row in _rows(name, options):
-            with options.output.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(_line(row), end="", flush=True)
+        row = _row(name, options)
+        with options.output.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(_line(row), end="", flush=True)
 
 
-def _rows(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows of a model, one for each front; their processes take turns."""
-    fronts: list[str] = options.front
-    found: dict[str, dict[str, Any]] = {front: {} for front in fronts}
+def _row(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the row of a model."""
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for process, rounds in (("cold", 0), ("warm", options.rounds)):
-            for front in fronts:
-                around = {
-                    "OMP_NUM_THREADS": str(options.threads),
-                    "TIGHTFIT_CACHE_DIR": str(Path(folder) / front),
-                    "TIGHTFIT_FRONT": front,
-                }
-                found[front][process] = _in_a_process(name, around, rounds)
+            around = {"OMP_NUM_THREADS": str(options.threads), "TIGHTFIT_CACHE_DIR": folder}
+            found[process] = _in_a_process(name, around, rounds)
     around = circumstances(options.threads, rounds=options.rounds)
-    return [{**around, "model": name, "front": front, **found[front]} for front in fronts]
+    return {**around, "model": name, "front": _FRONTS[-1], **found}
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -157,12 +150,6 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="of later steps, in turns")
     parser.add_argument("--threads", type=int, default=2, help="that kernels run on")
     parser.add_argument("--table", action="store_true", help="write the page, measure nothing")
-    parser.add_argument(
-        "--front",
-        type=lambda text: text.split(","),
-        default=["python"],
-        help="what follows the Python of a model: python, dynamo, or both",
-    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser.parse_args(words)
@@ -238,8 +225,8 @@ hold (the least budget where that is refused), in a process of its own: *cold* w
 *warm* with what the process before has kept. A step is forward, backward and optimizer; seconds are
 those of a clock, in brackets those of the processor in the training thread, both of the fitted
 model; a *later* step is the median ratio to a plain one, in turns, when no better plan is searched
-any more. *Overhead* is what the plan itself computes again. *Front* is what follows the Python of
-the model (`TIGHTFIT_FRONT`).
+any more. *Overhead* is what the plan itself computes again. *Front* is what followed the Python of
+the model: Dynamo, or tightfit's own tracer, which went after commit d157620.
 
 | model | front | plain | cold: step 1 | steps 2-6 | warm: step 1 | steps 2-6 | later | overhead |
 |---|---|--:|--:|--:|--:|--:|--:|--:|

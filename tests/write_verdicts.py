@@ -3,8 +3,6 @@
 python tests/write_verdicts.py                      # both batteries, through `tightfit.fit`
 python tests/write_verdicts.py outputs --door backend
 python tests/write_verdicts.py outputs --only "f1:" --looks
-
-``TIGHTFIT_FRONT`` chooses the front of `tightfit.fit`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a call takes and hands back is what plain PyTorch's would, or is recorded as worse.
 
 The record (`verdicts.json`) may only improve: `python tests/write_verdicts.py outputs` writes it.
-Other doors: ``TIGHTFIT_FRONT``, or ``TIGHTFIT_DOOR=backend`` and ``aot_eager``.
+Other doors: ``TIGHTFIT_DOOR=backend`` and ``aot_eager``.
 """
 
 from __future__ import annotations

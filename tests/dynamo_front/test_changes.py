@@ -209,8 +209,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def through_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TIGHTFIT_FRONT", "dynamo")
+def dynamo_begins_anew() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""`TIGHTFIT_FRONT=dynamo`: Dynamo follows the Python of what is fitted, each graph is planned."""
+"""Dynamo follows the Python of what is fitted, each graph is planned."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import tightfit
-from tightfit.errors import BadInput, InfeasibleBudget
+from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
 
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 
 
 @pytest.fixture(autouse=True)
-def through_dynamo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TIGHTFIT_FRONT", "dynamo")
+def dynamo_begins_anew() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -294,12 +293,6 @@ def test_it_stays_in_place() -> None:
         assert torch.equal(mine.grad, other.grad)
         assert torch.equal(mine.grad, third.grad)
     assert attached(plain) is None
-
-
-def test_the_variable_names_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIGHTFIT_FRONT", "other")
-    with pytest.raises(BadInput, match="TIGHTFIT_FRONT is 'other'; it may be python or dynamo"):
-        tightfit.fit(nn.Linear(2, 2), "1GiB")
 
 
 class Searching(nn.Module):

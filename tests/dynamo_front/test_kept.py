@@ -64,7 +64,6 @@ class Net(nn.Module):
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """Yield a list that grows with every frame that Dynamo follows; nothing is kept as yet."""
-    monkeypatch.setenv("TIGHTFIT_FRONT", "dynamo")
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     made: list[str] = []
     plain = convert_frame._compile
@@ -557,7 +556,6 @@ def _said(folder: Path) -> list[str]:
     around = {
         **os.environ,
         "TIGHTFIT_CACHE_DIR": str(folder / "cache"),
-        "TIGHTFIT_FRONT": "dynamo",
         "PYTHONPATH": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -42,7 +42,6 @@ NEVER_STORED = {
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """Yield a list that grows with every trace that is made; nothing is stored when it begins."""
-    monkeypatch.setenv("TIGHTFIT_FRONT", "dynamo")
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     made: list[str] = []
     plain = capturing._traced_handed
@@ -217,7 +216,7 @@ SCRIPT = """
 
 
 def test_another_process_trains_the_same_without_a_trace(tmp_path: Path) -> None:
-    around = {**os.environ, "TIGHTFIT_CACHE_DIR": str(tmp_path), "TIGHTFIT_FRONT": "dynamo"}
+    around = {**os.environ, "TIGHTFIT_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
     said = [
         subprocess.run(command, env=around, stdout=subprocess.PIPE, text=True, check=True).stdout

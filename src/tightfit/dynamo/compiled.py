@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from tightfit.capture.around_data import wait_for_traces
@@ -15,7 +16,7 @@ from tightfit.dynamo.backend import HandOver, backend_of
 from tightfit.dynamo.guards import Unguarded
 from tightfit.dynamo.kept import Kept
 from tightfit.dynamo.outside import Outside
-from tightfit.errors import CaptureError
+from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import dynamo as private
 
 __all__ = ["Compiled", "Following"]
@@ -102,6 +103,11 @@ class Compiled:
         Is asked and told while Dynamo follows the callable.
     kept : Kept, optional
         Keeps what Dynamo finds for other processes.
+
+    Raises
+    ------
+    BadInput
+        If this PyTorch lacks what that takes.
     """
 
     def __init__(
@@ -112,6 +118,8 @@ class Compiled:
         follower: Following,
         kept: Kept | None = None,
     ) -> None:
+        if not private.follows_in_place():
+            raise BadInput(f"tightfit needs PyTorch 2.13 or later; here is {torch.__version__}")
         self._function = function
         self._name = name
         self._hand_over = hand_over

@@ -31,15 +31,15 @@ class Outside:
 
     Attributes
     ----------
-    is_around : bool
-        Whether something of calls ran as plain Python around graphs, so that there may be several.
+    left : int
+        How often a frame or a graph was left to plain Python, so that calls have other graphs.
     """
 
     def __init__(self, name: str, modules: Mapping[str, nn.Module]) -> None:
         self._name = name
         self._modules = modules
         self._reasons: dict[str, str] = {}
-        self.is_around = False
+        self.left = 0
         self._unplanned: list[str] = []  # modules whose parameters got a gradient of no plan
         self._is_planned: Callable[[torch.Tensor], bool] | None = None  # None: nobody watches
 
@@ -94,20 +94,20 @@ class Outside:
         names = {each: name for name, each in module_names(self._modules).items()}
         name = names.get(module)
         if name is not None:
-            self.is_around = True
+            self.left += 1
             self._note(f"module {name!r}" if name else "the outermost forward", reason)
 
     def left_out(self, name: str, error: Exception) -> nn.Module | None:
         """Note that no plan holds a module, so that it runs as plain Python; return it."""
         module = module_names(self._modules).get(name)
         if module is not None:
-            self.is_around = True
+            self.left += 1
             self._note(f"module {name!r}", str(error))
         return module
 
     def left_alone(self, error: Exception) -> None:
         """Note a graph that cannot be planned."""
-        self.is_around = True
+        self.left += 1
         self._note("a graph that cannot be planned", str(error))
 
     def broke(self, reason: str) -> None:

@@ -11,16 +11,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.capture.around_data import has_parts
 from tightfit.capture.calls.signature import input_signature
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.handed import is_handed
 from tightfit.errors import (
     BadInput,
     CaptureError,
     InfeasibleBudget,
-    NothingToTrain,
-    OpaqueVaries,
     TightfitError,
 )
 from tightfit.execution.guard import Guard, StepPeaks
@@ -30,14 +26,13 @@ from tightfit.session.addresses import addresses_for
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
-from tightfit.session.graphs import GraphSteps, runs_outside, steps_of
+from tightfit.session.graphs import GraphSteps, steps_of
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
 from tightfit.session.options import Options, with_ranks, worst_first
-from tightfit.session.parts.in_parts import first_call
 from tightfit.session.processes import Replicas, running_wrapper
-from tightfit.session.refusals import not_prepared, second_forward, told
+from tightfit.session.refusals import second_forward, told
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.session.whole.steps import WholeSteps
@@ -66,6 +61,10 @@ class Route(Protocol):
 
     def __call__(self, given: Arguments) -> Any:
         """Run one forward."""
+        ...
+
+    def outside_of_plans(self) -> bool:
+        """Whether what is around a call asks that it runs as it is; then that is noted."""
         ...
 
     def prepare(self, given: Arguments) -> None:
@@ -191,7 +190,7 @@ class Fitted:
         if tools.is_exported() or not self.callee.trains(given):
             self._addresses.end_step()
             return self._run_without_backward(given)
-        if runs_outside(self.route, self.name):
+        if self.route.outside_of_plans():
             return self._run_outside(given)
         _refuse_second_forward(self)
         self.join_replicas(running_wrapper())
@@ -228,45 +227,19 @@ class Fitted:
     def _run_on_route(self, given: Arguments) -> Any:
         if self.route is not self._whole:
             return self.route(given)
+        if self._addresses.awaits_a_plan(self.options):
+            self._whole.prepare(given, quickly=True)
+            self._addresses.heed(self._whole.last)
+            self._take_options(self._addresses.look(given.leaves, self.options))
         try:
-            if self._addresses.awaits_a_plan(self.options):
-                self._whole.prepare(given, quickly=True)
-                self._addresses.heed(self._whole.last)
-                self._take_options(self._addresses.look(given.leaves, self.options))
-            try:
-                return self.route(given)
-            finally:
-                self._go_on_in_graphs()
-        except NothingToTrain:
-            return self._whole.untrained.looked_at(self._run_without_backward(given))
-        except CaptureError as reason:
-            return self._run_in_parts(reason, given)
-        except OpaqueVaries as change:
-            reason = CaptureError(str(change), module=change.module, cause="data")
-            if not _has_parts_for(self._whole, reason):
-                raise
-            return self._run_in_parts(reason, given)
+            return self.route(given)
+        finally:
+            self._go_on_in_graphs()
 
     def _go_on_in_graphs(self) -> None:
         """Plan whole steps of several graphs from now on, if the call had more than one."""
         if isinstance(self._whole, GraphSteps) and self._whole.in_graphs is not None:
             self.route = self._whole.in_graphs
-
-    def _run_in_parts(self, reason: CaptureError, given: Arguments) -> Any:
-        """Run a call that cannot be planned as a whole part by part, and go on so.
-
-        Raises
-        ------
-        CompileError
-            If it was to be compiled.
-        CaptureError
-            The reason, if there is no part that can be planned; generators are then as before.
-        """
-        if not _has_parts_for(self._whole, reason):
-            raise reason
-        self._addresses.note_parts()
-        self.route, output = first_call(self.callee, self.options, self.account, reason, given)
-        return output
 
     # -- planning before training -------------------------------------------------------------
 
@@ -281,11 +254,8 @@ class Fitted:
         self._resolve_budget()
         try:
             self.route.prepare(given)
-        except CaptureError as reason:
-            error = (
-                not_prepared(self.name, reason) if _has_parts_for(self._whole, reason) else reason
-            )
-            raise told(error, self.account.device) from reason.__cause__
+        except CaptureError as error:
+            raise told(error, self.account.device) from error.__cause__
         self.settle()
         return self.report()
 
@@ -410,14 +380,6 @@ class Fitted:
         for callback in self._at_leaving:
             callback()
         self._at_leaving.clear()
-
-
-def _has_parts_for(whole: WholeSteps | None, reason: CaptureError) -> bool:
-    """Whether parts may be planned where the whole cannot."""
-    if whole is None or isinstance(reason, NothingToTrain):
-        return False
-    callee = whole.callee
-    return not is_handed(callee.function) and has_parts(callee.modules, callee.root)
 
 
 def prepare_all(fitted: Fitted, shapes: Iterable[Any]) -> None:

@@ -6,8 +6,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
+
+from tightfit.capture.calls.modules import tensor_signature
+from tightfit.capture.calls.signature import modes_and_settings
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs
+from tightfit.capture.stored import graph_key
 from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
@@ -19,7 +24,7 @@ from tightfit.session.memory.account import Account
 from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.tools import running_mode, running_transform
 
-__all__ = ["FollowedCalls", "RunsGraphs"]
+__all__ = ["FollowedCalls", "RunsGraphs", "around_call"]
 
 
 class RunsGraphs(Protocol):
@@ -72,6 +77,8 @@ class FollowedCalls:
         self._asks: Callable[[HandedGraph, Sequence[Any]], Any] | None = None
         self._has_run = False
         self._unplanned: weakref.WeakSet[HandedGraph] = weakref.WeakSet()
+        self._first: dict[HandedGraph, HandedGraph] = {}  # of those that are the same
+        self._by_key: dict[Any, HandedGraph] = {}
 
     def call(self, given: Arguments, runs: weakref.ref[RunsGraphs]) -> Any:
         """Run the callable; its graphs run their plans."""
@@ -86,7 +93,7 @@ class FollowedCalls:
 
     def is_outside_of_plans(self) -> bool:
         """Whether what is around a call asks that it runs as it is; then that is noted."""
-        around = _around()
+        around = around_call()
         if around is not None:
             self.outside.called_within(*around)
         return around is not None
@@ -117,6 +124,7 @@ class FollowedCalls:
         """Run one call of a graph; or answer what is asked of it."""
         if self._asks is not None:
             raise Asked(self._asks(graph, inputs))
+        graph = self._first.get(graph) or self._first_like(graph, inputs)
         runs = self._runs() if graph not in self._unplanned else None
         if runs is None:
             return graph.module(*inputs)
@@ -129,6 +137,20 @@ class FollowedCalls:
             output = graph.module(*inputs)
         self._has_run = True
         return output
+
+    def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
+        """Return the first graph that runs what this one does.
+
+        Dynamo makes a graph anew where Python has changed that does not matter to it.
+        """
+        number = self.graphs.arguments(graph, inputs).args[-1]
+        tensors = tuple(tensor_signature(x) for x in inputs if isinstance(x, torch.Tensor))
+        key = graph_key(self.graphs, number), tensors, modes_and_settings()
+        if graph.leaf_calls:
+            key = graph
+        first = self._by_key.setdefault(key, graph)
+        self._first[graph] = first
+        return first
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:
         """Do without a plan of a graph.
@@ -148,7 +170,7 @@ class FollowedCalls:
             raise _Anew from None
 
 
-def _around() -> tuple[str, str] | None:
+def around_call() -> tuple[str, str] | None:
     """Return what is around a call that no plan can follow, and why."""
     transform, mode, hook = running_transform(), running_mode(), saving_hook()
     if transform:

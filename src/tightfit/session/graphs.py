@@ -9,12 +9,10 @@ from typing import Any
 
 import msgspec
 
-from tightfit.capture.calls.signature import input_signature, refuse_transforms
+from tightfit.capture.calls.signature import input_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, is_handed
-from tightfit.capture.side_effects.saving import refuse_saving_hooks
 from tightfit.dynamo.backend import RunsPlainly
-from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.errors import BadInput
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
@@ -28,7 +26,7 @@ from tightfit.session.step.graphs_of_step import GraphsOfStep
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
-__all__ = ["GraphSteps", "runs_outside", "steps_of"]
+__all__ = ["GraphSteps", "steps_of"]
 
 
 class GraphSteps(WholeSteps):
@@ -106,24 +104,17 @@ class GraphSteps(WholeSteps):
 
     def _is_of_several(self, graph: HandedGraph) -> bool:
         """Whether a call of a graph is not all that is planned of a call."""
-        return bool(graph.reason) or self.outside.is_around or self._has_run
+        return bool(graph.reason) or self.outside.left > 0 or self._has_run
 
     def _expect_others(self) -> None:
         """Have graphs that are new run with least memory: nobody knows yet what follows them."""
         if not self.options.others_to_come:
             self.options = dataclasses.replace(self.options, others_to_come=True)
 
-    def _with_deciding_ops(self, key: Any, given: Arguments) -> None:
-        """Leave a graph to plain PyTorch where numbers decide otherwise in every call.
-
-        Raises
-        ------
-        RunsPlainly
-            If they do.
-        """
-        if self.options.ranks is None and self.captures.deciding_inputs(key, given) is not None:
-            self.outside.varies()
-            raise RunsPlainly
+    def _varies(self) -> None:
+        """Leave a graph to plain PyTorch: numbers decide otherwise in every call."""
+        self.outside.varies()
+        raise RunsPlainly
 
     def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; note by which one it ran."""
@@ -158,29 +149,7 @@ class GraphSteps(WholeSteps):
         return self._followed.asked(given, super().smallest_budget)
 
 
-def runs_outside(route: object, name: str) -> bool:
-    """Whether what is around a call asks that it runs outside of every plan; then that is noted.
-
-    Raises
-    ------
-    CaptureError
-        If calls are refused there.
-    """
-    if isinstance(route, GraphSteps | InGraphs):
-        return route.outside_of_plans()
-    refuse_transforms(name)
-    refuse_saving_hooks(name)
-    return False
-
-
 def steps_of(callee: Callee, options: Options, account: Account, addresses: Anywhere) -> WholeSteps:
-    """Return what runs a callee as planned steps; the environment says what follows its Python.
-
-    Raises
-    ------
-    BadInput
-        If it says neither that the tracer does nor that Dynamo does, or this PyTorch is too old.
-    """
-    through_dynamo = not is_handed(callee.function) and goes_through_dynamo()
-    kind = GraphSteps if through_dynamo else WholeSteps
+    """Return what runs a callee as planned steps: graphs that were handed over, or its own."""
+    kind = WholeSteps if is_handed(callee.function) else GraphSteps
     return kind(callee, options, account, addresses)

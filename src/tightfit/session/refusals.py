@@ -15,7 +15,7 @@ from tightfit.errors import (
     with_another_way,
 )
 
-__all__ = ["not_prepared", "second_forward", "told"]
+__all__ = ["second_forward", "told"]
 
 
 def told(refusal: TightfitError, device: torch.device) -> TightfitError:
@@ -35,12 +35,4 @@ def second_forward(name: str, waiting: int) -> SecondForward:
         f"all into one function for tightfit.step, or allow it by in_flight={waiting + 1} (calls "
         "share the budget). If no backward is to come: torch.no_grad(), or let go of the outputs "
         "(del loss)"
-    )
-
-
-def not_prepared(name: str, reason: CaptureError) -> CaptureError:
-    """Return the error of a model that can be planned only while it trains."""
-    return CaptureError(
-        f"{name} cannot be planned beforehand: {reason}. Its parts are planned while it takes its "
-        "first step: train, then ask for tightfit.report"
     )

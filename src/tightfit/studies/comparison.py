@@ -25,7 +25,6 @@ from tightfit.session.fitted import Fitted
 from tightfit.session.handles import PlannedStep, fit_in_place
 from tightfit.session.options import Options, make_options
 from tightfit.session.parts.in_graphs import InGraphs
-from tightfit.session.parts.in_parts import InParts
 from tightfit.session.report import Report
 from tightfit.studies.model import explain_error
 from tightfit.studies.subject import (
@@ -153,7 +152,7 @@ class Comparison:
         """Return a budget in which a model that allows no single graph has run its steps."""
         fitted = self.within(_UNLIMITED)
         most = self._train(fitted).peak_bytes
-        if not isinstance(fitted.route, InParts | InGraphs):
+        if not isinstance(fitted.route, InGraphs):
             return self._least_bytes_between(fitted.report().constant_bytes, most)
         least = _least_bytes_in_parts(fitted)
         for _ in range(_MOST_ATTEMPTS):
@@ -437,6 +436,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 def _least_bytes_in_parts(fitted: Fitted) -> int:
     """Return what a step like the last one holds with the least plan of every part."""
     route = fitted.route
-    assert isinstance(route, InParts | InGraphs)  # else the step would have said what it lacks
+    assert isinstance(route, InGraphs)  # else the step would have said what it lacks
     route.close_step()
     return route.steps.least_bytes()

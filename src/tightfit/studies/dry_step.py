@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import torch
 from torch import nn
 
 from tightfit.alternatives.registry import with_alternatives
@@ -14,15 +13,13 @@ from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
 from tightfit.dynamo.asked import graph_call
-from tightfit.dynamo.front import goes_through_dynamo
-from tightfit.errors import BadInput, CaptureError
+from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.plan import Gradients
 from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT, Progress
 from tightfit.session.memory.surroundings import root_gradient_bytes
 from tightfit.studies.model import Target, load_example, loss_function, on_fake_tensors
-from tightfit.torch_private import core as private
 from tightfit.units import rounded_up
 
 __all__ = ["OPTIMIZERS", "captured_step", "graph_of"]
@@ -91,24 +88,8 @@ def _captured(call: TracedCall, exactness: Exactness, alternatives: str) -> Capt
     """Capture a step with alternatives; what lies beside a loss receives no gradient."""
     name = call.function.__name__
     call = dataclasses.replace(call, loss_alone=True)
-    if goes_through_dynamo():
-        captured = capture(graph_call(call, name), name=name)
-    else:
-        captured = _captured_once_set_up(call, name)
+    captured = capture(graph_call(call, name), name=name)
     return with_alternatives(captured, exactness, alternatives)
-
-
-def _captured_once_set_up(call: TracedCall, name: str) -> Captured:
-    """Capture a step, after a first forward if that sets something up, as lazy settings do."""
-    try:
-        return capture(call, name=name)
-    except CaptureError as error:
-        if error.cause != "state":
-            raise
-    parameter = next(p for model in call.modules.values() for p in model.parameters())
-    with torch.no_grad(), private.fake_mode_of(parameter):
-        call.function(*call.args, **call.kwargs)
-    return capture(call, name=name)
 
 
 def _trainable_bytes(model: nn.Module, granularity: int) -> int:

@@ -28,8 +28,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.followed import FollowedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
-from tightfit.session.parts.followed import FollowedPart
-from tightfit.session.parts.kinds import PartCall
+from tightfit.session.parts.kinds import Part, PartCall
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
 from tightfit.session.stages import capture_step_around_data
@@ -69,9 +68,10 @@ class InGraphs:
             self._capture,
             wanted=_wanted(followed.outside),
         )
-        self._parts: dict[Any, FollowedPart] = {}
+        self._parts: dict[Any, Part] = {}
+        self._left = followed.outside.left
         self._numbers: Counter[HandedGraph] = Counter()
-        self._by_call: dict[int, FollowedPart] = {}
+        self._by_call: dict[int, Part] = {}
         self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
 
     @staticmethod
@@ -96,6 +96,10 @@ class InGraphs:
 
     def begin(self, given: Arguments) -> None:
         """Begin a step with a call, unless one is under way."""
+        left = self._followed.outside.left
+        if left != self._left and not self.steps.is_under_way:  # other graphs are made since
+            self._left = left
+            self.steps.plans.forget()
         self._resident.receive(given.leaves)
         self.steps.begin(input_signature(given.leaves, given.spec))
         self._resident.receive(())
@@ -138,7 +142,7 @@ class InGraphs:
             self._followed.outside.varies()
             raise RunsPlainly
 
-    def _run(self, part: FollowedPart, call: PartCall | None, given: Arguments) -> Any:
+    def _run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
         if call is None or not call.kind.captured.joint.opaque.calls:
             return self.steps.run(part, call, given)
         before = GeneratorStates(self.callee.modules)
@@ -149,7 +153,7 @@ class InGraphs:
             self.steps.abandon()
             raise
 
-    def _part_of(self, graph: HandedGraph, inputs: Sequence[Any]) -> FollowedPart:
+    def _part_of(self, graph: HandedGraph, inputs: Sequence[Any]) -> Part:
         """Return the part of a step that a call of a graph is.
 
         It is of the smallest module that holds all of the graph's parameters and buffers: so
@@ -164,7 +168,7 @@ class InGraphs:
                 others = sum(name == other for other, _ in self._parts)
                 own = name or self.callee.name
                 own += f" (graph {others + 1})" if others else ""
-                self._parts[place] = FollowedPart(own, modules, number=len(self._parts))
+                self._parts[place] = Part(own, modules, number=len(self._parts))
             self._by_call[number] = self._parts[place]
         return self._by_call[number]
 

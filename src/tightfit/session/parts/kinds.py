@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +11,20 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.attributes import ReadAttributes, same_attributes
 from tightfit.capture.calls.modules import SeenModules
 from tightfit.capture.calls.signature import call_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
+from tightfit.capture.graph_calls import GraphCalls
+from tightfit.capture.handed import (
+    GraphArguments,
+    HandedGraph,
+    HandedGraphs,
+    ReadsUnseen,
+    takes_numbers,
+)
 from tightfit.capture.input_uses import captured_by_uses
-from tightfit.capture.reads.guard import Reads
+from tightfit.capture.stored import graph_key
 from tightfit.capture.traced_call import TracedCall
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Run, Runner
@@ -51,7 +57,7 @@ _MOST_ALIKE = 1024  # parts of one signature, each for all that it has read so f
 
 
 class Part:
-    """Modules that are planned by themselves: most often a single one.
+    """Modules whose graphs are planned by themselves: most often a single module.
 
     Parameters
     ----------
@@ -59,9 +65,7 @@ class Part:
         In the model.
     modules : mapping of str to nn.Module
         A single one by the name ``"part"``, which all such parts share, or those of the whole
-        callable; no more than weak references to them are kept.
-    function : callable
-        What runs: its own forward.
+        callable.
     alike : int
         How many modules of the model are of its class.
     number : int
@@ -69,49 +73,44 @@ class Part:
     """
 
     def __init__(
-        self,
-        name: str,
-        modules: Mapping[str, nn.Module],
-        function: Callable[..., Any],
-        *,
-        alike: int = 1,
-        number: int = 0,
+        self, name: str, modules: Mapping[str, nn.Module], *, alike: int = 1, number: int = 0
     ) -> None:
         self.name = name
-        self.function = function
+        self.modules = modules
         self.alike = alike
         self.number = number
-        self._modules = weakref.WeakValueDictionary(modules)
+        self.function = HandedGraphs(modules)
+        self._keys: dict[int, Any] = {}
+        self._calls = GraphCalls(self.function, self._looked_at)
 
-    @property
-    def modules(self) -> dict[str, nn.Module]:
-        """The modules by name."""
-        return dict(self._modules)
-
-    @property
-    def reads(self) -> ReadAttributes | None:
-        """Which attributes its calls read; None: any may matter."""
-        return None
+    def given(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
+        """Return what to call the part with for a call of a graph."""
+        return self.function.arguments(graph, inputs)
 
     def key(self, given: Arguments) -> Any:
-        """Return what tells its calls apart besides inputs and modules."""
-        return None
+        """Return what is the same of calls that run the same on members of the same names."""
+        number = given.args[-1]
+        if number not in self._keys:
+            self._keys[number] = graph_key(self.function, number)
+        return self._calls.signature(given), self._keys[number]
 
-    def is_of_class(self, other: Part) -> bool:
-        """Whether both are modules of the same class."""
-        return list(map(type, self._modules.values())) == list(map(type, other._modules.values()))
-
-    def is_like(self, other: Part) -> bool:
-        """Whether a step captured of the other one is a step of this one."""
-        return same_attributes(self.modules, other.modules)
+    def _looked_at(self, given: Arguments) -> tuple[Any, Any]:
+        """Return the signature of a call after a look at all modules."""
+        root, unread = self.modules.get("part"), ReadsUnseen().attributes(self.modules)
+        seen = SeenModules(self.modules)
+        return call_signature(given.leaves, given.spec, seen, root, frozenset(), unread)
 
     def needs_gradient(self, given: Arguments) -> bool:
         """Whether a call with these inputs can need a gradient."""
+        assert isinstance(given, GraphArguments)
+        tensors = (x for x in given.inputs if isinstance(x, torch.Tensor))
         if not torch.is_grad_enabled():
             return False
-        tensors = [leaf for leaf in given.leaves if isinstance(leaf, torch.Tensor)]
-        parameters = (p for module in self._modules.values() for p in module.parameters())
-        return any(t.requires_grad for t in (*tensors, *parameters))
+        return any(x.requires_grad for x in tensors) or self.function.calls_leaves(given.args[-1])
+
+    def is_of_class(self, other: Part) -> bool:
+        """Whether both are modules of the same class."""
+        return [*map(type, self.modules.values())] == [*map(type, other.modules.values())]
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class KnownCalls:
 
     def __init__(self, capture: Callable[[TracedCall, str], Captured]) -> None:
         self._capture = capture
-        self._known: dict[Any, list[tuple[Part, Kind, Reads]]] = {}
+        self._known: dict[Any, list[tuple[Part, Kind]]] = {}
         self._detached: dict[Any, frozenset[int]] = {}
         self._usage = Usage()
         self._called: dict[Any, Part] = {}
@@ -155,18 +154,15 @@ class KnownCalls:
 
     def known(self, part: Part, given: Arguments) -> PartCall | None:
         """Return the kind of a call, if one like it was captured."""
-        key = _key(part, given)
-        for owner, kind, reads in self._known.get(key, ()):
+        key = part.key(given)
+        for owner, kind in self._known.get(key, ()):
             joint = kind.captured.joint
-            alike = owner is part or (not joint.opaque.calls and part.is_like(owner))
-            if not alike or not reads.hold():
+            if owner is not part and joint.opaque.calls:
                 continue
-            reads.fetch()
             inputs = kind.inputs(given.leaves)
             if joint.decisions.hold(inputs, {**part.modules, **joint.outside}):
                 if owner is not part:
-                    own = reads.of_another(part.function, part.modules)
-                    self._known[key].append((part, kind, own))
+                    self._known[key].append((part, kind))
                 return PartCall(key, kind, given)
         return None
 
@@ -178,10 +174,15 @@ class KnownCalls:
         options : Options
             The user's.
         """
-        key = _key(part, given)
+        key = part.key(given)
         detached = self._detached.get(key, frozenset())
         traced = TracedCall(
-            part.function, part.modules, given.args, given.kwargs, detached_outputs=detached
+            part.function,
+            part.modules,
+            given.args,
+            given.kwargs,
+            detached_outputs=detached,
+            numbers=takes_numbers(part.function, given.args),
         )
         captured, repeated = captured_by_uses(lambda call: self._capture(call, part.name), traced)
         graph = captured.graph
@@ -195,13 +196,13 @@ class KnownCalls:
             lambda: least_plan(graph, part.alike, limits),
         )
         verify(least, graph)
-        before = sum(owner is part for alike in self._known.values() for owner, *_ in alike)
+        before = sum(owner is part for alike in self._known.values() for owner, _ in alike)
         name = f"{part.name} (another call, {before})" if before else part.name
         most = most_plan(graph)
         holdings = holding_of(graph, least), holding_of(graph, most)
         kind = Kind(captured, name, *holdings, repeated, part.alike)
         alike = self._known.setdefault(key, [])
-        alike.append((part, kind, captured.reads))
+        alike.append((part, kind))
         del alike[:-_MOST_ALIKE]
         forget_oldest(self._known)
         return PartCall(key, kind, given)
@@ -223,15 +224,6 @@ class KnownCalls:
                 self._known.pop(key, None)
                 announce(f"outputs {sorted(unused)} of part {part.name!r} receive no gradient")
         self._called.clear()
-
-
-def _key(part: Part, given: Arguments) -> Any:
-    modules = part.modules
-    seen, nothing = SeenModules(modules), frozenset[tuple[str, str]]()
-    signature = call_signature(
-        given.leaves, given.spec, seen, modules.get("part"), nothing, part.reads
-    )
-    return signature, part.key(given)
 
 
 def forget_oldest(known: dict[Any, Any]) -> None:

@@ -81,6 +81,12 @@ class StepPlans:
         self.options = options
         self._situations = Situations()
 
+    def forget(self) -> None:
+        """Forget what parts there are: from now on others run."""
+        self._latest = {}
+        self._situations = Situations()
+        self._order = CallOrder()
+
     # -- steps --------------------------------------------------------------------------------
 
     def begin(self, signature: Any, absent: Mapping[Part, Kind], coming_bytes: int) -> None:

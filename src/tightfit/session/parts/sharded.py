@@ -20,16 +20,15 @@ from tightfit.capture.handed import HandedGraph
 from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
-from tightfit.dynamo.front import goes_through_dynamo
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach_part, detach, original_forward
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.session.callee import Callee
+from tightfit.session.followed import around_call
 from tightfit.session.memory.account import Account, library_bytes
 from tightfit.session.options import Options, with_ranks
-from tightfit.session.parts.followed import FollowedPart
 from tightfit.session.parts.kinds import Part
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
@@ -82,20 +81,12 @@ class ShardedModel:
             late_bytes=late_bytes,
         )
         self._outside = Outside(callee.name, callee.modules)
-        follower = None
-        if goes_through_dynamo():
-            follower = Following(callee.modules, self._outside, account)
+        follower = Following(callee.modules, self._outside, account)
         classes = Counter(map(type, parts.values()))
         self.parts: list[_Unit] = []
         for number, (name, m) in enumerate(parts.items()):
-            own, alike = original_forward(m), classes[type(m)]
-            if follower is None:
-                self.parts.append(
-                    _Unit(Part(name, {"part": m}, own, alike=alike, number=number), self.steps)
-                )
-            else:
-                followed = FollowedPart(name, {"part": m}, alike=alike, number=number)
-                self.parts.append(_FollowedUnit(followed, self.steps, own, follower))
+            part = Part(name, {"part": m}, alike=classes[type(m)], number=number)
+            self.parts.append(_Unit(part, self.steps, original_forward(m), follower))
 
     @property
     def guard(self) -> Guard:
@@ -126,6 +117,13 @@ class ShardedModel:
         if own is not None:
             return own(given.args, given.kwargs)
         return self.callee.function(*given.args, **given.kwargs)
+
+    def outside_of_plans(self) -> bool:
+        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        around = around_call()
+        if around is not None:
+            self._outside.called_within(*around)
+        return around is not None
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
         return capture_step_around_data(call, self.options, name)[0]
@@ -178,11 +176,15 @@ class _Metered:
 
 
 class _Unit:
-    """Stands in for the forward of one sharded module."""
+    """Stands in for the forward of one sharded module, whose Python Dynamo follows."""
 
-    def __init__(self, part: Part, steps: PartSteps) -> None:
+    def __init__(
+        self, part: Part, steps: PartSteps, own: Callable[..., Any], follower: Following
+    ) -> None:
         self._steps = steps
         self._part = part
+        hand_over = handing_over_to(weakref.WeakMethod(self._called))
+        self._compiled = Compiled(own, part.name, hand_over, follower)
 
     @property
     def module(self) -> nn.Module:
@@ -198,30 +200,13 @@ class _Unit:
         raise BadInput(f"{self._part.name!r} is part of a fitted model: tightfit.unfit the model")
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one forward of the module by its plan."""
-        return self._run(self._part, Arguments.of(args, kwargs))
-
-    def _run(self, part: Part, given: Arguments) -> Any:
-        return self._steps.run(part, self._steps.kind_of(part, given), given)
-
-
-class _FollowedUnit(_Unit):
-    """Stands in for the forward of one sharded module, whose Python Dynamo follows."""
-
-    def __init__(
-        self, part: FollowedPart, steps: PartSteps, own: Callable[..., Any], follower: Following
-    ) -> None:
-        super().__init__(part, steps)
-        self._followed = part
-        hand_over = handing_over_to(weakref.WeakMethod(self._called))
-        self._compiled = Compiled(own, part.name, hand_over, follower)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one forward of the module; its graphs run their plans."""
         return self._compiled(args, kwargs)
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
-        return self._run(self._followed, self._followed.given(graph, inputs))
+        given = self._part.given(graph, inputs)
+        call = self._steps.kind_of(self._part, given)
+        return self._steps.run(self._part, call, given)
 
 
 def sharded_parts(model: nn.Module) -> dict[str, nn.Module]:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
-from tightfit.capture.side_effects.attributes import put
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import WITHOUT_A_PLAN, BadInput
 from tightfit.execution.guard import Guard, StepPeaks
@@ -97,6 +96,11 @@ class PartSteps:
         self.plans.change_options(options)
         self.guard.change_budget(self.plans.limit_bytes)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call awaits its backward."""
+        return any(run.is_open for run in self._open)
+
     # -- steps --------------------------------------------------------------------------------
 
     def begin(self, signature: Any, absent: Mapping[Part, Kind] = MappingProxyType({})) -> None:
@@ -109,7 +113,7 @@ class PartSteps:
         absent : mapping of Part to Kind
             Parts that have not run yet and may, and what they are taken to be like.
         """
-        if any(run.is_open for run in self._open):
+        if self.is_under_way:
             return
         self.close_step()
         self.known.settle_outputs()
@@ -240,7 +244,7 @@ class PartSteps:
                 writer.backward_ended()
                 if writer.is_complete:
                     self.guard.after_backward()
-            if not any(run.is_open for run in self._open):
+            if not self.is_under_way:
                 self._resident.rest()
 
         run = Run(started, finished)
@@ -250,7 +254,7 @@ class PartSteps:
         inputs = placeholder_tensors(kind.captured.joint, part.modules, leaves)
         outputs = kind.runner(holding)(inputs, run)
         writer.forward_ended(number)
-        return put(kind.captured.joint.structure.filled(outputs), part.modules)
+        return kind.captured.joint.structure.filled(outputs)
 
 
 def _drop(writer: LedgerWriter, guard: Guard, call: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from tightfit.capture.calls.structure import Arguments, structure_of
-from tightfit.capture.side_effects.attributes import WithKept
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
@@ -201,8 +200,6 @@ def _why_not_plainly(one: Specialisation) -> str | None:
         return "its forward draws random numbers"
     if joint.write_backs or joint.opaque.changes_state:
         return "its forward writes buffers or inputs"
-    if isinstance(joint.structure.filled([None] * joint.metadata.num_outputs), WithKept):
-        return "its forward leaves tensors in attributes"
     return "it returns numbers" if joint.structure.numbers else None
 
 

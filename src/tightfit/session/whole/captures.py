@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tightfit.capture.around_data import of_the_same_class
 from tightfit.capture.calls.attributes import ReadAttributes
-from tightfit.capture.calls.modules import SeenModules, hooked_modules
+from tightfit.capture.calls.modules import SeenModules
 from tightfit.capture.calls.signature import call_signature, differ_in_sizes_only
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import (
@@ -20,10 +19,7 @@ from tightfit.capture.captured import (
 )
 from tightfit.capture.graph_calls import GraphCalls, places_among
 from tightfit.capture.handed import GraphArguments, HandedGraphs, ReadsUnseen, takes_numbers
-from tightfit.capture.probe import probe
-from tightfit.capture.side_effects.attributes import Kept, KeptTensors
 from tightfit.capture.traced_call import TracedCall
-from tightfit.errors import first_of
 from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Plan
@@ -33,13 +29,13 @@ from tightfit.session.checkpoints import announce_checkpoints
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
 from tightfit.session.stages import capture_step_around_data
-from tightfit.session.whole.decided import Decided
 from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["Captures"]
 
 _MOST_KEPT = 16
+_MANY_MISSES = 6  # calls in turn
 
 Detached = frozenset[int]
 
@@ -52,16 +48,11 @@ class Captures:
     callee : Callee
         What is captured.
 
-    Attributes
-    ----------
-    decided : Decided
-        How often values decide otherwise, and which modules run as ops therefore.
     """
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
         self._seen = SeenModules(callee.modules)
-        self.decided = Decided()
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
@@ -69,14 +60,13 @@ class Captures:
         self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         self._repeated: set[Any] = set()  # signatures of calls with several backwards
-        self._kept: frozenset[Kept] = frozenset()
         graphs = callee.function
         handed = isinstance(graphs, HandedGraphs)
         self._graphs = GraphCalls(graphs, self._looked_at) if handed else None
         self._read = ReadsUnseen().attributes(callee.modules) if handed else None  # None: any
         self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
-        self._warned_hooks: set[str] = set()
+        self._misses: Counter[Any] = Counter()  # calls in turn whose numbers were new
 
     def __iter__(self) -> Iterator[Specialisation]:
         """Iterate over all that was captured so far."""
@@ -91,9 +81,8 @@ class Captures:
         return self._looked_at(given) if self._graphs is None else self._graphs.signature(given)
 
     def _looked_at(self, given: Arguments) -> tuple[Any, Any]:
-        kept = self._changing.union(place[:2] for place in self._kept)
         return call_signature(
-            given.leaves, given.spec, self._seen, self.callee.root, kept, self._read
+            given.leaves, given.spec, self._seen, self.callee.root, self._changing, self._read
         )
 
     def inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
@@ -122,7 +111,7 @@ class Captures:
             alike = sorted(alike, key=lambda one: -one.used)
         for found in alike:
             if self._holds(found, given):
-                self.decided.note_served(key)
+                self._misses.pop(key, None)
                 return found
         return None
 
@@ -147,18 +136,6 @@ class Captures:
         """Whether parameters are what the alternatives of a step ask of them."""
         return not one.captured.conditions or _fulfils(one.captured, self.inputs(one, given))
 
-    def find_answering(
-        self, unfit: Specialisation, answers: Any, given: Arguments
-    ) -> Specialisation | None:
-        """Return another one of the same signature, captured for what data decide now."""
-        for found in self._by_signature.get(unfit.key, ()):
-            is_other = found is not unfit and found.captured.reads.hold()
-            decides = is_other and found.captured.joint.answers == answers
-            if decides and self._fulfils(found, given):
-                found.captured.reads.fetch()
-                return found
-        return None
-
     def other_plans(self) -> list[Plan]:
         """Return the plans known for any signature."""
         return [plan for one in self for plan in one.known.all()]
@@ -172,43 +149,16 @@ class Captures:
             return "weights of a norm have come near zero, whose gradients were made of its output"
         return found
 
-    # -- data that decide in every step -------------------------------------------------------
-
-    def deciding_inputs(self, key: Any, given: Arguments) -> Specialisation | None:
-        """Note that nothing serves a call; return what was captured last if inputs often decide.
-
-        None unless every call decides otherwise than those that are known, and that is new.
-        """
+    def varies(self, key: Any, given: Arguments) -> bool:
+        """Note that nothing serves a call; return whether numbers are others in every call."""
         last = max(self._by_signature.get(key, ()), key=lambda one: one.used, default=None)
         if last is None:
-            return None
+            return False
         joint = last.captured.joint
         if joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside}):
-            return None  # something else has changed
-        return last if self.decided.note_missed(key) else None
-
-    def run_as_ops(self, unfit: Specialisation, *, by_inputs: bool) -> frozenset[str]:
-        """Let the modules in which values decide run as one op; return their names.
-
-        Those in which computed values do; `by_inputs`: or what follows from inputs alone. The
-        outermost one, whose name is "", does so if it is all there is; where inputs decide in it,
-        no module does.
-        """
-        modules = self.callee.modules
-        joint = unfit.captured.joint
-        asking = {question.inside for question in joint.questions}
-        if by_inputs:
-            asking |= joint.decisions.inside
-            if "" in asking:
-                return frozenset()
-        whole = self.callee.root is not None and len(modules) == 1 and not self._kept
-        if "" in asking and whole:
-            asking = {""}
-        asking -= set() if whole else {""}
-        asking = {n for n in asking if not any(n.startswith(f"{other}.") for other in asking)}
-        named = frozenset(n for name in asking for n in of_the_same_class(modules, name) | {name})
-        self.decided.run_as_ops(named)
-        return named
+            return False  # something else has changed
+        self._misses[key] += 1
+        return self._misses[key] >= _MANY_MISSES
 
     # -- capturing ----------------------------------------------------------------------------
 
@@ -224,8 +174,6 @@ class Captures:
             given.args,
             given.kwargs,
             detached_outputs=self._detached.get(key, frozenset()),
-            opaque=self.decided.opaque,
-            answered=self.decided.answered,
             loss_alone=not self._takes_more,
             numbers=not compiled and key not in self._deciding and self._may_change(key, given),
         )
@@ -233,11 +181,6 @@ class Captures:
     def _may_change(self, key: Any, given: Arguments) -> bool:
         """Whether numbers may change that a call reads."""
         return key in self._by_signature or takes_numbers(self.callee.function, given.args)
-
-    def with_answers(self, call: TracedCall) -> TracedCall:
-        """Return a call with what data decide in it now, found out by running it."""
-        found = probe(call)
-        return dataclasses.replace(call, answers=found.answers, examples=found.examples)
 
     def capture(
         self, key: Any, call: TracedCall, options: Options, now: int, room_bytes: int | None = None
@@ -292,24 +235,17 @@ class Captures:
         neighbour: Graph | None,
         room_bytes: int | None,
     ) -> Captured:
-        _warn_of_hooks(self.callee, self._warned_hooks)
-        if self._kept:  # it has left tensors in attributes before: no trace need fail of that
-            call = dataclasses.replace(call, function=KeptTensors(call.function, call.modules))
         captured, call = capture_step_around_data(
             call,
             options,
             self.callee.name,
             neighbour,
-            keeping=True,
             watched=options.ranks is None,
             room_bytes=room_bytes,
             postpones=neighbour is None and may_postpone(options),
         )
         self._detached[key] = captured.joint.detached
-        self.decided.note_captured(call.opaque, call.answered)
         self._changing |= captured.joint.opaque.changing
-        if isinstance(call.function, KeptTensors):
-            self._kept |= call.function.places
         return captured
 
     def _neighbour(self, key: Any) -> Graph | None:
@@ -362,26 +298,6 @@ class Captures:
         self.forget(one)
         if unused:
             announce(f"output(s) {sorted(unused)} receive no gradient: planning without them")
-
-
-def _warn_of_hooks(callee: Callee, warned: set[str]) -> None:
-    """Name the inner modules whose hooks become part of the captured step, once.
-
-    Where Dynamo follows them, what they do to Python is done in every step.
-    """
-    if isinstance(callee.function, HandedGraphs):
-        return
-    hooked = hooked_modules(callee.modules, callee.root)
-    names = [n for n, _ in hooked if n not in warned]
-    if not names:
-        return
-    warned.update(names)
-    named = first_of([repr(name) for name in names])
-    warnings.warn(
-        f"hooks on module {named} are captured with the step: their operators run every step, "
-        "their Python code does not run again. Adding or removing a hook makes a new plan",
-        stacklevel=11,
-    )
 
 
 def _fulfils(captured: Captured, inputs: list[Any]) -> bool:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.side_effects.attributes import forget, put
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import (
     BadInput,
-    CaptureError,
-    Diverged,
-    InfeasibleBudget,
-    NothingToTrain,
     OpaqueChanged,
     OpaqueVaries,
 )
@@ -27,14 +21,13 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
+from tightfit.session.followed import around_call
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.living import Living
 from tightfit.session.options import Options
 from tightfit.session.report import Report
-from tightfit.session.untrained import Untrained
 from tightfit.session.whole.again import CalledAgain
 from tightfit.session.whole.captures import Captures
-from tightfit.session.whole.deciding import with_deciding_ops
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.plans import Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
@@ -62,8 +55,6 @@ class WholeSteps:
     ----------
     captures : Captures
         What was captured of it.
-    untrained : Untrained
-        Calls of it that have nothing to train.
     watch : Watch
         Measures its steps.
     last : Planned or None
@@ -79,7 +70,6 @@ class WholeSteps:
         self.options = options
         self.account = account
         self.captures = Captures(callee)
-        self.untrained = Untrained()
         self.watch = Watch(callee.name, account)
         self.last: Planned | None = None
         self.runs: Living[Run] = Living()
@@ -119,19 +109,16 @@ class WholeSteps:
             If it cannot be captured as a whole.
         """
         one = self._specialisation(given, waits=True)
-        forget(self.callee.modules, one.captured.left)  # which the plan of this call counts
         inputs = self.captures.inputs(one, given)
         self._begin(one, inputs)
-        try:
-            one, outputs = self._run_as_data_decide(one, given, inputs)
-        except InfeasibleBudget:
-            if self.waiting or not self.captures.decided.no_ops():
-                raise
-            self.captures.forget_all()  # modules became ops, and that does not fit any more
-            return self(given)
+        one, outputs = self._run_with_leaves(one, given, inputs)
         self.watch.after_forward()
         self._plans.shares.window(self.options).leaves(self.watch.live_bytes())
-        return put(one.captured.joint.structure.filled(outputs), self.callee.modules)
+        return one.captured.joint.structure.filled(outputs)
+
+    def outside_of_plans(self) -> bool:
+        """Whether what is around a call asks that it runs as it is."""
+        return around_call() is not None
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""
@@ -197,11 +184,10 @@ class WholeSteps:
 
     def _captured(self, key: Any, given: Arguments, *, waits: bool = True) -> Specialisation:
         """Return what was captured for a signature, captured now if new; `waits`: a step does."""
-        self.untrained.refuse(key)
         one = self.captures.find(key, given)
-        if one is None and waits:
-            one = self._with_deciding_ops(key, given)
         if one is None:
+            if waits and self.options.ranks is None and self.captures.varies(key, given):
+                self._varies()
             if len(self.captures):
                 announce(_why_anew(self.callee.name, self.captures.change(key, given)))
             call = self.captures.traced_call(key, given, compiled=self.options.compile)
@@ -209,13 +195,8 @@ class WholeSteps:
         one.use(self._calls)
         return one
 
-    def _with_deciding_ops(self, key: Any, given: Arguments) -> Specialisation | None:
-        """Return a step in which modules are ops, where inputs decide otherwise in every call."""
-        unfit = self.captures.deciding_inputs(key, given) if self.options.ranks is None else None
-        if unfit is None:
-            return None
-        anew = partial(self._captured_anew, unfit, given)
-        return with_deciding_ops(self.captures, unfit, lambda: anew()[0], by_inputs=True)
+    def _varies(self) -> None:
+        """Hear that numbers decide in every call what it runs: each is planned anew."""
 
     def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
         if self.options.shared is not None:
@@ -225,11 +206,7 @@ class WholeSteps:
         self.account.locate()
         room_bytes = self._plans.looking_bytes(self.options) if waits else None
         with left_out(), fewer_collections():
-            try:
-                return self.captures.capture(key, call, self.options, self._calls, room_bytes)
-            except NothingToTrain as reason:
-                self.untrained.note(key, reason)
-                raise
+            return self.captures.capture(key, call, self.options, self._calls, room_bytes)
 
     def _begin(self, one: Specialisation, inputs: list[Any]) -> None:
         """Begin to measure a step of what was captured."""
@@ -243,61 +220,41 @@ class WholeSteps:
             more_bytes=self._plans.more_bytes,
         )
 
-    def _run_as_data_decide(
+    def _run_with_leaves(
         self, one: Specialisation, given: Arguments, inputs: list[Any]
     ) -> tuple[Specialisation, list[Any]]:
-        """Run a forward as its data decide; return what was run in the end, and flat outputs.
+        """Run a forward, planned anew if a leaf of its graph has kept more than was measured.
 
         A forward that ends early has changed nothing: buffers are written at its end, and
-        generators are put back.
+        generators are put back. Returns what was run in the end, and flat outputs.
 
         Raises
         ------
         OpaqueVaries
-            If no plan holds, for what an opaque module returns is another matter in every step.
+            If no plan holds, for what a leaf returns is another matter in every step.
+        OpaqueChanged
+            If a leaf keeps more each time it runs.
         """
-        for _ in range(_MOST_ATTEMPTS):
-            joint = one.captured.joint
-            if not joint.questions and not joint.opaque.calls:
-                return one, self._run(one, given, inputs)
+        for attempt in range(_MOST_ATTEMPTS):
+            opaque = one.captured.joint.opaque
+            if not opaque.calls:
+                break
             before = GeneratorStates(self.callee.modules)
             try:
                 return one, self._run(one, given, inputs)
-            except (OpaqueChanged, OpaqueVaries, Diverged) as change:
-                if joint.opaque.changes_state:  # a module writes its buffers when it runs
+            except (OpaqueChanged, OpaqueVaries) as change:
+                # a module writes its buffers when it runs
+                if opaque.changes_state or attempt == _MOST_ATTEMPTS - 1:
                     raise
                 before.restore()
                 if isinstance(change, OpaqueVaries):
                     self.watch.abandon()
                     raise
-                more = str(change) if isinstance(change, OpaqueChanged) else None
-            if more is not None:
-                self.captures.forget(one)
-                announce(more)
-                one = self._captured(one.key, given)
-            else:
-                one = self._answering(one, given)
+                announce(str(change))
+            self.captures.forget(one)
+            one = self._captured(one.key, given)
             inputs = self.captures.inputs(one, given)
-        raise _undecided(self.callee.name)
-
-    def _answering(self, unfit: Specialisation, given: Arguments) -> Specialisation:
-        """Return what was captured for what data decide now; capture it the first time."""
-        call = self.captures.traced_call(unfit.key, given, compiled=self.options.compile)
-        call = self.captures.with_answers(call)
-        one = self.captures.find_answering(unfit, call.answers, given)
-        if one is not None:
-            one.use(self._calls)
-            return one
-        if self.captures.decided.note_other_answers(unfit.key):
-            anew = partial(self._captured_anew, unfit, given)
-            one = with_deciding_ops(self.captures, unfit, lambda: anew()[0])
-        if one is None:
-            if not self.captures.decided.is_often(unfit.key):
-                name = self.callee.name
-                announce(f"{name} computes values that decide otherwise: making a new plan")
-            one = self._capture(unfit.key, call, waits=True)
-        self._begin(one, self.captures.inputs(one, given))
-        return one
+        return one, self._run(one, given, inputs)
 
     def _captured_anew(
         self, unfit: Specialisation, given: Arguments
@@ -373,13 +330,6 @@ def _why_anew(name: str, change: str | None) -> str:
     if change is not None:
         return f"{name}: {change}: planned anew"
     return f"{name} is called with new inputs or flags: making a new plan"
-
-
-def _undecided(name: str) -> CaptureError:
-    return CaptureError(
-        f"what {name} runs is decided otherwise each time it is run with the same inputs: that "
-        "cannot be planned. Way out: move what decides out of the fitted module"
-    )
 
 
 def _asks_otherwise(options: Options, before: Options) -> bool:
