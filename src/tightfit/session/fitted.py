@@ -26,7 +26,7 @@ from tightfit.session.addresses import addresses_for
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
-from tightfit.session.graphs import GraphSteps, steps_of
+from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
@@ -143,7 +143,7 @@ class Fitted:
         tally = copies.tally if copies is not None else None
         account = Account(callee.modules, options.optimizer, tally)
         addresses = addresses_for(callee.name, account, options)
-        route = steps_of(callee, options, account, addresses)
+        route = GraphSteps(callee, options, account, addresses)
         return cls(callee, options, account, route, addresses, copies=copies)
 
     @property

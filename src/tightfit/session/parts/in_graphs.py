@@ -25,7 +25,7 @@ from tightfit.errors import CaptureError, OpaqueChanged, OpaqueVaries
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.session.callee import Callee
-from tightfit.session.followed import FollowedCalls, RunsGraphs
+from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
@@ -45,14 +45,14 @@ class InGraphs:
     ----------
     callee, options, account : Callee, Options, Account
         What is run, what the user asked for, and what is held between steps.
-    followed : FollowedCalls
+    followed : HandedCalls
         Hands over the graphs of calls.
     """
 
     is_used = True
 
     def __init__(
-        self, callee: Callee, options: Options, account: Account, followed: FollowedCalls
+        self, callee: Callee, options: Options, account: Account, followed: HandedCalls
     ) -> None:
         self.callee = callee
         self.options = options
