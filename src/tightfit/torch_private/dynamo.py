@@ -102,10 +102,18 @@ class Follower(Protocol):
         ...
 
 
+_TAKES_LEAVES = invoke_leaf_function is not None and (
+    "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
+)
+"""Whether a graph can have a forward that is not followed, as from 2.13 on; else it ends there."""
+_ASKED = inspect.signature(eval_frame._optimize_catch_errors).parameters
+_ALONE = {"isolate_recompiles": True} if "isolate_recompiles" in _ASKED else {}
+"""Graphs of other callables do not count among those that a frame may have, from 2.13 on."""
+
+
 def follows_in_place() -> bool:
-    """Whether this PyTorch has all that `compiled` takes, as 2.13 does."""
-    asked = inspect.signature(eval_frame._optimize).parameters  # `optimize` hands all on to it
-    return "isolate_recompiles" in asked and invoke_leaf_function is not None
+    """Whether this PyTorch has all that `compiled` takes, as 2.11 does."""
+    return invoke_leaf_function is not None
 
 
 def compiled(
@@ -130,7 +138,7 @@ def compiled(
     first = KeptFirst(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
-    context = eval_frame._optimize_catch_errors(converting, Hooks(), isolate_recompiles=True)
+    context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ALONE)
     context.callback = _PerFrame(context.callback, follower, first)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
@@ -191,9 +199,11 @@ class _PerFrame:
                 reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
                 self._follower.skipped(frame.f_code, module, reason, error)
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
-            if result.guarded_code is None and result.skip_reason is not None:
-                result.apply_to_code = result.skip_reason != _SUPPRESSED
-                reason = suppressed[0] if suppressed else result.skip_reason
+            # releases before 2.13 do not say why
+            skipped = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
+            if result.guarded_code is None and skipped is not None:
+                result.apply_to_code = skipped != _SUPPRESSED
+                reason = suppressed[0] if suppressed else skipped
                 self._follower.skipped(frame.f_code, module, reason, None)
             return result
 
@@ -220,6 +230,8 @@ class _PerFrame:
         It asks whether a forward is to be followed only where it does not take a short way to it.
         """
         left_out = {type(module).forward for module in self._follower.left_out()}
+        if not _TAKES_LEAVES:
+            left_out, leaves = left_out | leaves.keys(), {}
         short_way = nn_module.unpatched_nn_module_call
         if leaves or left_out:
             nn_module.unpatched_nn_module_call = None
