@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs
-from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
+from tightfit.dynamo.asked import Asked, refuse_break, without_graph
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.kept import Kept
@@ -62,6 +62,7 @@ class FollowedCalls:
 
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
         self.name = callee.name
+        self._modules = callee.modules
         self.graphs = HandedGraphs(callee.modules)
         self.outside = Outside(callee.name, callee.modules)
         self._follower = Following(callee.modules, self.outside, account)
@@ -111,7 +112,7 @@ class FollowedCalls:
             return asked.answer
         finally:
             self._asks = None
-        raise nothing_to_train(self.name)
+        raise without_graph(self.name, self._modules)
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""
