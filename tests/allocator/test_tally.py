@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tightfit.allocator import CpuMeter
-from tightfit.allocator.tally import CpuTally, budget_exceeded, is_refusal
+from tightfit.allocator.tally import CpuTally, budget_exceeded, is_refusal, tally_for
 
 MIB = 1 << 20
 
@@ -104,3 +104,16 @@ def test_room_is_made_before_a_request_is_refused() -> None:
     with pytest.raises(RuntimeError, match="has no room"):
         floats(2 * MIB)
     assert len(lacking) == 4
+
+
+def test_places_of_what_nobody_uses_are_free_again(capsys: pytest.CaptureFixture[str]) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.own, self.tally = self, tally_for(torch.device("cpu"), [])
+
+    for _ in range(100):
+        assert Holder().tally is not None
+    assert not capsys.readouterr().err
+    held = [tally_for(torch.device("cpu"), []) for _ in range(100)]
+    assert held[0] is not None and held[-1] is None
+    assert "64 fitted models exist" in capsys.readouterr().err

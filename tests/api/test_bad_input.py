@@ -13,10 +13,8 @@ import torch
 from torch import nn
 
 import tightfit
-from support.fronts import of_dynamo, of_the_tracer
 from tightfit.errors import (
     BadInput,
-    CaptureError,
     InfeasibleBudget,
     InvalidPlan,
     PlanMismatch,
@@ -171,7 +169,6 @@ class Decides(nn.Module):
         return x * 2 if x.sum().item() > 3 else x
 
 
-@of_dynamo
 def test_what_is_computed_may_decide_what_runs() -> None:
     plain = Decides()
     fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
@@ -180,12 +177,3 @@ def test_what_is_computed_may_decide_what_runs() -> None:
         for model in (plain, fitted):
             model(x).sum().backward()
         assert torch.equal(plain.layer.weight.grad, fitted.layer.weight.grad)
-
-
-@of_the_tracer
-def test_a_refusal_names_the_last_way_out_and_shows_no_inner_frames() -> None:
-    model = tightfit.fit(Decides(), "1GiB", costs="unit")
-    with pytest.raises(CaptureError, match=r"Way out: .*tightfit\.online\(budget") as caught:
-        model(torch.randn(4, 8))
-    ours = [frame for frame in caught.traceback if "/tightfit/" in str(frame.path)]
-    assert len(ours) == 1

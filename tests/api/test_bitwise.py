@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 import tightfit
 from support.models import CASES, Case
 from support.recompute import recompute_at_random
+from tightfit.capture.captured import Captured
 from tightfit.execution.attach import attached
 from tightfit.execution.lower import lower
 from tightfit.execution.runtime import Runner
+from tightfit.graph.ir import Graph
 from tightfit.plan import assemble
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Task
 from tightfit.planners.orders.problem import step_orders
 from tightfit.planners.orders.reorder import in_traced_order, reorder
+from tightfit.session.parts.kinds import Kind
 from tightfit.session.whole.specialisation import Planned
 
 BY_NAME = [pytest.param(case, id=case.name) for case in CASES]
@@ -36,7 +43,7 @@ def train_step(case: Case, model, inputs, seed: int) -> list[torch.Tensor | None
         torch.autocast("cpu", dtype=torch.bfloat16) if case.autocast else contextlib.nullcontext()
     )
     with context:
-        loss = case.loss(model(*inputs))
+        loss = case.loss(case.call(model, inputs))
     loss.backward()
     changed = [loss.detach().clone(), torch.rand(1)]
     changed += [p.grad for p in model.parameters()] + [t.grad for t in inputs_with_gradient]
@@ -82,17 +89,52 @@ def test_any_recomputation_equals_plain_pytorch(case: Case):
     for step in range(2):
         train_step(case, fitted, own_inputs, step)
         train_step(case, plain, inputs, step)
-    session = attached(fitted)
-    shape = session.specialisations[-1]
-    key, planned = list(shape.plans.items())[-1]
-    orders = step_orders(Task(graph=planned.graph, budget_bytes=0))
-    listed = (orders.core.scheduled_forwards(), orders.core.scheduled_backwards())
-    for seed, order in enumerate(map(orders.to_graph, (orders.traced(),) * 2 + listed)):
-        graph = reorder(planned.graph, order)
-        computes = in_traced_order(recompute_at_random(graph, random.Random(seed)), order)
-        plan = assemble(planned.graph, computes, budget_bytes=1 << 40)
-        verify(plan, planned.graph)
-        runner = Runner(shape.captured, lower(shape.captured, plan))
-        shape.take(key, Planned(planned.graph, planned.outcome, runner))
+    for seed, every in enumerate(zip(*map(random_runners, planned_in(fitted)), strict=True)):
+        for put in every:
+            put()
         reference = train_step(case, plain, inputs, seed)
         assert_equal(train_step(case, fitted, own_inputs, seed), reference)
+
+
+@dataclass(frozen=True)
+class PlannedGraph:
+    """One planned graph of a fitted model, and what has a plan of it run from now on."""
+
+    graph: Graph
+    captured: Captured
+    put: Callable[[Runner], None]
+
+
+def planned_in(fitted: nn.Module) -> list[PlannedGraph]:
+    """Return the graphs of the last step: one, or those of a model of several."""
+    session = attached(fitted)
+    session.settle()
+    if session.is_in_parts:
+        ledger, _ = session.route.steps._last_step()
+        return [
+            PlannedGraph(kind.captured.graph, kind.captured, partial(_run_always, kind))
+            for kind in dict.fromkeys(ledger.calls)
+        ]
+    shape = session.specialisations[-1]
+    key, planned = list(shape.plans.items())[-1]
+
+    def put(runner: Runner) -> None:
+        shape.take(key, Planned(planned.graph, planned.outcome, runner))
+
+    return [PlannedGraph(planned.graph, shape.captured, put)]
+
+
+def _run_always(kind: Kind, runner: Runner) -> None:
+    kind.runner = lambda holding: runner
+
+
+def random_runners(one: PlannedGraph) -> Iterator[Callable[[], None]]:
+    """Yield what has a random plan of a graph run from now on: two in its order, two in others."""
+    orders = step_orders(Task(graph=one.graph, budget_bytes=0))
+    listed = (orders.core.scheduled_forwards(), orders.core.scheduled_backwards())
+    for seed, order in enumerate(map(orders.to_graph, (orders.traced(),) * 2 + listed)):
+        graph = reorder(one.graph, order)
+        computes = in_traced_order(recompute_at_random(graph, random.Random(seed)), order)
+        plan = assemble(one.graph, computes, budget_bytes=1 << 40)
+        verify(plan, one.graph)
+        yield partial(one.put, Runner(one.captured, lower(one.captured, plan)))

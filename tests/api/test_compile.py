@@ -21,8 +21,7 @@ from torch._inductor import config as inductor_config
 import tightfit
 from api.test_bitwise import train_step
 from support.features import SUPPORTED, UNCOMPILED
-from support.fronts import THROUGH_DYNAMO
-from support.models import CASES, Case
+from support.models import CASES, OUTSIDE, Case
 from support.recompute import recompute_at_random
 from support.training import WAYS, Net
 from tightfit.errors import BadInput, CompileError
@@ -43,6 +42,9 @@ OPTIONS: dict[str, Any] = {"costs": "unit", "compile": True, "limits": (1.0, 0.1
 
 DRAWN_IN_ANOTHER_ORDER = {"BatchNorm of a transposed input"}
 """Where fused kernels lay a value out otherwise, dropout behind it meets elements otherwise."""
+
+NEVER_TWICE = {"models that allow no single graph, part by part"}
+"""Where every call has other graphs: a plan that runs once is not compiled."""
 
 
 def interpreted(
@@ -88,11 +90,15 @@ def assert_close(mine: Iterable[Any], reference: Iterable[Any], tolerance: float
     for a, b in zip(mine, reference, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
-            scale = 1.0 + float(b.abs().max()) if b.numel() else 1.0
-            torch.testing.assert_close(a, b, rtol=0, atol=tolerance * scale)
+            found, wanted = a.to_dense(), b.to_dense()
+            scale = 1.0 + float(wanted.abs().max()) if wanted.numel() else 1.0
+            torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("case", [*CASES, *SUPPORTED], ids=lambda case: case.name)
+SOMEHOW_PLANNED = [case for case in (*CASES, *SUPPORTED) if case.where != OUTSIDE]
+
+
+@pytest.mark.parametrize("case", SOMEHOW_PLANNED, ids=lambda case: case.name)
 @pytest.mark.usefixtures("without_inductor")
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.filterwarnings("ignore:hooks on module")
@@ -106,19 +112,20 @@ def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
     inputs = case.inputs()
     own_inputs = copy.deepcopy(inputs)
     tolerance = HALF if case.autocast or "autocast" in case.name else ROUNDING
-    in_several_graphs = case.name in UNCOMPILED  # each of which Dynamo hands over
-    if in_several_graphs and not THROUGH_DYNAMO:
+    if case.name in UNCOMPILED:
         with pytest.raises(CompileError, match=UNCOMPILED[case.name]):
             train_step(case, fitted, own_inputs, 0)
         return
-    for step in range(2):
+    for step in range(4):
+        if step == 2 and not tightfit.report(fitted).outside:
+            break  # graphs of several run once with least memory: nobody knows what follows them
         reference = train_step(case, plain, inputs, step)
         mine = train_step(case, fitted, own_inputs, step)
         if case.name in DRAWN_IN_ANOTHER_ORDER:
             assert torch.equal(mine[1], reference[1])  # the next random number
             return
         assert_close(mine, reference, tolerance)
-    if in_several_graphs:
+    if case.name in NEVER_TWICE:
         return
     assert tightfit.report(fitted).compiled
     shape = attached(fitted).specialisations[-1]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import tightfit
 from benchmarks.training_loops import Run, live
-from support.fronts import of_dynamo, of_the_tracer
 from tightfit.capture.capture import capture
 from tightfit.capture.traced_call import TracedCall
 from tightfit.capture.updates import decided_by_updates
@@ -132,7 +131,6 @@ def test_what_reads_the_buffers_it_writes_is_refused_by_name() -> None:
         loss.backward()
 
 
-@of_dynamo
 @pytest.mark.parametrize("way", ["decides by what it writes", "sparse gradients"])
 def test_what_runs_in_several_graphs_may_be_differentiated_twice(way: str) -> None:
     torch.manual_seed(0)
@@ -148,15 +146,6 @@ def test_what_runs_in_several_graphs_may_be_differentiated_twice(way: str) -> No
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@of_the_tracer
-def test_what_its_own_writes_decide_otherwise_is_refused_by_name() -> None:
-    model = tightfit.fit(Prepared(), "1GiB", costs="unit", cache=False)
-    loss = model(torch.randn(8, 4)).sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(TightfitError, match="changed since the call"):
-        loss.backward()
-
-
 class Words(nn.Module):
     """Its first layer has gradients that no plan holds."""
 
@@ -167,15 +156,6 @@ class Words(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(self.words(x))
-
-
-@of_the_tracer
-def test_a_model_planned_in_blocks_says_that_it_keeps_nothing() -> None:
-    model = tightfit.fit(Words(), "1GiB", costs="unit", cache=False)
-    loss = model(torch.randint(50, (8,))).sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(TightfitError, match=r"second time.*in blocks.*call the model again"):
-        loss.backward()
 
 
 def test_a_parameter_changed_between_two_backwards_is_refused() -> None:

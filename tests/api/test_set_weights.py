@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 import tightfit
-from support.fronts import of_dynamo, of_the_tracer
-from tightfit.errors import CaptureError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:hooks on module"),
@@ -109,7 +107,6 @@ def test_a_penalty_on_the_weight_that_the_forward_has_set() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@of_dynamo
 @pytest.mark.parametrize("norm", [spectral_norm, weight_norm])
 def test_the_outermost_module_may_set_its_weight_outside_of_its_forward(norm: Any) -> None:
     results: list[Any] = []
@@ -122,15 +119,6 @@ def test_the_outermost_module_may_set_its_weight_outside_of_its_forward(norm: An
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@of_the_tracer
-@pytest.mark.parametrize("norm", [spectral_norm, weight_norm])
-def test_the_outermost_module_sets_its_weight_outside_of_its_forward(norm: Any) -> None:
-    model = tightfit.fit(norm(nn.Linear(8, 8)), "1GiB", costs="unit", cache=False)
-    with pytest.raises(CaptureError, match=r"outermost module sets its 'weight'.*nn.Sequential"):
-        model(torch.randn(4, 8))
-
-
-@of_dynamo
 def test_parametrizations_may_be_cached_around_the_call() -> None:
     results: list[Any] = []
     for fit in (lambda m: m, lambda m: tightfit.fit(m, "1GiB", costs="unit", cache=False)):
@@ -143,20 +131,3 @@ def test_parametrizations_may_be_cached_around_the_call() -> None:
             model(x).sum().backward()
         results.append([*(p.grad for p in model.parameters()), *model.buffers()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-@of_the_tracer
-def test_parametrizations_cached_around_the_call_are_refused_and_nothing_is_left() -> None:
-    model = tightfit.fit(make("parametrized spectral norm"), "1GiB", costs="unit", cache=False)
-    for _ in range(2):
-        with (
-            parametrize.cached(),
-            pytest.raises(CaptureError, match=r"cached\(\).*inside the forward"),
-        ):
-            model(torch.randn(5, 4, 8))
-    tightfit.unfit(model)
-    expected = list(training(make("parametrized spectral norm")))
-    fitted = tightfit.fit(make("parametrized spectral norm"), "1GiB", costs="unit", cache=False)
-    assert_same(iter(expected), training(fitted))
-    with parametrize.cached():
-        model(torch.randn(5, 4, 8)).sum().backward()

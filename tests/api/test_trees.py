@@ -6,13 +6,10 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import tightfit
-from support.fronts import of_dynamo, of_the_tracer
-from tightfit.errors import BadInput, CaptureError
 
 
 @dataclass(eq=False)
@@ -69,7 +66,6 @@ def test_a_forward_over_a_tree_may_call_itself() -> None:
             assert torch.equal(mine, theirs)
 
 
-@of_dynamo
 def test_one_may_write_into_nodes() -> None:
     plain, model = Writing(), fitted(Writing())
     for tree in (*TREES, *TREES):
@@ -78,7 +74,6 @@ def test_one_may_write_into_nodes() -> None:
             assert torch.equal(mine, theirs)
 
 
-@of_dynamo
 def test_a_state_left_in_a_node_has_its_history() -> None:
     results: list[Any] = []
     for model in (Writing(), fitted(Writing())):
@@ -87,13 +82,6 @@ def test_a_state_left_in_a_node_has_its_history() -> None:
         loss.backward()
         results.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-@of_the_tracer
-def test_one_that_writes_into_nodes_is_refused_and_returning_instead_works() -> None:
-    with pytest.raises(CaptureError, match=r"(?s)changes an input.*Way out: return what is new"):
-        fitted(Writing())(copy.deepcopy(TREES[0]))
-    gradients(fitted(Recursive()), TREES[0])  # returns what is new
 
 
 class Linked:
@@ -114,7 +102,6 @@ class Climbing(Recursive):
         return own + sum(torch.tanh(self(below)) for below in node.below)
 
 
-@of_dynamo
 def test_nodes_may_know_the_one_above() -> None:
     results: list[Any] = []
     for model in (Climbing(), fitted(Climbing())):
@@ -123,11 +110,3 @@ def test_nodes_may_know_the_one_above() -> None:
         model(top).square().sum().backward()
         results.append([p.grad for p in model.parameters() if p.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-@of_the_tracer
-def test_nodes_that_know_the_one_above_are_refused_and_online_takes_them() -> None:
-    top = Linked(0)
-    Linked(1, top), Linked(2, top)
-    with pytest.raises(BadInput, match=r"input 0 is a Linked.*`with tightfit.online"):
-        fitted(Recursive())(top)

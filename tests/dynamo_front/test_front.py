@@ -216,6 +216,39 @@ def test_modules_that_are_not_followed_are_one_operator_of_the_graph(
     assert "outside of every plan" not in capsys.readouterr().err
 
 
+class OfComputedWeights(nn.Module):
+    """A recurrent module with one weight that is computed in every call, before another one."""
+
+    def __init__(self, rnn: nn.RNNBase) -> None:
+        super().__init__()
+        self.rnn, self.other = rnn, nn.LSTM(8, 8, 2)
+        self.raw = nn.Parameter(rnn._parameters.pop("weight_hh_l0").detach())
+        rnn.flatten_parameters = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rnn.weight_hh_l0 = nn.functional.dropout(self.raw, 0.5, self.training)
+        found, _ = self.rnn(x.unsqueeze(1))
+        return self.other(found)[0].square().sum()
+
+
+@pytest.mark.parametrize(
+    "rnn",
+    [
+        nn.LSTM(8, 8, 2, dropout=0.5),
+        nn.GRU(8, 8, batch_first=True),
+        nn.RNN(8, 4, bidirectional=True, nonlinearity="relu"),
+    ],
+    ids=["LSTM", "GRU", "RNN"],
+)
+def test_recurrent_modules_of_computed_weights_are_one_operator(
+    rnn: nn.RNNBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted = assert_trains_alike(OfComputedWeights(rnn), lambda model, x: model(x))
+    graph = attached(fitted).specialisations[-1].captured.graph  # type: ignore[attr-defined]
+    assert sum(op.target == "tightfit.opaque_forward" for op in graph.ops) == 3
+    assert "eagerly" not in capsys.readouterr().err
+
+
 def test_nothing_runs_when_it_is_prepared() -> None:
     model = Counting()
     fitted = fitted_twin(model)

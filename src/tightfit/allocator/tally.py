@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 import weakref
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from tightfit.allocator.hook import BEFORE_REFUSAL, MAKE_ROOM, installed_hook
 from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
 from tightfit.errors import BudgetExceeded, HookUnavailable
+from tightfit.progress import announce
 from tightfit.units import format_bytes
 
 __all__ = [
@@ -35,6 +37,10 @@ Result = TypeVar("Result")
 
 _REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception
 _NO_LIMIT = (1 << 63) - 1
+
+
+class _NoPlaceLeft(HookUnavailable):
+    """There are as many tallies as there can be."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,10 @@ class CpuTally:
         self._hook.tightfit_hook_before_refusals(_BEFORE_REFUSALS)
         self._slot = self._hook.tightfit_hook_tally_open()
         if self._slot < 0:
-            raise HookUnavailable(
+            gc.collect()  # models that nobody uses any more have let go of theirs then
+            self._slot = self._hook.tightfit_hook_tally_open()
+        if self._slot < 0:
+            raise _NoPlaceLeft(
                 "64 fitted models exist in this process already: drop those that are not used"
             )
         self._make_room = MAKE_ROOM()
@@ -276,5 +285,8 @@ def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:
         return None
     try:
         return CpuTally()
+    except _NoPlaceLeft as error:
+        announce(f"{error}. Nothing refuses what would exceed the budget of one more")
+        return None
     except HookUnavailable:
         return None

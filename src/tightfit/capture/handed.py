@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tightfit.capture.calls.signature import refuse_subclass
 from tightfit.capture.calls.structure import Arguments, flat_spec
 from tightfit.capture.origins import module_names, note_module
-from tightfit.torch_private import dynamo
+from tightfit.errors import CaptureError
+from tightfit.torch_private import dynamo, recurrent
 
 __all__ = [
     "GraphArguments",
@@ -56,6 +58,17 @@ class HandedGraph:
     def leaf_calls(self) -> tuple[fx.Node, ...]:
         """The calls of forwards that were not followed."""
         return tuple(n for n in self.module.graph.nodes if dynamo.is_leaf_call(n))
+
+    @cached_property
+    def recurrent_calls(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
+        """The calls of recurrent kernels with weights that the user's code computes, and these."""
+        found = ((node, recurrent.weights_in(node)) for node in self.module.graph.nodes)
+        return {node: weights for node, weights in found if weights is not None}
+
+    @property
+    def calls_unseen(self) -> bool:
+        """Whether it calls what no trace sees into."""
+        return bool(self.leaf_calls or self.recurrent_calls)
 
     def leaves(self) -> tuple[nn.Module, ...]:
         """Return the modules whose forwards they are, while a call of the graph is under way."""
@@ -129,6 +142,30 @@ class _Placed:
             leaves == self.leaves
         )
 
+    def recurrent(self) -> dict[fx.Node, nn.RNNBase]:
+        """Return the modules that call recurrent kernels: they hold one of the weights.
+
+        Raises
+        ------
+        CaptureError
+            If one holds none, or what it is given is packed.
+        """
+        if not self.graph.recurrent_calls:
+            return {}
+        inputs = [n for n in self.graph.module.graph.nodes if n.op == "placeholder"]
+        held = {inputs[m.index]: m.module for m in self.members}
+        found: dict[fx.Node, nn.RNNBase] = {}
+        for node, weights in self.graph.recurrent_calls.items():
+            holders = (held[weight] for weight in weights if weight in held)
+            module = next((m for m in holders if isinstance(m, nn.RNNBase)), None)
+            if module is None:
+                raise CaptureError(
+                    "a recurrent module whose weights are all computed, or that is given a packed "
+                    "sequence beside computed weights, cannot be planned"
+                )
+            found[node] = module
+        return found
+
 
 class HandedGraphs:
     """A callable of the number of a graph and its inputs: those that modules hold left out.
@@ -147,7 +184,13 @@ class HandedGraphs:
         self._by_graph: dict[HandedGraph, list[_Placed]] = {}
 
     def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
-        """Return what to call this with for a call of a graph: its number comes last."""
+        """Return what to call this with for a call of a graph: its number comes last.
+
+        Raises
+        ------
+        CaptureError
+            If it takes a tensor whose class decides what operators do.
+        """
         placed = self._place(graph, inputs)
         if graph.numbers:
             inputs = [_as_tensor(x) if i in graph.numbers else x for i, x in enumerate(inputs)]
@@ -181,6 +224,9 @@ class HandedGraphs:
         for placed in known:
             if placed.serves(inputs, leaves) and (placed.members or len(known) == 1):
                 return placed
+        for i, x in enumerate(inputs):
+            if isinstance(x, torch.Tensor):
+                refuse_subclass(x, f"input {i} of a graph")
         everywhere = self._members()
         found = [(i, *everywhere[id(x)]) for i, x in enumerate(inputs) if id(x) in everywhere]
         members = tuple(_Member(*each) for each in found)
@@ -268,6 +314,7 @@ class _Named(fx.Interpreter):
         self.extra_traceback = False
         self._made_in = {n: names[m] for n, m in graph.modules.items() if m in names}
         self._leaves = dict(zip(graph.leaf_calls, placed.leaves, strict=True))
+        self._recurrent = placed.recurrent()
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node."""
@@ -276,4 +323,7 @@ class _Named(fx.Interpreter):
         if n in self._leaves:
             flat = self.fetch_args_kwargs_from_env(n)[0]
             return dynamo.run_leaf(self.module, n, self._leaves[n], flat)
+        if n in self._recurrent:
+            args = self.fetch_args_kwargs_from_env(n)[0]
+            return recurrent.run_kernel(self._recurrent[n], args)
         return super().run_node(n)

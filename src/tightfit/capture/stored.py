@@ -123,7 +123,7 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     if not isinstance(graphs, HandedGraphs):
         raise NotKept("a graph whose inputs stand for each of their uses")
     graph = graphs.graph(number)
-    if graph.leaf_calls or graph.numbers:
+    if graph.calls_unseen or graph.numbers:
         raise NotKept("modules that run eagerly, or numbers that change")
     replaced = list(traces.patched(()))
     if sees_operators() or any(_is_of_a_user(held) for _, held in replaced):

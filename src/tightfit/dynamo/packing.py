@@ -41,7 +41,7 @@ def kept_graph(graph: HandedGraph, modules: Mapping[str, nn.Module]) -> KeptHand
     NotKept
         If it is not all of its callable, or holds something that only this process has.
     """
-    if graph.reason or graph.numbers or graph.leaf_calls:
+    if graph.reason or graph.numbers or graph.calls_unseen:
         raise NotKept("a graph that ends in a break, takes numbers, or calls modules")
     places = {node: i for i, node in enumerate(graph.module.graph.nodes)}
     names = {id(module): name for name, module in modules.items()}

@@ -200,7 +200,7 @@ class _PerFrame:
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
         """Return what Dynamo makes of a frame, in files that it skips, too."""
         convert = self._torchdynamo_orig_backend
-        configuration = {**_CONFIGURATION, "allow_rnn": bool(_RECURRENT & leaves.keys())}
+        configuration = {**_CONFIGURATION, "allow_rnn": not _RECURRENT & self._followed}
         with (
             config.patch(configuration),
             self._own_changes(),

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
-__all__ = ["has_computed_weights", "weights_of", "with_weights"]
+__all__ = ["has_computed_weights", "run_kernel", "weights_in", "weights_of", "with_weights"]
+
+_KERNELS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
 def has_computed_weights(module: nn.RNNBase) -> bool:
@@ -32,3 +35,32 @@ def with_weights(module: nn.RNNBase, weights: Sequence[torch.Tensor]) -> Iterato
         yield
     finally:
         module._flat_weights = without
+
+
+def weights_in(node: fx.Node) -> Sequence[fx.Node] | None:
+    """Return the weights that a node of a graph gives to a recurrent kernel; None: it is none.
+
+    Empty for what is packed, whose weights come later among the arguments.
+    """
+    if node.op != "call_function" or node.target not in _KERNELS:
+        return None
+    given = node.args[2]
+    return [w for w in given if isinstance(w, fx.Node)] if isinstance(given, list | tuple) else ()
+
+
+def run_kernel(module: nn.RNNBase, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Call the forward of a module with what a kernel was given; return what the kernel does."""
+    sequence, state, weights, *_ = args
+    own = module._parameters
+    named = zip(module._flat_weights_names, weights, strict=True)
+    computed = {name: weight for name, weight in named if name not in own}
+    before = {name: module.__dict__[name] for name in computed if name in module.__dict__}
+    module.__dict__.update(computed)
+    try:
+        with with_weights(module, weights):
+            output, last = module.forward(sequence, state)
+    finally:
+        for name in computed:
+            del module.__dict__[name]
+        module.__dict__.update(before)
+    return (output, *last) if isinstance(last, tuple) else (output, last)

@@ -26,6 +26,7 @@ __all__ = [
     "input_signature",
     "modes_and_settings",
     "refuse_subclass",
+    "shape_of_call",
     "tensor_signature",
 ]
 
@@ -70,6 +71,21 @@ def tensor_signature(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return what matters of a tensor but for its numbers: shape and layout first."""
     layout = tensor.stride() if tensor.layout == torch.strided else str(tensor.layout)
     return (tensor.shape, layout, *_facts(tensor))
+
+
+def shape_of_call(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
+    """Return what calls have in common whose steps are expected to run the same.
+
+    It guards nothing: of objects and of tensors whose class decides what operators do, only the
+    kind counts.
+    """
+    return spec, *map(_kind_of_input, leaves)
+
+
+def _kind_of_input(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, torch.Tensor):
+        return (type(leaf), tuple(leaf.shape), str(leaf.dtype), str(leaf.device))
+    return (type(leaf), leaf) if isinstance(leaf, PLAIN) else (type(leaf),)
 
 
 def differ_in_sizes_only(one: Any, other: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.graph_calls import GraphCalls
-from tightfit.capture.handed import GraphArguments, HandedGraph, HandedGraphs
+from tightfit.capture.handed import GraphArguments, HandedGraph, HandedGraphs, takes_numbers
 from tightfit.capture.input_uses import captured_by_uses
 from tightfit.capture.stored import graph_key
 from tightfit.capture.traced_call import TracedCall
@@ -163,7 +163,12 @@ class KnownCalls:
         key = part.key(given)
         detached = self._detached.get(key, frozenset())
         traced = TracedCall(
-            part.function, part.modules, given.args, given.kwargs, detached_outputs=detached
+            part.function,
+            part.modules,
+            given.args,
+            given.kwargs,
+            detached_outputs=detached,
+            numbers=takes_numbers(part.function, given.args),
         )
         captured, repeated = captured_by_uses(lambda call: self._capture(call, part.name), traced)
         graph = captured.graph

@@ -96,6 +96,11 @@ class PartSteps:
         self.plans.change_options(options)
         self.guard.change_budget(self.plans.limit_bytes)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a call awaits its backward."""
+        return any(run.is_open for run in self._open)
+
     # -- steps --------------------------------------------------------------------------------
 
     def begin(self, signature: Any, absent: Mapping[Part, Kind] = MappingProxyType({})) -> None:
@@ -108,7 +113,7 @@ class PartSteps:
         absent : mapping of Part to Kind
             Parts that have not run yet and may, and what they are taken to be like.
         """
-        if any(run.is_open for run in self._open):
+        if self.is_under_way:
             return
         self.close_step()
         self.known.settle_outputs()
@@ -239,7 +244,7 @@ class PartSteps:
                 writer.backward_ended()
                 if writer.is_complete:
                     self.guard.after_backward()
-            if not any(run.is_open for run in self._open):
+            if not self.is_under_way:
                 self._resident.rest()
 
         run = Run(started, finished)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +51,35 @@ class KeptFrames(Protocol):
         ...
 
 
+class _Noting:
+    """A backend that notes what Dynamo knows of the frame of a graph.
+
+    Dynamo never lets go of a backend: this one keeps neither frames nor modules alive.
+    """
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        self._backend = backend
+        self._notes = False
+        self.made: list[tuple[Any, Any]] = []  # while Dynamo follows a frame
+
+    def __call__(self, module: Any, examples: Any) -> Any:
+        """Return what runs a graph."""
+        made = self._backend(module, examples)
+        if self._notes:
+            self.made.append((InstructionTranslator.current_tx().output, made))
+        return made
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note graphs for a while."""
+        self._notes = True
+        try:
+            yield
+        finally:
+            self._notes = False
+            self.made.clear()
+
+
 class KeptFirst:
     """Dynamo's conversion of a frame, where nothing is kept of it that holds.
 
@@ -60,26 +89,23 @@ class KeptFirst:
         Makes what runs a graph.
     kept : KeptFrames, optional
         Is asked first, and told afterwards.
+
+    Attributes
+    ----------
+    backend : callable
+        What Dynamo is to call with each graph.
     """
 
     def __init__(self, backend: Callable[..., Any], kept: KeptFrames | None) -> None:
-        self._backend = backend
+        self.backend = _Noting(backend)
         self._kept = kept
         self._convert: Any = None
-        self._made: list[tuple[Any, Any]] | None = None  # while Dynamo follows a frame
         self.is_asked = True
 
     def stand_before(self, converting: Any) -> None:
         """Take the place of what Dynamo converts a frame with once it is not to be skipped."""
         if self._kept is not None:
             self._convert, converting._inner_convert = converting._inner_convert, self
-
-    def backend(self, module: Any, examples: Any) -> Any:
-        """Return what runs a graph; what Dynamo knows of its frame is noted."""
-        made = self._backend(module, examples)
-        if self._made is not None:
-            self._made.append((InstructionTranslator.current_tx().output, made))
-        return made
 
     def __getattr__(self, name: str) -> Any:
         """Be as the conversion in whose place this is."""
@@ -97,11 +123,8 @@ class KeptFirst:
             return again
         found: list[tuple[Frame, Any]] = []
         telling = dataclasses.replace(hooks, guard_export_fn=functools.partial(self._end, found))
-        self._made = []
-        try:
+        with self.backend.noting():
             result = self._convert(frame, entry, telling, state, **others)
-        finally:
-            self._made = None
         for seen, graph in found if result.guarded_code is not None else ():
             whole = dataclasses.replace(seen, code=result.guarded_code.code)
             self._kept.keep(key, frame, whole, graph)
@@ -109,7 +132,7 @@ class KeptFirst:
 
     def _end(self, found: list[tuple[Frame, Any]], guards_: GuardsSet) -> None:
         """Note what Dynamo has found of a frame, before it forgets."""
-        for output, graph in (self._made or [])[-1:]:
+        for output, graph in self.backend.made[-1:]:
             if output.guards is guards_:
                 with contextlib.suppress(NotAgain):
                     found.append((found_in(output), graph))

@@ -1,0 +1,66 @@
+"""Callables of several graphs whose Python goes on otherwise in every call."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.execution.attach import attached
+
+pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
+
+
+class Counting(nn.Module):
+    """Counts what it has seen, and logs a number of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.log = 0, []
+        layers = (nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()) for _ in range(6))
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(64, 4)
+
+    def forward(self, x):
+        self.seen += len(x)
+        x = self.body(x)
+        self.log.append(float(x.mean()))
+        return self.head(x)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(512, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        del loss
+    return losses + [t.detach().clone() for t in model.state_dict().values()]
+
+
+def test_a_model_that_counts_and_logs_keeps_to_its_budget_and_finds_a_good_plan() -> None:
+    torch.manual_seed(0)
+    plain, model = Counting(), Counting()
+    model.load_state_dict(plain.state_dict())
+    reference = train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 8)
+    roomy = copy.deepcopy(model)
+    tightfit.fit(roomy, "1GiB", costs="unit", cache=False)
+    train(roomy, torch.optim.SGD(roomy.parameters(), lr=0.1), 3)
+    most = attached(roomy).close_step().peak_bytes
+    tightfit.unfit(roomy)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tightfit.fit(model, 6 * most // 10, optimizer=optimizer, costs="unit", cache=False)
+    trained = train(model, optimizer, 8)
+    assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
+    assert (model.seen, model.log) == (plain.seen, plain.log)
+    report = tightfit.report(model)
+    steps = attached(model).guard.steps
+    assert len(steps) == 8
+    assert all(step.peak_bytes <= 6 * most // 10 for step in steps)
+    assert report.overhead < 0.5
