@@ -112,7 +112,7 @@ class Ring(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("ring", torch.zeros(12, 16))
+        self.register_buffer("ring", torch.zeros(13, 16))
 
     def loss(self, x):
         self.ring[int(self.count)] = x[0].detach()
