@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tightfit.capture.around_data import wait_for_traces
+from tightfit.capture.alone import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.dynamo.backend import HandOver, backend_of
 from tightfit.dynamo.guards import Unguarded
@@ -63,7 +63,9 @@ class Following:
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
         """Return the forwards that are not to be followed."""
-        return leaf_forwards(self._modules)
+        left_out = {type(module).forward for module in self._left_out}
+        found = leaf_forwards(self._modules)
+        return {forward: told for forward, told in found.items() if forward not in left_out}
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

@@ -102,7 +102,6 @@ __all__ = [
     "symbolic_numbers",
     "symbols_asked_for",
     "symbols_in",
-    "traced_twin",
     "viewed",
     "watched_autocast",
     "without_autocast",
@@ -484,10 +483,3 @@ def is_traced(tensor: torch.Tensor) -> bool:
 def call_parameter(tensor: torch.Tensor) -> None:
     """Let what stands for a parameter in a trace be an instance of `nn.Parameter`, too."""
     tensor._is_param = True  # type: ignore[attr-defined]
-
-
-def traced_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what stands for a real tensor in the trace that goes on."""
-    mode = torch._guards.detect_fake_mode()
-    assert mode is not None  # of the tracer
-    return functional_tensor.FunctionalTensor.to_functional(mode.from_tensor(tensor))

@@ -1,11 +1,8 @@
 """Values a step reads in Python, and the check that they still hold at a later call.
 
-A forward may ask a tensor for its value to decide what to run: is there any padding in this mask,
-are these positions consecutive? What it asks usually follows from the inputs alone, in a few cheap
-operators. Those are recorded while the step is traced and run on the real inputs: the trace goes
-on with the true answer, and every later call runs them again and uses this graph only if all
-answers are the same. A value that depends on a parameter or on random numbers cannot be known
-beforehand; the trace then fails as it would without this.
+What follows from inputs and buffers alone is recorded while the step is traced, and run on the
+real ones: the trace goes on with the true number. Every later call computes it again and uses this
+graph only if it is the same.
 """
 
 from __future__ import annotations
@@ -64,7 +61,7 @@ class TapeStep:
 
 @dataclass(frozen=True)
 class Read:
-    """A step whose result tells Python something: a number, or how large a tensor is."""
+    """A step whose result tells Python a number."""
 
     step: TapeStep
     answer: Answer
@@ -82,8 +79,6 @@ class Decisions:
         The slots that are inputs (their position) or buffers (their qualified name).
     copied : frozenset of int
         Leaves that a step writes to: each check works on a copy.
-    inside : frozenset of str
-        The modules whose forwards have read.
     shared : tuple
         Inputs that are views of one tensor which the step writes.
     """
@@ -91,7 +86,6 @@ class Decisions:
     steps: tuple[TapeStep | Read, ...] = ()
     leaves: Mapping[int, int | str] = field(default_factory=dict)
     copied: frozenset[int] = frozenset()
-    inside: frozenset[str] = frozenset()
     shared: tuple[SharedViews, ...] = ()
 
     @property

@@ -19,7 +19,6 @@ from tightfit.capture.decisions.reads import (
     owned,
     run_step,
 )
-from tightfit.capture.nodes import draws
 from tightfit.torch_private import core as private
 
 __all__ = ["Tape", "has_values", "may_write"]
@@ -51,7 +50,6 @@ class Tape:
         self._uniform: set[int] = set()
         self._replayed: set[int] = set()  # the steps that what was read follows from
         self._numbers: set[int] = set()  # slots of which every number was read
-        self._inside: set[str] = set()  # the modules whose forwards have read
 
     # -- recording ----------------------------------------------------------------------------
 
@@ -152,15 +150,6 @@ class Tape:
         used = {n for s in steps for n in s.slots()} | slots
         return found if used - made <= self._leaves.keys() else None
 
-    def is_drawn(self, slots: set[int]) -> bool:
-        """Whether values follow from random draws and constants alone."""
-        wanted, drew = set(slots), False
-        for step in reversed(self._steps):
-            if isinstance(step, TapeStep) and not wanted.isdisjoint(step.outputs):
-                wanted = (wanted - set(step.outputs)) | set(step.slots())
-                drew = drew or draws(step.function, step.args, step.kwargs)
-        return drew and not wanted
-
     def replay(self, step: TapeStep, history: set[int]) -> Any:
         """Return the result of a step on the leaves' values, after those it follows from."""
         steps = self._only(history)
@@ -179,22 +168,13 @@ class Tape:
 
     # -- what was read ------------------------------------------------------------------------
 
-    def check(self, step: TapeStep, history: set[int], answer: Answer, inside: str) -> None:
-        """Let later calls check an answer, if it depends on inputs or buffers at all.
-
-        Parameters
-        ----------
-        inside : str
-            The module whose forward has read it.
-        """
+    def check(self, step: TapeStep, history: set[int], answer: Answer) -> None:
+        """Let later calls check an answer, if it depends on inputs or buffers at all."""
         if self._reads_leaf(step, history):
-            self._inside.add(inside)
             self._replayed |= history
             self.append(Read(step, answer))
 
-    def check_numbers(
-        self, slot: int, history: set[int], numbers: Sequence[int], inside: str
-    ) -> None:
+    def check_numbers(self, slot: int, history: set[int], numbers: Sequence[int]) -> None:
         """Let later calls check every number of a tensor, as `check` does an answer.
 
         Backward may read them once more.
@@ -202,7 +182,6 @@ class Tape:
         if slot in self._numbers or not self._reads_leaf(itself(slot), history):
             return
         self._numbers.add(slot)
-        self._inside.add(inside)
         self._replayed |= history
         for place, number in enumerate(numbers):
             one = self.new_slot()
@@ -216,7 +195,7 @@ class Tape:
         return any(n in self._leaves for s in (*self._only(history), step) for n in s.slots())
 
     def decisions(self) -> Decisions:
-        """Return what was read, inside which modules, and the steps it follows from."""
+        """Return what was read, and the steps it follows from."""
         steps = [
             step
             for index, step in enumerate(self._steps)
@@ -232,7 +211,7 @@ class Tape:
         }
         leaves = {slot: place for slot, (place, _) in self._leaves.items() if slot in used}
         copied = frozenset(slot for slot in leaves if self._root(slot) in written)
-        return Decisions(tuple(steps), leaves, copied, frozenset(self._inside))
+        return Decisions(tuple(steps), leaves, copied)
 
 
 def has_values(value: Any) -> bool:

@@ -31,7 +31,7 @@ from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
-from tightfit.session.stages import capture_step_around_data
+from tightfit.session.stages import capture_step
 
 __all__ = ["InGraphs"]
 
@@ -188,9 +188,7 @@ class InGraphs:
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
         room_bytes = self.options.usable_bytes - self._account.held_bytes()
-        return capture_step_around_data(
-            call, self.options, name, in_parts=True, room_bytes=max(0, room_bytes)
-        )[0]
+        return capture_step(call, self.options, name, room_bytes=max(0, room_bytes))
 
     def prepare(self, given: Arguments) -> None:
         """Do nothing: graphs are planned while the callable takes its first step."""
