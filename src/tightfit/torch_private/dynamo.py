@@ -166,7 +166,7 @@ class _PerFrame:
         calls = self._calls[frame.f_code, _how_called(given, module)]
         calls[number] = _taken(frame)
         if len(calls) > _MOST_ALIKE:
-            self._follower.skipped(frame.f_code, module, "it is another graph in every call", None)
+            self._skipped(frame, "it is another graph in every call", None)
             if len({*calls.values()}) > 1:  # so it is of all that it calls: data decide sizes
                 return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
             return ConvertFrameReturn()
@@ -197,15 +197,19 @@ class _PerFrame:
                 if eval_frame._get_error_on_graph_break():
                     raise
                 reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
-                self._follower.skipped(frame.f_code, module, reason, error)
+                self._skipped(frame, reason, error)
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
             # releases before 2.13 do not say why
             skipped = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
             if result.guarded_code is None and skipped is not None:
                 result.apply_to_code = skipped != _SUPPRESSED
-                reason = suppressed[0] if suppressed else skipped
-                self._follower.skipped(frame.f_code, module, reason, None)
+                self._skipped(frame, suppressed[0] if suppressed else skipped, None)
             return result
+
+    def _skipped(self, frame: Any, reason: str, error: Exception | None) -> None:
+        """Tell of a frame that runs as plain Python, and of which module it is a forward."""
+        module = _module_of_frame(frame) or _module_behind_a_break(frame)
+        self._follower.skipped(frame.f_code, module, reason, error)
 
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
         """Return what Dynamo makes of a frame, in files that it skips, too."""
@@ -378,6 +382,15 @@ def _module_of_frame(frame: Any) -> nn.Module | None:
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     first = frame.f_locals.get(names[0]) if names else None
     return first if isinstance(first, nn.Module) else None
+
+
+def _module_behind_a_break(frame: Any) -> nn.Module | None:
+    """Return the first module that what goes on behind a break is given."""
+    if not frame.f_code.co_name.startswith(_BEHIND_A_BREAK):
+        return None
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    given = (frame.f_locals.get(name) for name in names)
+    return next((each for each in given if isinstance(each, nn.Module)), None)
 
 
 def _is_own_forward(frame: Any) -> bool:

@@ -35,6 +35,7 @@ from tightfit.session.stages import capture_step
 
 __all__ = ["InGraphs"]
 
+_LEAST_PARTS = 2  # a call has more than one graph, and others hold something while one runs
 _MOST_NUMBERS = 2  # other numbers with which a graph is planned, before it runs as it is
 
 
@@ -71,6 +72,7 @@ class InGraphs:
         self._parts: dict[Any, Part] = {}
         self._left = followed.outside.left
         self._numbers: Counter[HandedGraph] = Counter()
+        self._classes = Counter(map(type, module_names(callee.modules).values()))
         self._by_call: dict[int, Part] = {}
         self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
 
@@ -169,7 +171,8 @@ class InGraphs:
                 others = sum(name == other for other, _ in self._parts)
                 own = name or self.callee.name
                 own += f" (graph {others + 1})" if others else ""
-                self._parts[place] = Part(own, modules, number=len(self._parts))
+                alike = max(_LEAST_PARTS, self._classes[type(modules.get("part"))])
+                self._parts[place] = Part(own, modules, alike=alike, number=len(self._parts))
             self._by_call[number] = self._parts[place]
         return self._by_call[number]
 
