@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # where benchmarks/ is
 
-from support.features import REFUSED, SUPPORTED, UNCOMPILED, Refused
+from support.features import REFUSED, SUPPORTED, UNCOMPILED
 from support.libraries import LIBRARIES
-from support.models import CASES
+from support.models import CASES, OUTSIDE, PARTLY, PLANNED, SEVERAL
 from support.replicas import DATA_PARALLEL
 from support.sharded import SHARDED
 from support.training import WAYS
@@ -37,19 +37,12 @@ def document() -> str:
         "",
         "## Models: the same bits",
         "",
-        *(f"- {case.name}" for case in (*CASES, *SUPPORTED)),
+        "PyTorch's Dynamo follows the Python of a model and makes graphs of it. Where each model "
+        "below runs is checked, too. What runs outside of every plan is announced with the reason, "
+        "and stands in `tightfit.report(model).outside`; the limit holds for it, but nothing of it "
+        "is computed again.",
         "",
-        "A module runs eagerly, as one measured op of the plan, where it is marked by "
-        "`tightfit.opaque` or recurrent (`nn.RNN`, `nn.LSTM`, `nn.GRU`).",
-        "",
-        "Dynamo follows the Python of a model. Where it ends a graph (numbers read from computed "
-        "tensors, numpy, logging, layers left out at random), the graphs are planned within one "
-        "budget. What lies between them runs eagerly, measured and under the same limit. What "
-        "runs outside of every plan is announced with the reason, and stands in "
-        "`tightfit.report(model).outside`. So these have the bits of plain PyTorch, too:",
-        "",
-        *(f"- {refused.name}" for refused in REFUSED if refused.through_dynamo),
-        "",
+        *(line for where in _WHERE for line in _models(where)),
         "## Ways of training: the same bits, measured peaks inside the budget",
         "",
         *(f"- {name}" for name in WAYS),
@@ -70,8 +63,8 @@ def document() -> str:
         "",
         "## Compiled (`compile=True`): close to plain PyTorch",
         "",
-        "All models and ways of training above, but for these models, which are refused by name "
-        "(the way out is `compile=False`):",
+        "All models and ways of training above, as far as plans hold them, but for these models, "
+        "which are refused by name (the way out is `compile=False`):",
         "",
         *(f"- {name}" for name in UNCOMPILED),
         "",
@@ -79,32 +72,53 @@ def document() -> str:
         "",
         "One way out holds for every row, on the CPU: train the plain model in `with "
         "tightfit.online(budget=...)` ([online.md](online.md)), which needs no plan. Each message "
-        "says so, and a test follows it for every row that plain PyTorch runs.",
+        "says so, and a test follows it for every row. Another test follows a way out of the "
+        "table.",
         "",
         "| what | way out |",
         "|---|---|",
-        *(f"| {refused.name} | {refused.way_out} |" for refused in _refused()),
+        *(f"| {refused.name} | {refused.way_out} |" for refused in REFUSED),
         "",
     ]
     return "\n".join(lines)
 
 
+_WHERE = {
+    PLANNED: "A module runs eagerly, as one measured op of the plan, where it is marked by "
+    "`tightfit.opaque` or recurrent (`nn.RNN`, `nn.LSTM`, `nn.GRU`).",
+    SEVERAL: "Dynamo ends a graph where Python needs the value of a computed tensor, or calls what "
+    "it cannot follow. The graphs are planned within one budget. What lies between them runs "
+    "eagerly, measured.",
+    PARTLY: "Some modules run as plain PyTorch, or get gradients that no plan makes. The rest is "
+    "planned.",
+    OUTSIDE: "Nothing is planned: a budget below what plain PyTorch takes is refused in the step. "
+    "[A refused model](how-to/a-refused-model.md) says how to have it planned.",
+}
+
+
+def _models(where: str) -> list[str]:
+    """Return the part about models that run in one way."""
+    names = [f"- {case.name}" for case in (*CASES, *SUPPORTED) if case.where == where]
+    return [f"### {where.capitalize()}", "", _WHERE[where], "", *names, ""]
+
+
 def section() -> str:
     """Return the short form for the README."""
-    names = "; ".join(refused.name for refused in _refused())
+    names = "; ".join(refused.name for refused in REFUSED)
+    models = [*CASES, *SUPPORTED]
+    partly = sum(case.where == PARTLY for case in models)
+    outside = sum(case.where == OUTSIDE for case in models)
     return (
-        f"{len(CASES) + len(SUPPORTED)} features of models and {len(WAYS)} ways of training are "
-        f"each tested to give the bits of plain PyTorch, {len(DATA_PARALLEL) + len(SHARDED)} more "
-        "with two processes (DistributedDataParallel and FSDP2: "
-        "[docs/distributed.md](docs/distributed.md)); a module that cannot be seen into runs "
-        "eagerly, as one measured op (`tightfit.opaque`). Refused, each with a way out: "
+        f"{len(models)} features of models and {len(WAYS)} ways of training are each tested to "
+        f"give the bits of plain PyTorch, {len(DATA_PARALLEL) + len(SHARDED)} more with two "
+        "processes (DistributedDataParallel and FSDP2: "
+        "[docs/distributed.md](docs/distributed.md)). Of the models "
+        f"{len(models) - partly - outside} run by plans, {partly} partly outside of them and "
+        f"{outside} outside of every plan, within the limit; what does is announced and stands in "
+        "the report. A module that cannot be seen into runs eagerly, as one measured op "
+        "(`tightfit.opaque`). Refused, each with a way out: "
         f"{names}. All of them: [docs/features.md](docs/features.md)."
     )
-
-
-def _refused() -> list[Refused]:
-    """Return what is refused where Dynamo follows the Python, as it does by default."""
-    return [refused for refused in REFUSED if not refused.through_dynamo]
 
 
 def with_section(text: str) -> str:

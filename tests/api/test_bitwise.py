@@ -43,7 +43,7 @@ def train_step(case: Case, model, inputs, seed: int) -> list[torch.Tensor | None
         torch.autocast("cpu", dtype=torch.bfloat16) if case.autocast else contextlib.nullcontext()
     )
     with context:
-        loss = case.loss(model(*inputs))
+        loss = case.loss(case.call(model, inputs))
     loss.backward()
     changed = [loss.detach().clone(), torch.rand(1)]
     changed += [p.grad for p in model.parameters()] + [t.grad for t in inputs_with_gradient]

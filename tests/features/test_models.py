@@ -1,59 +1,61 @@
-"""Each feature of a model is either bitwise right or refused with the way out."""
+"""Each feature of a model is bitwise right, where the table says, or refused with the way out."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
+from torch import nn
 
 import tightfit
 from api.test_bitwise import assert_equal, train_step
 from support.features import REFUSED, SUPPORTED, Refused, trained
-from support.fronts import THROUGH_DYNAMO, of_dynamo
-from support.models import Case
+from support.models import CASES, OUTSIDE, PARTLY, PLANNED, SEVERAL, Case
+from tightfit.errors import BadInput
 
 
-@pytest.mark.parametrize("case", SUPPORTED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *SUPPORTED], ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore:hooks on module")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_supported(case: Case) -> None:
     torch.manual_seed(0)
-    plain = case.model()
+    plain, inputs = case.model(), case.inputs()
     torch.manual_seed(0)
-    fitted = tightfit.fit(case.model(), "1GiB", costs="unit")
-    inputs = case.inputs()
-    own_inputs = copy.deepcopy(inputs)
-    for step in range(2):
+    model, own_inputs = case.model(), case.inputs()
+    fitted = tightfit.fit(model, "1GiB", costs="unit")
+    for step in range(3):
         reference = train_step(case, plain, inputs, step)
         assert_equal(train_step(case, fitted, own_inputs, step), reference)
+    assert _where(fitted) == case.where
 
 
-HERE = [
-    refused
-    for refused in REFUSED  # on one rank a DTensor can only be pretended: see `support.sharded`
-    if not THROUGH_DYNAMO or not (refused.through_dynamo or refused.name == "DTensor")
-]
+def _where(fitted: nn.Module) -> str:
+    """Return where the steps of a model have run."""
+    try:
+        report = tightfit.report(fitted)
+    except BadInput as error:
+        assert "what ran outside of every plan" in str(error)
+        return OUTSIDE
+    if not report.outside:
+        return PLANNED
+    return SEVERAL if set(report.outside) == {"what lies between two graphs"} else PARTLY
 
 
-@of_dynamo
-@pytest.mark.parametrize(
-    "refused", [r for r in REFUSED if r.through_dynamo], ids=lambda refused: refused.name
-)
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
-def test_what_the_tracer_refuses_is_right(refused: Refused) -> None:
-    expected = trained(refused)
-    found = trained(refused, lambda model: tightfit.fit(model, "1GiB", costs="unit"))
-    assert_equal(found, expected)
-
-
-@pytest.mark.parametrize("refused", HERE, ids=lambda refused: refused.name)
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
 @pytest.mark.filterwarnings("ignore:hooks on module")
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_refused(refused: Refused) -> None:
     torch.manual_seed(0)
     with pytest.raises(refused.error, match=f"(?s){refused.message}") as error:
         refused.run(lambda model: tightfit.fit(model, "1GiB", costs="unit"))
     assert str(error.value).count("with tightfit.online(budget=...)") == 1
+
+
+@pytest.mark.parametrize("refused", [r for r in REFUSED if r.instead], ids=lambda r: r.name)
+def test_the_way_out_is_one(refused: Refused) -> None:
+    """What the message advises trains, with the bits of plain PyTorch."""
+    expected = trained(refused.instead)
+    found = trained(refused.instead, lambda model: tightfit.fit(model, "1GiB", costs="unit"))
+    assert_equal(found, expected)

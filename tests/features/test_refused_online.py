@@ -19,8 +19,6 @@ from tightfit.dynamic.native.compiling import CoreUnavailable
 from tightfit.dynamic.room import allocated_bytes, storages_alive
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
 
-SERVED = [refused for refused in REFUSED if refused.runs]
-
 
 @pytest.fixture(autouse=True, scope="module")
 def core_is_compiled() -> None:
@@ -29,20 +27,20 @@ def core_is_compiled() -> None:
         compiled_core()
 
 
-@pytest.mark.parametrize("refused", SERVED, ids=lambda refused: refused.name)
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
 @pytest.mark.filterwarnings("ignore:hooks on module")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_a_refused_model_trains_in_a_region(refused: Refused) -> None:
-    expected = trained(refused)
+    expected = trained(refused.run)
     assert expected
     with (
         tightfit.online("1TiB", smallest=1, most_again=1e9) as region,
         EvictEverything(region),
     ):
-        found = trained(refused)
+        found = trained(refused.run)
     assert_equal(found, expected)
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from support.models import Case
+from support.following import FOLLOWED, pruned
+from support.models import PARTLY, SEVERAL, Case
+from support.wrapped import Wrapped, case, image
 from support.writing import WRITING
-from tightfit.errors import BadInput, CaptureError, TightfitError
+from tightfit.errors import BadInput, TightfitError
 from tightfit.torch_private.core import pytree
 
 __all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused", "trained"]
@@ -27,21 +29,6 @@ def _old_weight_norm() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return weight_norm(nn.Linear(8, 8))
-
-
-class Wrapped(nn.Module):
-    """A linear layer, then a function of the module, its output and the other inputs."""
-
-    def __init__(self, function: Callable[..., Any], **modules: nn.Module) -> None:
-        super().__init__()
-        self.a = nn.Linear(8, 8)
-        self.b = nn.Linear(8, 8)
-        self.function = function
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, x, *args, **kwargs):
-        return self.function(self, self.a(x), *args, **kwargs)
 
 
 @torch.library.custom_op("tightfit_tests::scale", mutates_args=())
@@ -152,16 +139,6 @@ def sets_up(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     return self.b(h)
 
 
-class SparseWords(nn.Module):
-    def __init__(self, inner: nn.Module | None = None) -> None:
-        super().__init__()
-        self.inner = inner or nn.Identity()
-        self.words = nn.Embedding(20, 8, sparse=True)
-
-    def forward(self, tokens):
-        return self.inner(self.words(tokens)).sum()
-
-
 class Recounting(Wrapped):
     """Counts its calls, and scales by a computed number: neither can lie in a graph."""
 
@@ -215,26 +192,6 @@ class Keys:
 
     def __init__(self, keys: torch.Tensor) -> None:
         self.layers = [keys]
-
-
-def case(name: str, function: Callable[..., Any], *inputs: Callable[[], Any], **modules) -> Case:
-    makers = inputs or (lambda: torch.randn(4, 8),)
-    return Case(
-        name,
-        lambda: Wrapped(function, **{k: m() for k, m in modules.items()}),
-        lambda: tuple(make() for make in makers),
-        lambda output: output.square().sum(),
-    )
-
-
-def image() -> torch.Tensor:
-    return torch.randn(4, 8)
-
-
-def pruned() -> nn.Module:
-    layer = nn.Linear(8, 8)
-    prune.l1_unstructured(layer, "weight", 0.3)
-    return layer
 
 
 SUPPORTED = [
@@ -295,6 +252,7 @@ SUPPORTED = [
         hooked,
         lambda: (torch.randn(4, 8),),
         lambda output: output.square().sum(),
+        where=SEVERAL,
     ),
     case(
         "hooks on hidden tensors",
@@ -319,16 +277,18 @@ SUPPORTED = [
     case("inputs changed in place", lambda s, h, y: s.b(h) + y.add_(1), image, image),
     case("unused parameters", lambda s, h: h.tanh()),
     case("linear algebra", lambda s, h: torch.linalg.svdvals(s.b(h))),
-    case("a branch on computed values in the outermost forward", branches),
+    case("a branch on computed values in the outermost forward", branches, where=SEVERAL),
     case(
         "selections by computed masks",
         lambda s, h: s.b(h[h.sum(1) > 0]) + h.masked_select(h > 0).sum(),
+        where=SEVERAL,
     ),
     Case(
         "packing and unpacking in the outermost forward",
         lambda: Wrapped(packs, c=nn.LSTM(8, 8)),
         lambda: (torch.randn(4, 3, 8), torch.tensor([2, 4, 1])),
         lambda output: output.square().sum(),
+        where=PARTLY,
     ),
     case("tensors that are neither parameter, buffer nor input", uses_table),
     Case(
@@ -336,11 +296,7 @@ SUPPORTED = [
         Recounting,
         lambda: (torch.randn(4, 8),),
         lambda output: output.square().sum(),
-    ),
-    Case(
-        "sparse gradients beside blocks",
-        lambda: SparseWords(nn.Sequential(nn.Linear(8, 8), nn.Tanh())),
-        lambda: (torch.randint(0, 20, (3, 4)),),
+        where=SEVERAL,
     ),
     case("attributes that a forward gives its module when it first runs", sets_up),
     Case(
@@ -363,49 +319,31 @@ SUPPORTED = [
     ),
     case("sorting and indexing", lambda s, h: s.b(h).sort(1)[0][torch.randperm(4)]),
     *WRITING,
+    *FOLLOWED,
 ]
 """Checked with three steps each; those in `CASES` also with random plans."""
 
 
+Training = Callable[[Callable[[nn.Module], nn.Module]], Any]
+"""A step, given what fits a model; returns what its loss is made of, if not already derived."""
+
+
 @dataclass(frozen=True)
 class Refused:
-    """Something that is refused: how, and the ways out that the message names."""
+    """Something that is refused: how, the ways out that the message names, and one of them."""
 
     name: str
-    run: Callable[[Callable[[nn.Module], nn.Module]], Any]
+    run: Training
     error: type[Exception]
     message: str
     way_out: str
-    runs: bool = True
-    """Whether plain PyTorch runs it as it stands here; then `tightfit.online` does, too."""
-    through_dynamo: bool = False
-    """Whether it is refused by the tracer only, and right where Dynamo follows the Python."""
+    instead: Training | None = None  # where another test trains so
 
 
 def called(make: Callable[[], nn.Module], *inputs: Callable[[], Any]):
     """Return what fits a model and calls it."""
     makers = inputs or (lambda: torch.randn(4, 8),)
     return lambda fit: fit(make())(*(m() for m in makers))
-
-
-def wrapped(function: Callable[..., Any], **modules):
-    return called(lambda: Wrapped(function, **{k: m() for k, m in modules.items()}))
-
-
-def distributed_tensor() -> torch.Tensor:
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-    from torch.distributed.tensor.placement_types import Replicate
-
-    class Mesh:
-        ndim, device_type = 1, "cpu"
-
-    x = torch.randn(4, 8)
-    meta = TensorMeta(x.shape, x.stride(), x.dtype)
-    return DTensor(x, DTensorSpec(Mesh(), (Replicate(),), tensor_meta=meta), requires_grad=False)
-
-
-TRAINED = torch.ones(8, requires_grad=True)
 
 
 class Calls(nn.Module):
@@ -431,9 +369,14 @@ def differentiated_twice(fit):
     model(torch.randn(4, 8)).sum().backward(create_graph=True)
 
 
-def counting(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
-    self.calls = getattr(self, "calls", 0) + 1
-    return h
+def losses_summed(fit):
+    loss = fit(Wrapped(lambda s, h: s.c(s.b(h)), c=Calls()))(torch.randn(4, 8)).sum()
+    (loss + loss).backward()
+
+
+def penalised(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
+    loss = torch.dropout(self.b(h), 0.5, train=True).square().sum()
+    return torch.autograd.grad(loss, h, create_graph=True)[0]
 
 
 def trained_around(fit):
@@ -441,27 +384,16 @@ def trained_around(fit):
     model.b(torch.randn(4, 8)).sum().backward()
 
 
-def transformed(fit):
-    torch.func.vmap(fit(Wrapped(lambda s, h: s.b(h))))(torch.randn(4, 8))
+def wrapped_when_fitted(fit):
+    model = nn.DataParallel(fit(nn.Linear(8, 8)))
+    return torch.compile(model, backend="eager")(torch.randn(4, 8))
 
 
-def forward_mode(fit):
-    with torch.autograd.forward_ad.dual_level():
-        x = torch.randn(4, 8)
-        dual = torch.autograd.forward_ad.make_dual(x, x)
-        fit(Wrapped(lambda s, h: s.b(h)))(dual)
-
-
-def saved_on_cpu(fit):
-    model = fit(Wrapped(lambda s, h: s.b(h)))
-    with torch.autograd.graph.save_on_cpu():
-        model(torch.randn(4, 8))
-
-
-def cached_around(fit):
-    model = fit(Wrapped(lambda s, h: s.c(h), c=parametrizations.weight_norm(nn.Linear(8, 8))))
-    with parametrize.cached():
-        model(torch.randn(4, 8))
+def called_once(fit):
+    model, x = nn.Sequential(nn.LazyLinear(8)), torch.randn(4, 8)
+    with torch.no_grad():
+        model(x)
+    return fit(model)(x)
 
 
 REFUSED = [
@@ -471,105 +403,7 @@ REFUSED = [
         BadInput,
         "'b.bias'.*forward was not called.*tightfit.step",
         "fit what the training calls, name `methods=`, or `tightfit.step`",
-    ),
-    Refused(
-        "transforms of `torch.func` around a fitted model",
-        transformed,
-        CaptureError,
-        "torch.func.*tightfit.step",
-        "the transform inside what is planned",
-    ),
-    Refused(
-        "forward-mode differentiation of a fitted model",
-        forward_mode,
-        CaptureError,
-        "forward-mode.*tightfit.unfit",
-        "`torch.func.jvp` inside what is planned",
-    ),
-    Refused(
-        "containers and objects among the inputs that the forward changes",
-        called(
-            lambda: Wrapped(lambda s, h, kept: (kept.append(h), h)[1]),
-            lambda: torch.randn(4, 8),
-            list,
-        ),
-        CaptureError,
-        "changes an input that is no tensor.*return",
-        "return what is new",
-        through_dynamo=True,
-    ),
-    Refused(
-        "a norm's or pruning's hook on the outermost module itself",
-        called(pruned),
-        CaptureError,
-        "outermost module sets its 'weight'.*nn.Sequential",
-        "a module around it",
-        through_dynamo=True,
-    ),
-    Refused(
-        "hooks on what is saved for backward (`saved_tensors_hooks`, `save_on_cpu`)",
-        saved_on_cpu,
-        CaptureError,
-        "within hooks on what is saved.*move what runs",
-        "leave them out, or move what runs within them out of the fitted part",
-    ),
-    Refused(
-        "parametrizations cached around a call (`parametrize.cached`)",
-        cached_around,
-        CaptureError,
-        "parametrize.cached.*inside the forward",
-        "`parametrize.cached()` inside the forward",
-        through_dynamo=True,
-    ),
-    Refused(
-        "computed numbers by which the outermost forward decides (`if loss.item() > 3:`)",
-        wrapped(lambda s, h: h / 2 if h.max().item() > 1e-3 else h),
-        CaptureError,
-        "reads a computed number.*leave it a tensor",
-        "leave it a tensor, compare before reading, or a module of its own around it",
-        through_dynamo=True,
-    ),
-    Refused(
-        "sparse gradients (`Embedding(sparse=True)`) without blocks beside them",
-        called(SparseWords, lambda: torch.randint(0, 20, (3, 4))),
-        CaptureError,
-        "'words'.*sparse=False",
-        "`sparse=False`, or an inner module around the rest",
-        through_dynamo=True,
-    ),
-    Refused(
-        "sparse tensors",
-        called(nn.Identity, lambda: torch.randn(4, 8, requires_grad=True).to_sparse()),
-        CaptureError,
-        "sparse tensor.*dense",
-        "dense ones",
-        through_dynamo=True,
-    ),
-    Refused(
-        "nested tensors and other tensor subclasses",
-        called(
-            lambda: Wrapped(lambda s, h: h),
-            lambda: torch.nested.nested_tensor([torch.randn(2, 8)], layout=torch.jagged),
-        ),
-        CaptureError,
-        "NestedTensor.*padded",
-        "plain tensors, padded",
-    ),
-    Refused(
-        "DTensor",
-        called(lambda: Wrapped(lambda s, h: h), distributed_tensor),
-        CaptureError,
-        "DTensor.*local tensors",
-        "fit the blocks inside, on local tensors",
-        runs=False,
-    ),
-    Refused(
-        "compiled and scripted modules inside",
-        wrapped(lambda s, h: s.c(h), c=lambda: torch.compile(nn.Linear(8, 8), backend="eager")),
-        CaptureError,
-        "'model.c' is compiled.*plain module",
-        "the plain module",
-        through_dynamo=True,
+        called(lambda: Wrapped(lambda s, h: s.b(h)).b),
     ),
     Refused(
         "compiled or wrapped models",
@@ -577,6 +411,7 @@ REFUSED = [
         BadInput,
         "fit the inner module first",
         "fit the inner module, then wrap it",
+        wrapped_when_fitted,
     ),
     Refused(
         "scripted models",
@@ -584,6 +419,7 @@ REFUSED = [
         BadInput,
         "the model is scripted.*PYTORCH_JIT=0",
         "fit the plain module (`PYTORCH_JIT=0` leaves it plain)",
+        called(lambda: nn.Linear(8, 8)),
     ),
     Refused(
         "lazy modules that have no weights yet",
@@ -591,6 +427,7 @@ REFUSED = [
         BadInput,
         "'0'.*no weights yet.*Call the model once",
         "call the model once before `fit`",
+        called_once,
     ),
     Refused(
         "FSDP1 (`FullyShardedDataParallel`)",
@@ -600,36 +437,13 @@ REFUSED = [
         "FSDP2 (`fully_shard`), then fit",
     ),
     Refused(
-        "Python state changed by forward (counters, lists)",
-        wrapped(counting),
-        CaptureError,
-        "calls.*registered buffer",
-        "a registered buffer",
-        through_dynamo=True,
-    ),
-    Refused(
-        "tensors that require a gradient and belong to no module given",
-        wrapped(lambda s, h: h * TRAINED),
-        CaptureError,
-        "register_buffer",
-        "a parameter, or its module among the given ones",
-        through_dynamo=True,
-    ),
-    Refused(
-        "outputs that are objects of unknown classes",
-        wrapped(lambda s, h: {h}),
-        CaptureError,
-        "returns a set.*Way out",
-        "tensors in containers or dataclasses",
-        through_dynamo=True,
-    ),
-    Refused(
         "a second backward (`retain_graph`) where the forward reads buffers that it writes, or is "
         "planned in blocks",
         second_backward,
         TightfitError,
         "further time.*sum the losses",
         "call the model again, or sum the losses",
+        losses_summed,
     ),
     Refused(
         "differentiating the backward (`create_graph` outside) where the forward draws "
@@ -638,14 +452,15 @@ REFUSED = [
         TightfitError,
         "create_graph.*unfit",
         "gradients inside forward; or leave that part out",
+        called(lambda: Wrapped(penalised)),
     ),
 ]
 
 
 def trained(
-    refused: Refused, fit: Callable[[nn.Module], nn.Module] | None = None
+    step: Training, fit: Callable[[nn.Module], nn.Module] | None = None
 ) -> list[torch.Tensor]:
-    """Return the losses, gradients, parameters and buffers of three steps of what is refused."""
+    """Return the losses, gradients, parameters and buffers of three steps."""
     torch.manual_seed(0)
     made: list[nn.Module] = []
 
@@ -657,8 +472,8 @@ def trained(
     found: list[torch.Tensor] = []
     optimizer = None
     for _ in range(3):
-        outputs = [t for t in pytree.tree_leaves(refused.run(first)) if _trains(t)]
-        loss = sum((t.to_dense() if t.is_sparse else t).square().sum() for t in outputs)
+        outputs = [t for t in pytree.tree_leaves(step(first)) if _trains(t)]
+        loss = sum(t.square().sum() for t in outputs)
         if outputs:
             loss.backward()
             found.append(loss.detach().clone())

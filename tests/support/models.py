@@ -14,7 +14,13 @@ from torch import nn
 import tightfit
 from support.layouts import OnePixel, TransposedNorm
 
-__all__ = ["CASES", "Case", "Tied"]
+__all__ = ["CASES", "OUTSIDE", "PARTLY", "PLANNED", "SEVERAL", "Case", "Tied"]
+
+
+PLANNED = "by one plan"
+SEVERAL = "by a plan for each of several graphs"
+PARTLY = "partly outside of plans"
+OUTSIDE = "outside of every plan"
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,9 @@ class Case:
     inputs: Callable[[], tuple[Any, ...]]
     loss: Callable[[Any], torch.Tensor] = lambda output: output
     autocast: bool = False
+    call: Callable[[nn.Module, tuple[Any, ...]], Any] = lambda model, inputs: model(*inputs)
+    where: str = PLANNED
+    """Where it runs, as `tightfit.report` tells."""
 
 
 def image(batch: int = 4, channels: int = 3, size: int = 12) -> torch.Tensor:
@@ -475,7 +484,7 @@ CASES = [
         autocast=True,
     ),
     Case("one module under two names", TwoNames, lambda: (torch.randn(8, 6),)),
-    Case("generators of its own", OwnGenerators, lambda: (torch.randn(8, 6),)),
+    Case("generators of its own", OwnGenerators, lambda: (torch.randn(8, 6),), where=SEVERAL),
     Case(
         "a weight with several readers under autocast",
         lambda: WeightUsedTwice(False),
@@ -487,19 +496,27 @@ CASES = [
         lambda: WeightUsedTwice(True),
         lambda: (torch.randn(8, 6),),
     ),
-    Case("a branch on data inside a module", BranchInside, lambda: (torch.randn(8, 6),)),
+    Case(
+        "a branch on data inside a module", BranchInside, lambda: (torch.randn(8, 6),), where=PARTLY
+    ),
     Case(
         "recurrent modules",
         Recurrent,
         lambda: (torch.randn(5, 3, 6), torch.randn(1, 3, 8, requires_grad=True)),
     ),
-    Case("a recurrent module of computed weights", WeightDrop, lambda: (torch.randn(5, 3, 6),)),
-    Case("masks made of empty tensors", ResizedMask, lambda: (torch.randn(4, 8),)),
+    Case(
+        "a recurrent module of computed weights",
+        WeightDrop,
+        lambda: (torch.randn(5, 3, 6),),
+        where=OUTSIDE,
+    ),
+    Case("masks made of empty tensors", ResizedMask, lambda: (torch.randn(4, 8),), where=SEVERAL),
     Case(
         "packed sequences",
         Packed,
         lambda: (nn.utils.rnn.pack_sequence([torch.randn(n, 6) for n in (4, 3, 2)]),),
         lambda out: out.data.square().sum(),
+        where=PARTLY,
     ),
     Case(
         "dataclasses, named tuples and plain values",

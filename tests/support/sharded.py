@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import tightfit
 from support.processes import end_rank
 from tightfit.allocator import meter_for
-from tightfit.errors import BadInput, CaptureError, InfeasibleBudget
+from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
 
 WIDTH, DEPTH, BATCH = 32, 4, 256
@@ -151,13 +152,24 @@ def check_refused(rank: int) -> None:
         tightfit.fit(model.blocks[0], **fit)
     with pytest.raises(BadInput, match="unfit the model"):
         tightfit.unfit(model.blocks[0])
-    layer = nn.Linear(4, 4)
+
+
+def check_outside(rank: int) -> None:
+    """A layer whose tensors stay spread over the ranks runs outside of every plan, and right."""
     mesh = init_device_mesh("cpu", (2,))
-    layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
-    layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [Shard(0)]))
-    x = distribute_tensor(torch.randn(2, 4), mesh, [Replicate()])
-    with pytest.raises(CaptureError, match="is a DTensor"):
-        tightfit.fit(layer, **fit)(x)
+    layer = nn.Linear(4, 4)
+    for name, parameter in [*layer.named_parameters()]:
+        spread = distribute_tensor(parameter.detach(), mesh, [Shard(0)])
+        setattr(layer, name, nn.Parameter(spread))
+    fitted = tightfit.fit(copy.deepcopy(layer), budget="1GiB", costs="unit")
+    for _ in range(2):
+        x = distribute_tensor(torch.randn(2, 4), mesh, [Replicate()])
+        for each in (layer, fitted):
+            each(x).square().sum().backward()
+    for mine, plain in zip(fitted.parameters(), layer.parameters(), strict=True):
+        assert torch.equal(mine.grad.to_local(), plain.grad.to_local())
+    with pytest.raises(BadInput, match=r"outside of every plan.*is a DTensor"):
+        tightfit.report(fitted)
 
 
 def check_too_little(rank: int) -> None:
@@ -190,7 +202,7 @@ def main(rank: int, port: int) -> None:
     """Run every check; the first failure ends the rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    for check in (*SHARDED.values(), check_too_little, check_refused):
+    for check in (*SHARDED.values(), check_too_little, check_refused, check_outside):
         check(rank)
     dist.destroy_process_group()
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from support.models import Case
+from support.models import PARTLY, SEVERAL, Case
 
 __all__ = ["WRITING"]
 
@@ -61,7 +61,7 @@ class Scaled(Range):
 
 
 class RangeByData(Range):
-    """The same, where data decide how: it runs eagerly, as one op."""
+    """The same, where data decide how."""
 
     def forward(self, x):
         h = self.linear(x)
@@ -169,9 +169,20 @@ WRITING = (
     Case("averages of weights kept by forward", Momentum, _rows),
     Case("buffers that forward replaces", lambda: _chain(Range), _rows, torch.sum),
     Case("buffers read, then replaced", lambda: _chain(Scaled), _rows, torch.sum),
-    Case("buffers replaced where data decide", lambda: _chain(RangeByData), _rows, torch.sum),
+    Case(
+        "buffers replaced where data decide",
+        lambda: _chain(RangeByData),
+        _rows,
+        torch.sum,
+        where=PARTLY,
+    ),
     Case("tensors left in attributes and lists", Watched, _rows, torch.sum),
-    Case("CTC losses", Speech, _speech),
+    Case("CTC losses", Speech, _speech, where=SEVERAL),
     Case("recurrent cells", Cells, lambda: (torch.randn(6, 8),)),
-    Case("targets put by masks, determinants", Matched, lambda: (*_rows(), torch.arange(6))),
+    Case(
+        "targets put by masks, determinants",
+        Matched,
+        lambda: (*_rows(), torch.arange(6)),
+        where=SEVERAL,
+    ),
 )

@@ -15,11 +15,12 @@ from typing import Any
 
 from torch import fx, nn
 
-from tightfit.capture.handed import HandedGraph, HandedGraphs
+from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.backend import GraphCall, backend_of
 from tightfit.errors import BadInput
 from tightfit.session.callee import Callee
 from tightfit.session.fitted import Fitted
+from tightfit.session.handed_calls import run_as_it_is
 from tightfit.session.options import make_options
 
 __all__ = ["backend"]
@@ -71,31 +72,27 @@ class _Family:
         self._options = make_options(**options)
         self._held = nn.Module()
         self._modules = {"held": self._held}
-        self._graphs = HandedGraphs(self._modules)
+        self._held_ids: set[int] = set()
         self._fitted: Fitted | None = None
 
     def hand_over(self, graph: HandedGraph) -> GraphCall:
         """Take one more graph; return what runs it."""
 
         def call(inputs: Sequence[Any]) -> Any:
-            given = self._graphs.arguments(graph, inputs).args
-            if any(isinstance(x, nn.Parameter) for x in given):
-                self._hold(inputs)
-                given = self._graphs.arguments(graph, inputs).args
+            self._hold(inputs)
             if self._fitted is None:
-                callee = Callee(self._graphs, self._modules, "the compiled model")
+                callee = Callee(run_as_it_is, self._modules, "the compiled model")
                 self._fitted = Fitted.as_a_whole(callee, self._options)
-            return self._fitted(given, {})
+            return self._fitted((graph, *inputs), {})
 
         return call
 
     def _hold(self, inputs: Sequence[Any]) -> None:
         """Have the parameters of a graph among those of the callable."""
-        known = {id(p) for p in self._held.parameters()}
         for parameter in inputs:
-            if isinstance(parameter, nn.Parameter) and id(parameter) not in known:
-                self._held.register_parameter(f"parameter{len(known)}", parameter)
-                known.add(id(parameter))
+            if isinstance(parameter, nn.Parameter) and id(parameter) not in self._held_ids:
+                self._held.register_parameter(f"parameter{len(self._held_ids)}", parameter)
+                self._held_ids.add(id(parameter))
 
 
 _FAMILIES: weakref.WeakValueDictionary[int, _Family] = weakref.WeakValueDictionary()

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture.calls.attributes import ReadAttributes
+from tightfit.capture.calls.signature import refuse_subclass
 from tightfit.capture.calls.structure import Arguments, flat_spec
 from tightfit.capture.origins import module_names, note_module
 from tightfit.capture.reads.guard import Reads
@@ -186,7 +187,13 @@ class HandedGraphs:
         self._by_graph: dict[HandedGraph, list[_Placed]] = {}
 
     def arguments(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
-        """Return what to call this with for a call of a graph: its number comes last."""
+        """Return what to call this with for a call of a graph: its number comes last.
+
+        Raises
+        ------
+        CaptureError
+            If it takes a tensor whose class decides what operators do.
+        """
         placed = self._place(graph, inputs)
         if graph.numbers:
             inputs = [_as_tensor(x) if i in graph.numbers else x for i, x in enumerate(inputs)]
@@ -213,6 +220,9 @@ class HandedGraphs:
         for placed in known:
             if placed.serves(inputs, leaves) and (placed.members or len(known) == 1):
                 return placed
+        for i, x in enumerate(inputs):
+            if isinstance(x, torch.Tensor):
+                refuse_subclass(x, f"input {i} of a graph")
         everywhere = self._members()
         found = [(i, *everywhere[id(x)]) for i, x in enumerate(inputs) if id(x) in everywhere]
         members = tuple(_Member(*each) for each in found)

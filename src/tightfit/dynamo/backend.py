@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.calls.signature import refuse_subclass
 from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.rewritten import rewritten
 from tightfit.errors import NothingToTrain
@@ -121,20 +120,10 @@ class DynamoGraph:
 
 
 def handed(module: fx.GraphModule, place: str = "") -> HandedGraph:
-    """Return a graph of Dynamo's, made of the code at a place, as what capture takes.
-
-    Raises
-    ------
-    CaptureError
-        If an input is a tensor whose class decides what operators do.
-    """
+    """Return a graph of Dynamo's, made of the code at a place, as what capture takes."""
     graph = rewritten(module)
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
-    for i, node in enumerate(placeholders):
-        example = private.example_of(node)
-        if isinstance(example, torch.Tensor):
-            refuse_subclass(example, f"input {i}")
     made_in = ((node, private.module_of(node)) for node in nodes)
     return HandedGraph(
         module=private.without_hooks(graph),

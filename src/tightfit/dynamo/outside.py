@@ -94,21 +94,18 @@ class Outside:
         names = {each: name for name, each in module_names(self._modules).items()}
         name = names.get(module)
         if name is not None:
-            self.left += 1
-            self._note(f"module {name!r}" if name else "the outermost forward", reason)
+            self._leave(f"module {name!r}" if name else "the outermost forward", reason)
 
     def left_out(self, name: str, error: Exception) -> nn.Module | None:
         """Note that no plan holds a module, so that it runs as plain Python; return it."""
         module = module_names(self._modules).get(name)
         if module is not None:
-            self.left += 1
-            self._note(f"module {name!r}", str(error))
+            self._leave(f"module {name!r}", str(error))
         return module
 
     def left_alone(self, error: Exception) -> None:
         """Note a graph that cannot be planned."""
-        self.left += 1
-        self._note("a graph that cannot be planned", str(error))
+        self._leave("a graph that cannot be planned", str(error))
 
     def broke(self, reason: str) -> None:
         """Note that a graph ends before the callable does."""
@@ -124,6 +121,11 @@ class Outside:
             "a graph",
             "numbers decide in every call anew what it runs (tightfit.opaque: one op)",
         )
+
+    def _leave(self, what: str, reason: str) -> None:
+        """Note a frame or a graph that is plain Python from now on."""
+        self.left += what not in self._reasons
+        self._note(what, reason)
 
     def _note(self, what: str, reason: str) -> None:
         first = reason.strip().splitlines()[0][:_LONGEST]

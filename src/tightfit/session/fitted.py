@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tightfit.capture.calls.signature import input_signature
+from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.errors import (
     BadInput,
@@ -26,7 +26,7 @@ from tightfit.session.addresses import addresses_for
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
-from tightfit.session.graphs import GraphSteps, steps_of
+from tightfit.session.graphs import GraphSteps
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget
 from tightfit.session.memory.limit import Limit
@@ -143,7 +143,7 @@ class Fitted:
         tally = copies.tally if copies is not None else None
         account = Account(callee.modules, options.optimizer, tally)
         addresses = addresses_for(callee.name, account, options)
-        route = steps_of(callee, options, account, addresses)
+        route = GraphSteps(callee, options, account, addresses)
         return cls(callee, options, account, route, addresses, copies=copies)
 
     @property
@@ -202,7 +202,7 @@ class Fitted:
         if self.route is not self._whole or not self._addresses.awaits_a_plan(self.options):
             self._take_options(self._addresses.look(given.leaves, self.options))
         if self.route is not self._whole:  # which begins it when its plan is known
-            self._addresses.begin_step(input_signature(given.leaves, given.spec), self)
+            self._addresses.begin_step(shape_of_call(given.leaves, given.spec), self)
         while True:
             try:
                 return self._run_on_route(given)

@@ -1,4 +1,4 @@
-"""Runs a callee through Dynamo: each graph that is handed over is a planned step."""
+"""Runs a callee as the graphs that are handed over of it: each is a planned step, or a part."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 import msgspec
 
-from tightfit.capture.calls.signature import input_signature
+from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.handed import HandedGraph, is_handed
+from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.backend import RunsPlainly
 from tightfit.errors import BadInput
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
-from tightfit.session.followed import FollowedCalls, RunsGraphs
+from tightfit.session.followed import FollowedCalls
+from tightfit.session.handed_calls import HandedCalls, RunsGraphs, run_as_it_is
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.parts.in_graphs import InGraphs
@@ -26,11 +27,11 @@ from tightfit.session.step.graphs_of_step import GraphsOfStep
 from tightfit.session.whole.specialisation import Specialisation
 from tightfit.session.whole.steps import WholeSteps
 
-__all__ = ["GraphSteps", "steps_of"]
+__all__ = ["GraphSteps"]
 
 
 class GraphSteps(WholeSteps):
-    """Runs a callee as the graphs that Dynamo makes of it, each planned as a step.
+    """Runs a callee as its graphs: as a planned step each, or as parts of steps of several.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class GraphSteps(WholeSteps):
     def __init__(
         self, callee: Callee, options: Options, account: Account, addresses: Anywhere
     ) -> None:
-        self._followed = FollowedCalls(callee, account, keeps=options.cache)
+        self._followed = _calls_of(callee, options, account)
         self.graphs = self._followed.graphs
         self.outside = self._followed.outside
         own = dataclasses.replace(callee, function=self.graphs)
@@ -93,7 +94,7 @@ class GraphSteps(WholeSteps):
         assert self._given is not None
         self.in_graphs = InGraphs(self.callee, self.options, self.account, self._followed)
         self._addresses.note_parts()
-        shape = input_signature(self._given.leaves, self._given.spec)
+        shape = shape_of_call(self._given.leaves, self._given.spec)
         self._addresses.begin_step(shape, self.in_graphs)
         self.in_graphs.begin(self._given)
 
@@ -104,7 +105,12 @@ class GraphSteps(WholeSteps):
 
     def _is_of_several(self, graph: HandedGraph) -> bool:
         """Whether a call of a graph is not all that is planned of a call."""
-        return bool(graph.reason) or self.outside.left > 0 or self._has_run
+        return (
+            bool(graph.reason)
+            or self.outside.left > 0
+            or self._has_run
+            or self.options.others_to_come
+        )
 
     def _expect_others(self) -> None:
         """Have graphs that are new run with least memory: nobody knows yet what follows them."""
@@ -149,7 +155,8 @@ class GraphSteps(WholeSteps):
         return self._followed.asked(given, super().smallest_budget)
 
 
-def steps_of(callee: Callee, options: Options, account: Account, addresses: Anywhere) -> WholeSteps:
-    """Return what runs a callee as planned steps: graphs that were handed over, or its own."""
-    kind = WholeSteps if is_handed(callee.function) else GraphSteps
-    return kind(callee, options, account, addresses)
+def _calls_of(callee: Callee, options: Options, account: Account) -> HandedCalls:
+    """Return what hands over the graphs of a callee: Dynamo, or who calls it."""
+    if callee.function is run_as_it_is:
+        return HandedCalls(callee)
+    return FollowedCalls(callee, account, keeps=options.cache)

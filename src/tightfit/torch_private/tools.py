@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _functorch
 from torch._dynamo import OptimizedModule
 from torch._dynamo import eval_frame as _dynamo_frames
 from torch._dynamo.types import FrameAction, FrameExecStrategy
@@ -103,7 +104,9 @@ def store_of_processes() -> Any:
 
 
 def local_tensor(tensor: Any) -> Any:
-    """Return what lies in this process of a tensor spread over several; others as they are."""
+    """Return what has the memory of a tensor: its part in this process, what a transform wraps."""
+    while isinstance(tensor, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
     return getattr(tensor, "_local_tensor", tensor)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "modes_and_settings",
     "refuse_subclass",
     "refuse_transforms",
+    "shape_of_call",
 ]
 
 
@@ -81,6 +82,21 @@ def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
                 f"{WITHOUT_A_PLAN}"
             )
     return tuple(parts)
+
+
+def shape_of_call(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
+    """Return what calls have in common whose steps are expected to run the same.
+
+    It guards nothing: of objects and of tensors whose class decides what operators do, only the
+    kind counts.
+    """
+    return spec, *map(_kind_of_input, leaves)
+
+
+def _kind_of_input(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, torch.Tensor):
+        return (type(leaf), tuple(leaf.shape), str(leaf.dtype), str(leaf.device))
+    return (type(leaf), leaf) if isinstance(leaf, PLAIN) else (type(leaf),)
 
 
 def differ_in_sizes_only(one: Any, other: Any) -> bool:

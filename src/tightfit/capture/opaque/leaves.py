@@ -34,7 +34,7 @@ def leaf_forwards(modules: Mapping[str, nn.Module]) -> dict[Forward, Forward]:
     every = [module for top in modules.values() for module in top.modules()]
     computed = any(isinstance(m, nn.RNNBase) and _is_given_weights(m) for m in every)
     kinds = {type(module) for module in opaque}
-    followed = {type(m).forward for m in every if not _is_inside(m, opaque)}
+    followed = {_forward_of(type(m)) for m in every if not _is_inside(m, opaque)}
     states = {
         module: {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for module in opaque
@@ -44,6 +44,11 @@ def leaf_forwards(modules: Mapping[str, nn.Module]) -> dict[Forward, Forward]:
         for kind in kinds
         if kind.forward not in followed and not (computed and issubclass(kind, nn.RNNBase))
     }
+
+
+def _forward_of(kind: type[nn.Module]) -> Forward | None:
+    """Return the forward of a class; scripted modules have none but their own."""
+    return getattr(kind, "forward", None)
 
 
 def _is_given_weights(module: nn.RNNBase) -> bool:

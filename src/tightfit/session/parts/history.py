@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 from tightfit.planners.background import Search
@@ -154,6 +154,12 @@ class Situations:
         del known[:-_MOST_SITUATIONS]
         return known[-1]
 
+    def keep(self, parts: Set[Part]) -> None:
+        """Forget steps in which other parts have run."""
+        for signature, known in [*self._known.items()]:
+            kept = [one for one in known if one.ledger and parts.issuperset(one.ledger.parts)]
+            self._known[signature] = kept
+
 
 class CallOrder:
     """The parts seen so far, each after the one that ran before it when it was first seen."""
@@ -168,6 +174,10 @@ class CallOrder:
             if part not in self._parts:
                 self._parts.insert(place, part)
             place = self._parts.index(part) + 1
+
+    def keep(self, parts: Set[Part]) -> None:
+        """Forget other parts."""
+        self._parts = [part for part in self._parts if part in parts]
 
     def order(self, absent: Iterable[Part] = ()) -> dict[Part, int]:
         """Return each part's turn; those that have never run come among others of their class.

@@ -12,7 +12,7 @@ import msgspec
 from torch import nn
 
 from tightfit.allocator import meter_for
-from tightfit.capture.calls.signature import input_signature
+from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.handed import HandedGraph
@@ -25,7 +25,7 @@ from tightfit.errors import CaptureError, OpaqueChanged, OpaqueVaries
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.session.callee import Callee
-from tightfit.session.followed import FollowedCalls, RunsGraphs
+from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
@@ -45,14 +45,14 @@ class InGraphs:
     ----------
     callee, options, account : Callee, Options, Account
         What is run, what the user asked for, and what is held between steps.
-    followed : FollowedCalls
+    followed : HandedCalls
         Hands over the graphs of calls.
     """
 
     is_used = True
 
     def __init__(
-        self, callee: Callee, options: Options, account: Account, followed: FollowedCalls
+        self, callee: Callee, options: Options, account: Account, followed: HandedCalls
     ) -> None:
         self.callee = callee
         self.options = options
@@ -99,9 +99,10 @@ class InGraphs:
         left = self._followed.outside.left
         if left != self._left and not self.steps.is_under_way:  # other graphs are made since
             self._left = left
-            self.steps.plans.forget()
+            self.steps.close_step()
+            self.steps.plans.forget_absent()
         self._resident.receive(given.leaves)
-        self.steps.begin(input_signature(given.leaves, given.spec))
+        self.steps.begin(shape_of_call(given.leaves, given.spec))
         self._resident.receive(())
 
     def __call__(self, given: Arguments) -> Any:

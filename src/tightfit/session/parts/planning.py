@@ -81,11 +81,11 @@ class StepPlans:
         self.options = options
         self._situations = Situations()
 
-    def forget(self) -> None:
-        """Forget what parts there are: from now on others run."""
-        self._latest = {}
-        self._situations = Situations()
-        self._order = CallOrder()
+    def forget_absent(self) -> None:
+        """Forget parts that have not run in the last step: others run in their place now."""
+        self._latest = {part: kind for part, kind in self._latest.items() if part in self._called}
+        self._situations.keep(self._called)
+        self._order.keep(self._called)
 
     # -- steps --------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tightfit.execution.attach import attach_part, detach, original_forward
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.session.callee import Callee
-from tightfit.session.followed import around_call
+from tightfit.session.handed_calls import around_call
 from tightfit.session.memory.account import Account, library_bytes
 from tightfit.session.options import Options, with_ranks
 from tightfit.session.parts.kinds import Part

@@ -21,7 +21,7 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
-from tightfit.session.followed import around_call
+from tightfit.session.handed_calls import around_call
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.living import Living
 from tightfit.session.options import Options

@@ -1,0 +1,134 @@
+"""Calls of graphs that are handed over: each is run by a plan, or as it is where there is none."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from tightfit.capture.calls.modules import tensor_signature
+from tightfit.capture.calls.signature import modes_and_settings
+from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.handed import HandedGraph, HandedGraphs
+from tightfit.capture.stored import graph_key
+from tightfit.dynamo.outside import Outside
+from tightfit.errors import CaptureError, NothingToTrain, OpaqueVaries
+from tightfit.session.callee import Callee
+from tightfit.torch_private.saving import saving_hook
+from tightfit.torch_private.tools import running_mode, running_transform
+
+__all__ = ["HandedCalls", "RunsGraphs", "around_call", "run_as_it_is"]
+
+
+def run_as_it_is(graph: HandedGraph, *inputs: Any) -> Any:
+    """Run a graph without a plan: a callable whose calls are those of graphs is this one."""
+    return graph.module(*inputs)
+
+
+class RunsGraphs(Protocol):
+    """Runs calls of graphs by plans."""
+
+    def run_graph(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
+        """Run one call of a graph.
+
+        Raises
+        ------
+        CaptureError, OpaqueVaries
+            If there is no plan for it; nothing has changed then.
+        """
+        ...
+
+
+class HandedCalls:
+    """Calls of graphs that somebody else has made, such as `torch.compile`.
+
+    Parameters
+    ----------
+    callee : Callee
+        Whose modules hold parameters and buffers of the graphs.
+
+    Attributes
+    ----------
+    graphs : HandedGraphs
+        Those that have been called.
+    outside : Outside
+        What ran as plain Python.
+    """
+
+    def __init__(self, callee: Callee) -> None:
+        self.name = callee.name
+        self.graphs = HandedGraphs(callee.modules)
+        self.outside = Outside(callee.name, callee.modules)
+        self._runs: Callable[[], RunsGraphs | None] = lambda: None
+        self._unplanned: weakref.WeakSet[HandedGraph] = weakref.WeakSet()
+        self._first: dict[HandedGraph, HandedGraph] = {}  # of those that are the same
+        self._by_key: dict[Any, HandedGraph] = {}
+
+    def call(self, given: Arguments, runs: weakref.ref[RunsGraphs]) -> Any:
+        """Run a call."""
+        self._runs = runs
+        return self._run_call(given)
+
+    def _run_call(self, given: Arguments) -> Any:
+        """Run a call of one graph, which is among its arguments."""
+        graph, *inputs = given.args
+        return self._called(graph, inputs)
+
+    def is_outside_of_plans(self) -> bool:
+        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        around = around_call()
+        if around is not None:
+            self.outside.called_within(*around)
+        return around is not None
+
+    def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
+        """Ask something of the graph of a call, without running it."""
+        graph, *inputs = given.args
+        return asks(self.graphs.arguments(graph, inputs))
+
+    def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
+        """Run one call of a graph."""
+        graph = self._first.get(graph) or self._first_like(graph, inputs)
+        runs = self._runs() if graph not in self._unplanned else None
+        if runs is None:
+            return graph.module(*inputs)
+        try:
+            return runs.run_graph(graph, inputs)
+        except NothingToTrain:
+            raise
+        except (CaptureError, OpaqueVaries) as error:
+            self._leave_out(graph, error)
+            return graph.module(*inputs)
+
+    def _first_like(self, graph: HandedGraph, inputs: Sequence[Any]) -> HandedGraph:
+        """Return the first graph that runs what this one does.
+
+        Dynamo makes a graph anew where Python has changed that does not matter to it.
+        """
+        number = self.graphs.arguments(graph, inputs).args[-1]
+        tensors = tuple(tensor_signature(x) for x in inputs if isinstance(x, torch.Tensor))
+        key = graph_key(self.graphs, number), tensors, modes_and_settings()
+        if graph.leaf_calls:
+            key = graph
+        first = self._by_key.setdefault(key, graph)
+        self._first[graph] = first
+        return first
+
+    def _leave_out(self, graph: HandedGraph, error: Exception) -> None:
+        """Do without a plan of a graph from now on."""
+        self.outside.left_alone(error)
+        self._unplanned.add(graph)
+
+
+def around_call() -> tuple[str, str] | None:
+    """Return what is around a call that no plan can follow, and why."""
+    transform, mode, hook = running_transform(), running_mode(), saving_hook()
+    if transform:
+        return transform, "a plan has only the one backward"
+    if mode:
+        return f"the mode {mode}", "it may run other operators than those of a plan"
+    if hook:
+        return f"hooks of saved tensors ({hook})", "they decide what is kept, not a plan"
+    return None
