@@ -96,16 +96,14 @@ def prove(
         )
         progress.update(1, "plain PyTorch has run")
         if budget == MINIMUM:
-            budget_bytes = comparison.least_bytes()
-        elif budget_ratio is not None:
+            proof = comparison.at_least(comparison.least_bytes(), rounds=rounds)
+            return msgspec.structs.replace(proof, minimum_budget_bytes=proof.budget_bytes)
+        if budget_ratio is not None:
             budget_bytes = comparison.budget_of(budget_ratio)
         assert budget_bytes is not None
-        proof = comparison.at(budget_bytes, rounds=rounds)
+        return comparison.at(budget_bytes, rounds=rounds)
     finally:
         progress.stop()
-    if budget == MINIMUM:
-        return msgspec.structs.replace(proof, minimum_budget_bytes=budget_bytes)
-    return proof
 
 
 def _checked_budget(budget: int | str | None, budget_ratio: float | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -187,6 +188,31 @@ class Comparison:
             else:
                 most = min(most, max(held, (least + most) // 2))
         return most
+
+    def at_least(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
+        """Train as `at` does, with more where steps that follow need it.
+
+        They may run other layers than those before.
+        """
+        for _ in range(_MOST_ATTEMPTS):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    proof = self.at(budget_bytes, rounds=rounds)
+                except InfeasibleBudget as error:
+                    needed_bytes = error.minimum_bytes or 0
+                    if needed_bytes <= budget_bytes:
+                        raise
+                else:
+                    needed_bytes = proof.measured_peak_bytes
+                    if needed_bytes <= budget_bytes:
+                        break
+            budget_bytes = needed_bytes
+        else:
+            return self.at(budget_bytes, rounds=rounds)
+        for each in caught:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        return proof
 
     def at(self, budget_bytes: int, *, rounds: int = 5) -> Proof:
         """Train inside a budget, compare everything, and time `rounds` interleaved rounds.

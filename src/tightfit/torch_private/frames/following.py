@@ -14,6 +14,7 @@ from torch._dynamo.variables import ConstantVariable, TensorVariable
 from torch._dynamo.variables.misc import (
     AutogradFunctionContextVariable,
     LoggingLoggerVariable,
+    RandomVariable,
 )
 
 __all__ = ["following_ours"]
@@ -27,6 +28,7 @@ def following_ours() -> Iterator[None]:
         _changing_functions_left_to_python(),
         _messages_said_once(),
         _signs_of_zeros(),
+        _own_numbers_drawn_by_python(),
     ):
         yield
 
@@ -54,6 +56,20 @@ def _signs_of_zeros() -> Iterator[None]:
         yield
     finally:
         kind.EQUALS_MATCH = are_equal
+
+
+@contextlib.contextmanager
+def _own_numbers_drawn_by_python() -> Iterator[None]:
+    """Have a `random.Random` that the user made end a graph where it draws.
+
+    Dynamo would draw in every call what was drawn while it followed the first.
+    """
+    is_supported = RandomVariable.is_supported_random_obj
+    RandomVariable.is_supported_random_obj = staticmethod(lambda _: False)  # type: ignore
+    try:
+        yield
+    finally:
+        RandomVariable.is_supported_random_obj = staticmethod(is_supported)  # type: ignore
 
 
 @contextlib.contextmanager
