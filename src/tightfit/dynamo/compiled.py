@@ -62,6 +62,10 @@ class Following:
             self._has_skipped = False
             gc.collect()
 
+    def entered_inner_frame(self) -> None:
+        """Note that the outermost frame calls something as plain Python."""
+        self._outside.is_around = True
+
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> None:
