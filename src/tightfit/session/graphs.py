@@ -13,7 +13,6 @@ from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.backend import RunsPlainly
-from tightfit.errors import BadInput
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
@@ -135,8 +134,7 @@ class GraphSteps(WholeSteps):
         """
         reasons = self.outside.reasons()
         if self.last is None and reasons:
-            told = "; ".join(f"{what}: {why}" for what, why in reasons.items())
-            raise BadInput(f"nothing is planned yet; what ran outside of every plan: {told}")
+            raise self.outside.nothing_planned()
         known = self._graphs_of_step.added_to(super().report())
         return msgspec.structs.replace(known, outside=reasons)
 

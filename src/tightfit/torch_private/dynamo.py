@@ -95,6 +95,10 @@ class Follower(Protocol):
         """Return what is around while a frame is looked at."""
         ...
 
+    def entered_inner_frame(self) -> None:
+        """Hear that a frame is looked at which the outermost one calls as plain Python."""
+        ...
+
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> None:
@@ -139,18 +143,22 @@ def compiled(
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ALONE)
-    context.callback = _PerFrame(context.callback, follower, first)
+    outermost = in_a_frame_of_its_own(function)
+    context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
-    return context(in_a_frame_of_its_own(function))
+    return context(outermost)
 
 
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
-    def __init__(self, convert: Any, follower: Follower, first: KeptFirst) -> None:
+    def __init__(
+        self, convert: Any, follower: Follower, first: KeptFirst, outermost: types.CodeType
+    ) -> None:
         self._torchdynamo_orig_backend = convert
+        self._outermost = outermost
         self._first = first
         first.stand_before(convert._torchdynamo_orig_backend)
         self._follower = follower
@@ -159,6 +167,8 @@ class _PerFrame:
         self._calls: defaultdict[Any, dict[int, Any]] = defaultdict(dict)  # sizes in each of them
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
+        if frame.f_code is not self._outermost:
+            self._follower.entered_inner_frame()
         module = _module_of_frame(frame)
         if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
@@ -208,7 +218,9 @@ class _PerFrame:
 
     def _skipped(self, frame: Any, reason: str, error: Exception | None) -> None:
         """Tell of a frame that runs as plain Python, and of which module it is a forward."""
-        module = _module_of_frame(frame) or _module_behind_a_break(frame)
+        module = _module_of_frame(frame)
+        if module is None:
+            module = _module_behind_a_break(frame)
         self._follower.skipped(frame.f_code, module, reason, error)
 
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:

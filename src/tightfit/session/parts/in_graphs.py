@@ -201,9 +201,17 @@ class InGraphs:
         self.close_step()
 
     def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held."""
-        outside = self._followed.outside.reasons()
-        return msgspec.structs.replace(self.steps.report(), outside=outside)
+        """Return what the plans promise and what the last complete step held.
+
+        Raises
+        ------
+        BadInput
+            If nothing has been planned yet.
+        """
+        report, outside = self.steps.report(), self._followed.outside
+        if not report.parts and outside.reasons():
+            raise outside.nothing_planned()
+        return msgspec.structs.replace(report, outside=outside.reasons())
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""
