@@ -119,7 +119,7 @@ class Compiled:
         kept: Kept | None = None,
     ) -> None:
         if not private.follows_in_place():
-            raise BadInput(f"tightfit needs PyTorch 2.13 or later; here is {torch.__version__}")
+            raise BadInput(f"tightfit needs PyTorch 2.11 or later; here is {torch.__version__}")
         self._function = function
         self._name = name
         self._hand_over = hand_over

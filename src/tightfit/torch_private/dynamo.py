@@ -40,6 +40,8 @@ try:
     )
 except ImportError:  # PyTorch before 2.11 has no leaves
     invoke_leaf_function = None
+_HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
+"""Whether a graph says how a leaf's arguments nest: not before 2.13. There leaves end a graph."""
 
 __all__ = [
     "Follower",
@@ -58,6 +60,9 @@ __all__ = [
     "without_hooks",
 ]
 
+_OPTIONS = inspect.signature(eval_frame._optimize_catch_errors).parameters
+_ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
+"""Dynamo keeps graphs by code: those of one callable apart from those of others, from 2.13 on."""
 _MOST_GRAPHS = 1024
 _MOST_ALIKE = 4  # calls on the same sizes that make a graph of a frame: then Python runs it
 _CONFIGURATION = {
@@ -103,9 +108,8 @@ class Follower(Protocol):
 
 
 def follows_in_place() -> bool:
-    """Whether this PyTorch has all that `compiled` takes, as 2.13 does."""
-    asked = inspect.signature(eval_frame._optimize).parameters  # `optimize` hands all on to it
-    return "isolate_recompiles" in asked and invoke_leaf_function is not None
+    """Whether this PyTorch has all that `compiled` takes, as 2.11 does."""
+    return invoke_leaf_function is not None
 
 
 def compiled(
@@ -130,7 +134,7 @@ def compiled(
     first = KeptFirst(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
-    context = eval_frame._optimize_catch_errors(converting, Hooks(), isolate_recompiles=True)
+    context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
     context.callback = _PerFrame(context.callback, follower, first)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
@@ -191,10 +195,11 @@ class _PerFrame:
                 reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
                 self._follower.skipped(frame.f_code, module, reason, error)
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
-            if result.guarded_code is None and result.skip_reason is not None:
-                result.apply_to_code = result.skip_reason != _SUPPRESSED
-                reason = suppressed[0] if suppressed else result.skip_reason
-                self._follower.skipped(frame.f_code, module, reason, None)
+            reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
+            if result.guarded_code is None and reason is not None:
+                result.apply_to_code = reason != _SUPPRESSED
+                told = suppressed[0] if suppressed else reason
+                self._follower.skipped(frame.f_code, module, told, None)
             return result
 
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
@@ -220,6 +225,9 @@ class _PerFrame:
         It asks whether a forward is to be followed only where it does not take a short way to it.
         """
         left_out = {type(module).forward for module in self._follower.left_out()}
+        if not _HAS_LEAVES:
+            left_out |= leaves.keys() - _RECURRENT  # whose kernels are operators
+            leaves = {}
         short_way = nn_module.unpatched_nn_module_call
         if leaves or left_out:
             nn_module.unpatched_nn_module_call = None
@@ -294,7 +302,7 @@ def _noted(leaves: Mapping[Any, Callable[..., Any]], failed: set[Any]) -> dict[A
 
 def is_leaf_call(node: fx.Node) -> bool:
     """Whether a node calls the forward of a module that Dynamo did not follow."""
-    return invoke_leaf_function is not None and node.target is invoke_leaf_function
+    return _HAS_LEAVES and node.target is invoke_leaf_function
 
 
 def leaf_of(module: fx.GraphModule, node: fx.Node) -> nn.Module:
