@@ -35,6 +35,7 @@ NEVER_STORED = {
     "opaque modules under autocast",
     "generators of its own",
     "recurrent modules",
+    "a recurrent module of computed weights",
 }
 """What runs eagerly as one op is measured in each process."""
 

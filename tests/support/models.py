@@ -504,12 +504,7 @@ CASES = [
         Recurrent,
         lambda: (torch.randn(5, 3, 6), torch.randn(1, 3, 8, requires_grad=True)),
     ),
-    Case(
-        "a recurrent module of computed weights",
-        WeightDrop,
-        lambda: (torch.randn(5, 3, 6),),
-        where=OUTSIDE,
-    ),
+    Case("a recurrent module of computed weights", WeightDrop, lambda: (torch.randn(5, 3, 6),)),
     Case("masks made of empty tensors", ResizedMask, lambda: (torch.randn(4, 8),), where=SEVERAL),
     Case(
         "packed sequences",

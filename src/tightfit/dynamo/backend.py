@@ -130,7 +130,7 @@ def handed(module: fx.GraphModule, place: str = "") -> HandedGraph:
         numbers=tuple(i for i, n in enumerate(placeholders) if _is_number(n)),
         reason=private.break_reason(module),
         place=place,
-        beside_loss=_beside_loss([*module.graph.nodes][-1]),
+        beside_loss=_beside_loss(module.graph.output_node()),
         modules={node: inside for node, inside in made_in if inside is not None},
     )
 

@@ -40,6 +40,8 @@ try:
     )
 except ImportError:  # PyTorch before 2.11 has no leaves
     invoke_leaf_function = None
+_HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
+"""Whether a graph says how a leaf's arguments nest: not before 2.13. There leaves end a graph."""
 
 __all__ = [
     "Follower",
@@ -58,6 +60,9 @@ __all__ = [
     "without_hooks",
 ]
 
+_OPTIONS = inspect.signature(eval_frame._optimize_catch_errors).parameters
+_ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
+"""Dynamo keeps graphs by code: those of one callable apart from those of others, from 2.13 on."""
 _MOST_GRAPHS = 1024
 _MOST_ALIKE = 4  # calls on the same sizes that make a graph of a frame: then Python runs it
 _CONFIGURATION = {
@@ -106,15 +111,6 @@ class Follower(Protocol):
         ...
 
 
-_TAKES_LEAVES = invoke_leaf_function is not None and (
-    "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
-)
-"""Whether a graph can have a forward that is not followed, as from 2.13 on; else it ends there."""
-_ASKED = inspect.signature(eval_frame._optimize_catch_errors).parameters
-_ALONE = {"isolate_recompiles": True} if "isolate_recompiles" in _ASKED else {}
-"""Graphs of other callables do not count among those that a frame may have, from 2.13 on."""
-
-
 def follows_in_place() -> bool:
     """Whether this PyTorch has all that `compiled` takes, as 2.11 does."""
     return invoke_leaf_function is not None
@@ -142,7 +138,7 @@ def compiled(
     first = KeptFirst(without_numpy(backend), kept)
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
-    context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ALONE)
+    context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
     outermost = in_a_frame_of_its_own(function)
     context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
@@ -209,11 +205,10 @@ class _PerFrame:
                 reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
                 self._skipped(frame, reason, error)
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
-            # releases before 2.13 do not say why
-            skipped = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
-            if result.guarded_code is None and skipped is not None:
-                result.apply_to_code = skipped != _SUPPRESSED
-                self._skipped(frame, suppressed[0] if suppressed else skipped, None)
+            reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
+            if result.guarded_code is None and reason is not None:
+                result.apply_to_code = reason != _SUPPRESSED
+                self._skipped(frame, suppressed[0] if suppressed else reason, None)
             return result
 
     def _skipped(self, frame: Any, reason: str, error: Exception | None) -> None:
@@ -246,8 +241,9 @@ class _PerFrame:
         It asks whether a forward is to be followed only where it does not take a short way to it.
         """
         left_out = {type(module).forward for module in self._follower.left_out()}
-        if not _TAKES_LEAVES:
-            left_out, leaves = left_out | leaves.keys(), {}
+        if not _HAS_LEAVES:
+            left_out |= leaves.keys() - _RECURRENT  # whose kernels are operators
+            leaves = {}
         short_way = nn_module.unpatched_nn_module_call
         if leaves or left_out:
             nn_module.unpatched_nn_module_call = None
@@ -322,7 +318,7 @@ def _noted(leaves: Mapping[Any, Callable[..., Any]], failed: set[Any]) -> dict[A
 
 def is_leaf_call(node: fx.Node) -> bool:
     """Whether a node calls the forward of a module that Dynamo did not follow."""
-    return invoke_leaf_function is not None and node.target is invoke_leaf_function
+    return _HAS_LEAVES and node.target is invoke_leaf_function
 
 
 def leaf_of(module: fx.GraphModule, node: fx.Node) -> nn.Module:

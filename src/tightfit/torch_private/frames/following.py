@@ -78,7 +78,7 @@ def _derivatives_inside() -> Iterator[None]:
 
     So may what follows from a tensor that becomes a leaf inside, for graphs are traced together
     with their derivatives; but not a leaf that is returned, whose gradient somebody may ask for.
-    Releases before 2.13 end a graph there.
+    PyTorch before 2.13 cannot: there they end a graph.
     """
     if not hasattr(OutputGraph, "_check_requires_grad_intermediate_outputs"):
         yield
