@@ -240,22 +240,6 @@ def is_pytree_node(kind: type) -> bool:
 
 
 @contextlib.contextmanager
-def lists_number_by_number() -> Iterator[None]:
-    """While tracing, let `tolist` ask for each number as `item` does, which modes see."""
-    kind = functional_tensor.FunctionalTensor
-    before = kind.tolist
-
-    def tolist(self: torch.Tensor) -> Any:
-        return self.item() if self.dim() == 0 else [each.tolist() for each in self.unbind()]
-
-    kind.tolist = tolist  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        kind.tolist = before  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
 def symbolic_numbers() -> Iterator[None]:
     """While tracing, let numbers read from tensors be symbols; sizes stay numbers."""
     before = aot_autograd.construct_fake_mode

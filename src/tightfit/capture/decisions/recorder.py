@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.decisions.answers import answer_of, is_asking
 from tightfit.capture.decisions.numbers import Numbers
 from tightfit.capture.decisions.reads import Decisions, itself
 from tightfit.capture.decisions.tape import Tape, has_values, may_write
@@ -20,6 +19,9 @@ from tightfit.torch_private import core as private
 __all__ = ["DecisionRecorder"]
 
 aten = torch.ops.aten
+
+_ASKING = frozenset({aten._local_scalar_dense.default, aten.equal.default})
+"""Operators that tell Python a number."""
 
 
 class DecisionRecorder(private.TorchDispatchMode):
@@ -92,7 +94,7 @@ class DecisionRecorder(private.TorchDispatchMode):
         self._refuse_writing_outside(func, args)
         if draws(func, args, kwargs):
             self._note_generator(kwargs.get("generator"))
-        if is_asking(func):
+        if func in _ASKING:
             return self._ask(func, args, kwargs)
         self._tape.note(func, args, kwargs, result := func(*args, **kwargs))
         return result
@@ -182,9 +184,9 @@ class DecisionRecorder(private.TorchDispatchMode):
             number = self._numbers.take(args[0], lambda: func(*args, **kwargs), value)
             if number is not None:
                 return number
-        answer = answer_of(func, self._tape.replay(step, history))
-        self._tape.check(step, history, answer)
-        return answer.value
+        value = self._tape.replay(step, history)
+        self._tape.check(step, history, value)
+        return value
 
 
 def _seeded() -> bytes:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tightfit.capture.decisions.answers import Answer
 from tightfit.capture.decisions.reads import (
     Decisions,
     Read,
@@ -25,15 +23,6 @@ __all__ = ["Tape", "has_values", "may_write"]
 
 aten = torch.ops.aten
 
-# A uniform draw lies in [0, 1): comparing it with a number outside has one answer, whatever it is.
-_COMPARISONS = {
-    aten.lt.Scalar: operator.lt,
-    aten.le.Scalar: operator.le,
-    aten.gt.Scalar: operator.gt,
-    aten.ge.Scalar: operator.ge,
-}
-_LARGEST_UNIFORM = 1.0 - 2.0**-53
-
 
 class Tape:
     """What ran while a forward was traced, in order, and what was read of it in Python.
@@ -47,7 +36,6 @@ class Tape:
         self._leaves: dict[int, tuple[int | str, torch.Tensor]] = {}
         self._group: list[int] = []  # by slot: another one that may share its memory
         self._steps: list[TapeStep | Read] = []
-        self._uniform: set[int] = set()
         self._replayed: set[int] = set()  # the steps that what was read follows from
         self._numbers: set[int] = set()  # slots of which every number was read
 
@@ -98,11 +86,6 @@ class Tape:
         step = self.step_of(func, args, kwargs, result)
         if func is aten.lift_fresh.default:  # a constant: writing to it must not change it
             step = replace(step, function=aten.clone.default)
-        elif func is aten.rand.default:
-            self._uniform.update(o for o in step.outputs if o is not None)
-        elif func in _COMPARISONS and self._is_settled(func, step.args):
-            answer = _COMPARISONS[func](0.0, args[1])
-            step = TapeStep(aten.full.default, (list(result.shape), answer), {}, step.outputs)
         self.append(step)
         if _aliases(func):
             joined = [*step.slots(), *(o for o in step.outputs if o is not None)]
@@ -113,14 +96,6 @@ class Tape:
         """Record a step that makes tensors of its own; return its place on the tape."""
         self._steps.append(step)
         return len(self._steps) - 1
-
-    def _is_settled(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a uniform draw is compared with a number that leaves no doubt."""
-        drawn, bound = args
-        if not isinstance(drawn, TapeSlot) or drawn.number not in self._uniform:
-            return False
-        compare = _COMPARISONS[func]
-        return compare(0.0, bound) == compare(_LARGEST_UNIFORM, bound)
 
     def _root(self, slot: int) -> int:
         while self._group[slot] != slot:
@@ -168,14 +143,14 @@ class Tape:
 
     # -- what was read ------------------------------------------------------------------------
 
-    def check(self, step: TapeStep, history: set[int], answer: Answer) -> None:
-        """Let later calls check an answer, if it depends on inputs or buffers at all."""
+    def check(self, step: TapeStep, history: set[int], value: Any) -> None:
+        """Let later calls check a number, if it depends on inputs or buffers at all."""
         if self._reads_leaf(step, history):
             self._replayed |= history
-            self.append(Read(step, answer))
+            self.append(Read(step, value))
 
     def check_numbers(self, slot: int, history: set[int], numbers: Sequence[int]) -> None:
-        """Let later calls check every number of a tensor, as `check` does an answer.
+        """Let later calls check every number of a tensor, as `check` does one.
 
         Backward may read them once more.
         """
@@ -189,7 +164,7 @@ class Tape:
             self._replayed.add(self.append(picked))
             scalar = aten._local_scalar_dense.default
             read = TapeStep(scalar, (TapeSlot(one),), {}, (None,))
-            self.append(Read(read, Answer(scalar.name(), number)))
+            self.append(Read(read, number))
 
     def _reads_leaf(self, step: TapeStep, history: set[int]) -> bool:
         return any(n in self._leaves for s in (*self._only(history), step) for n in s.slots())

@@ -389,14 +389,11 @@ class OpaqueModules:
     ----------
     calls : tuple of OpaqueCall
         Kept here: the step's operators know them by their keys only.
-    changing : frozenset of (str, str)
-        Names of modules, with attributes that they change: these tell no step from another.
     changes_state : bool
         Whether one changes buffers or Python state when it runs.
     """
 
     calls: tuple[OpaqueCall, ...]
-    changing: frozenset[tuple[str, str]]
     changes_state: bool
 
     def forget_examples(self) -> None:

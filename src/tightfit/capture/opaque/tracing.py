@@ -76,7 +76,6 @@ class OpaqueStandIns:
         look_up: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
         self._modules = opaque_modules(modules)
-        self._prefix = f"{next(iter(modules))}." if len(modules) == 1 else ""
         self._look_up = look_up
         self._made: dict[Any, OpaqueCall] = {}
         self._members = {
@@ -154,15 +153,9 @@ class OpaqueStandIns:
 
     def found(self) -> OpaqueModules:
         """Return what a traced step needs to know of the opaque modules it calls."""
-        profiles = [(call.name, call.profile) for call in self._made.values()]
-        changing = frozenset(
-            (f"{self._prefix}{name}.{owner.removeprefix('the model')}".rstrip("."), attribute)
-            for name, profile in profiles
-            if profile is not None
-            for owner, _, attribute in (changed.rpartition(".") for changed in profile.changed)
-        )
-        changes_state = any(profile is None or profile.pinned for _, profile in profiles)
-        return OpaqueModules(tuple(self._made.values()), changing, changes_state)
+        profiles = [call.profile for call in self._made.values()]
+        changes_state = any(profile is None or profile.pinned for profile in profiles)
+        return OpaqueModules(tuple(self._made.values()), changes_state)
 
     def note_inputs(self, traced: Any, real: Any) -> None:
         """Remember which real tensor each traced input of the call stands for."""

@@ -31,7 +31,7 @@ _NOTES = (
     "tightfit_terms",
 )
 _LARGEST_CONSTANT = 1 << 16
-_NO_MODULES = OpaqueModules((), frozenset(), False)
+_NO_MODULES = OpaqueModules((), False)
 
 
 class KeptTensor(msgspec.Struct, frozen=True, array_like=True):

@@ -39,7 +39,6 @@ from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opa
 from tightfit.capture.operators.checkpoints import SeenCheckpoints
 from tightfit.capture.operators.linalg import is_check
 from tightfit.capture.operators.masks import MaskedAssignments
-from tightfit.capture.operators.numbers import NumbersAskedFor
 from tightfit.capture.operators.products import TracedProducts
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.operators.resized import ResizedTensors
@@ -117,7 +116,6 @@ class _Callee(nn.Module):
             torch.autograd.set_detect_anomaly(False),  # the tracer notes a stack for each operator
             private.autocast_cache(self._keeps_casts),
             self._recorder,
-            NumbersAskedFor(),
             MaskedAssignments(),
             TracedProducts(),
             ResizedTensors(members.values()),
@@ -182,7 +180,6 @@ def trace(
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.without_open_transforms())
             stack.enter_context(private.keep_composites_whole())
-            stack.enter_context(private.lists_number_by_number())
             stack.enter_context(corrected_fake_kernels())
             stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
@@ -197,7 +194,7 @@ def trace(
             stack.enter_context(LayoutsInPlace())
             if numbers is not None:
                 stack.enter_context(private.symbolic_numbers())
-                stack.enter_context(numbers.read_by(call.function, call.modules))
+                stack.enter_context(numbers)
             args, kwargs = opened((call.args, call.kwargs))
             joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
     assert callee.structure is not None
