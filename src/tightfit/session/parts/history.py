@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from tightfit.planners.background import Search
@@ -179,23 +179,9 @@ class CallOrder:
         """Forget other parts."""
         self._parts = [part for part in self._parts if part in parts]
 
-    def order(self, absent: Iterable[Part] = ()) -> dict[Part, int]:
-        """Return each part's turn; those that have never run come among others of their class.
-
-        Parameters
-        ----------
-        absent : iterable of Part
-            Parts that have not run yet.
-        """
-        parts = list(self._parts)
-        for part in absent:
-            alike = [other for other in parts if other.is_of_class(part)]
-            earlier = [other for other in alike if other.number < part.number]
-            if earlier:
-                parts.insert(parts.index(earlier[-1]) + 1, part)
-            else:
-                parts.insert(parts.index(alike[0]) if alike else len(parts), part)
-        return {part: turn for turn, part in enumerate(parts)}
+    def order(self) -> dict[Part, int]:
+        """Return each part's turn."""
+        return {part: turn for turn, part in enumerate(self._parts)}
 
 
 def _cancel(searches: list[Search[PartPlans | None]]) -> None:

@@ -248,6 +248,15 @@ class _Resident:
         """Return the optimizer's state that does not exist yet."""
         return self._account.coming_state_bytes()
 
+    def stepping_bytes(self) -> int:
+        """Return what is held while the optimizer steps, as far as that is foretold."""
+        account = self._account
+        return (
+            account.lasting_bytes()
+            + account.expected_bytes()
+            + (account.optimizers.passing_bytes())
+        )
+
     def rest(self) -> None:
         """End the step: its budget is for whatever comes now."""
         self._account.rest()

@@ -57,12 +57,12 @@ class StepPlans:
         self._wanted = wanted
         self._latest: dict[Part, Kind] = {}
         self._called: set[Part] = set()
-        self._absent: dict[Part, Kind] = {}
         self._situations = Situations()
         self._situation = Situation(None, 0)
         self._order = CallOrder()
         self._possible: dict[Part, PossibleCall[Kind]] = {}
         self._coming_bytes = 0
+        self._stepping_bytes = 0
         self._choices_made: Counter[Any] = Counter()
 
     @property
@@ -89,35 +89,33 @@ class StepPlans:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def begin(self, signature: Any, absent: Mapping[Part, Kind], coming_bytes: int) -> None:
+    def begin(self, signature: Any, coming_bytes: int, stepping_bytes: int) -> None:
         """Make sure that there are plans for the step that begins.
 
         Parameters
         ----------
         signature : hashable
             Of the model's inputs.
-        absent : mapping of Part to Kind
-            Parts that have not run yet and may, and what they are taken to be like.
         coming_bytes : int
             What will stay once it exists: the optimizer's state.
+        stepping_bytes : int
+            What is held while the optimizer steps.
         """
-        self._coming_bytes = coming_bytes
+        self._coming_bytes, self._stepping_bytes = coming_bytes, stepping_bytes
         held = self._guard.held_bytes() + coming_bytes
         alike_bytes = max(round(_ALIKE * self.limit_bytes), self.late_bytes)
         self._situation = self._situations.of(signature, held, alike_bytes)
         self._possible = {}
         self._called = set()
-        self._absent = dict(absent)
         ledger = self._situation.ledger
         if ledger is not None:
-            self._possible = self._may_run(ledger, absent)
+            self._possible = self._may_run(ledger)
             worst = self._worst(ledger, self._possible)
             self._plan(self._situation, worst.with_base(held))
 
     def least_peak_bytes(self, ledger: StepLedger[Kind]) -> int:
         """Return the peak of a step if all parts run that may, by least plans."""
-        absent = {p: kind for p, kind in self._absent.items() if p not in self._latest}
-        possible = self._may_run(ledger, absent)
+        possible = self._may_run(ledger)
         worst = self._worst(ledger, possible)
         least = {kind: kind.least for kind in worst.calls}
         # a step without its first part is thought to hold that part's output longer than it does
@@ -128,7 +126,7 @@ class StepPlans:
         self, ledger: StepLedger[Kind], possible: Mapping[Part, PossibleCall[Kind]]
     ) -> StepLedger[Kind]:
         """Return a measured step as it is with further calls, each in its turn."""
-        return with_calls(ledger, possible, self._order.order(self._absent))
+        return with_calls(ledger, possible, self._order.order())
 
     def ended(self, ledger: StepLedger[Kind]) -> None:
         """Learn from a complete step."""
@@ -222,20 +220,18 @@ class StepPlans:
             raise self._infeasible(ledger)
         return found
 
-    def _may_run(
-        self, ledger: StepLedger[Kind], absent: Mapping[Part, Kind]
-    ) -> dict[Part, PossibleCall[Kind]]:
+    def _may_run(self, ledger: StepLedger[Kind]) -> dict[Part, PossibleCall[Kind]]:
         """Return the calls of parts that a step did not have and may have, with least plans."""
         granularity = granularity_of(self._guard.device)
         away = {part: kind for part, kind in self._latest.items() if part not in ledger.parts}
         return {
             part: PossibleCall(kind, kind.least, new_gradient_bytes(part.modules, granularity))
-            for part, kind in (away | dict(absent)).items()
+            for part, kind in away.items()
         }
 
     def _infeasible(self, ledger: StepLedger[Kind]) -> InfeasibleBudget:
         least = ledger.peak_with({kind: kind.least for kind in ledger.calls})
-        needed = max(least, ledger.beside_bytes)
+        needed = max(least, ledger.beside_bytes, self._stepping_bytes)
         return InfeasibleBudget(
             f"no plans were found for the {len(ledger.calls)} parts of {self._name} within "
             f"{format_bytes(self.limit_bytes)}: {format_bytes(ledger.base_bytes)} are held between "
@@ -274,13 +270,15 @@ class StepPlans:
             return found
         needed = kind.least.needed_bytes
         held = self.limit_bytes - left
+        following = self._following_bytes(part) + self._unseen_bytes(part, kind)
+        least = max(held + needed, held + kind.least.staying_bytes + following)
         raise InfeasibleBudget(
             f"part {part.name!r} needs {format_bytes(needed)} with its least plan, and "
             f"{format_bytes(held)} are held when it starts: more than the budget of "
             f"{format_bytes(self.limit_bytes)}. Raise the budget, or {self._wanted}. "
             f"{WITHOUT_A_PLAN}",
             budget_bytes=self.limit_bytes,
-            minimum_bytes=held + needed,
+            minimum_bytes=max(least, self._stepping_bytes),
         )
 
     def _fitting(
@@ -302,6 +300,11 @@ class StepPlans:
         """Whether no more is held now than was foreseen for the call that begins."""
         held_bytes = self._guard.held_bytes() + self._coming_bytes
         return self._situation.is_as_foreseen(held_bytes, self.limit_bytes)
+
+    def _unseen_bytes(self, part: Part, kind: Kind) -> int:
+        """Return what parts of the same class keep that no step has called yet."""
+        seen = sum(other.is_of_class(part) for other in {*self._latest, part})
+        return max(0, part.alike - seen) * kind.least.staying_bytes
 
     def _following_bytes(self, part: Part) -> int:
         """Return the peak of the parts that have not run in this step, with their least plans."""

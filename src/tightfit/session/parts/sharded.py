@@ -170,6 +170,10 @@ class _Metered:
         """Return nothing: state that will come is seen once it is there."""
         return 0
 
+    def stepping_bytes(self) -> int:
+        """Return nothing: what a step of the optimizer takes is seen once it runs."""
+        return 0
+
     def rest(self) -> None:
         """End the step: its budget is for whatever comes now."""
         self._account.rest()

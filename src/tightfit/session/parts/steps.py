@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from tightfit.capture.calls.structure import Arguments
@@ -42,6 +41,10 @@ class Resident(Protocol):
 
     def coming_bytes(self) -> int:
         """Return what will stay once it exists: the optimizer's state."""
+        ...
+
+    def stepping_bytes(self) -> int:
+        """Return what is held while the optimizer steps, as far as that is foretold."""
         ...
 
     def rest(self) -> None:
@@ -103,15 +106,13 @@ class PartSteps:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def begin(self, signature: Any, absent: Mapping[Part, Kind] = MappingProxyType({})) -> None:
+    def begin(self, signature: Any) -> None:
         """Begin a step, unless one is under way.
 
         Parameters
         ----------
         signature : hashable
             Of the model's inputs.
-        absent : mapping of Part to Kind
-            Parts that have not run yet and may, and what they are taken to be like.
         """
         if self.is_under_way:
             return
@@ -119,7 +120,8 @@ class PartSteps:
         self.known.settle_outputs()
         limit_bytes = self.plans.limit_bytes
         self.guard.before_forward(self._resident.resident_bytes, limit_bytes, runs=self._open)
-        self.plans.begin(signature, absent, self._resident.coming_bytes())
+        resident = self._resident
+        self.plans.begin(signature, resident.coming_bytes(), resident.stepping_bytes())
         self._writer = LedgerWriter(self.guard)
 
     def close_step(self) -> StepPeaks | None:
