@@ -63,7 +63,7 @@ class Following:
             gc.collect()
 
     def entered_inner_frame(self) -> None:
-        """Note that the outermost frame calls something as plain Python."""
+        """Note that Python runs what calls the forward of a module."""
         self._outside.is_around = True
 
     def skipped(

@@ -101,7 +101,7 @@ class Follower(Protocol):
         ...
 
     def entered_inner_frame(self) -> None:
-        """Hear that a frame is looked at which the outermost one calls as plain Python."""
+        """Hear that a module's forward is looked at by itself: Python runs what calls it."""
         ...
 
     def skipped(
@@ -139,22 +139,18 @@ def compiled(
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
-    outermost = in_a_frame_of_its_own(function)
-    context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
+    context.callback = _PerFrame(context.callback, follower, first)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
-    return context(outermost)
+    return context(in_a_frame_of_its_own(function))
 
 
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
-    def __init__(
-        self, convert: Any, follower: Follower, first: KeptFirst, outermost: types.CodeType
-    ) -> None:
+    def __init__(self, convert: Any, follower: Follower, first: KeptFirst) -> None:
         self._torchdynamo_orig_backend = convert
-        self._outermost = outermost
         self._first = first
         first.stand_before(convert._torchdynamo_orig_backend)
         self._follower = follower
@@ -163,9 +159,9 @@ class _PerFrame:
         self._calls: defaultdict[Any, dict[int, Any]] = defaultdict(dict)  # sizes in each of them
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
-        if frame.f_code is not self._outermost:
-            self._follower.entered_inner_frame()
         module = _module_of_frame(frame)
+        if module is not None and "forward" in frame.f_code.co_name:
+            self._follower.entered_inner_frame()
         if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
         number, given = self._follower.call()
