@@ -74,17 +74,16 @@ ALSO = {"costs/measured": {"allocator"}}
 
 ORDERS: dict[str, tuple[str, ...]] = {
     "capture": (
-        "nodes origins flops",
+        "alone flops libraries nodes origins",
         "side_effects operators",
         "calls",
-        "reads",
+        "restored",
         "opaque decisions",
         "joint_graph traced_call handed",
-        "captured graph_calls probe trace normalise updates",
+        "captured graph_calls trace normalise updates",
         "recall",
         "stored",
         "lift foreign partitioner input_uses",
-        "around_data",
         "capture",
     ),
     "eviction": (

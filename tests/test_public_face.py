@@ -23,7 +23,7 @@ from tightfit.planners.registry import PLANNERS
 
 RECORD = Path(__file__).with_name("public_face.json")
 
-OWN_OPERATORS = ("tightfit::opaque_forward", "tightfit::opaque_backward", "tightfit::asked")
+OWN_OPERATORS = ("tightfit::opaque_forward", "tightfit::opaque_backward")
 
 
 def parameters_of(value: Any) -> list[str]:
@@ -39,8 +39,7 @@ def parameters_of(value: Any) -> list[str]:
 
 
 def public_face() -> dict[str, Any]:
-    for module in ("tightfit.capture.opaque.tracing", "tightfit.capture.decisions.answers"):
-        importlib.import_module(module)
+    importlib.import_module("tightfit.capture.opaque.tracing")
     registered = {name for name in torch._C._dispatch_get_all_op_names() if "tightfit" in name}
     return {
         "names": {name: parameters_of(getattr(tightfit, name)) for name in tightfit.__all__},

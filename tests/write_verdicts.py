@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from support.contract.changes import judged_changes
-from support.contract.doors import DOORS, Door, asked_door, record_key
+from support.contract.doors import DOORS, Door, asked_door
 from support.contract.every_case import CHANGES, OUTPUTS
 from support.contract.outputs import judged
 from support.contract.verdicts import RECORD, Outcome, Verdict
@@ -43,7 +43,7 @@ def judge_all(battery: str, door: str, only: str) -> dict[str, Outcome]:
             print(f"{took_s:5.1f} s  {case.name}: {found[case.name]}", flush=True)
     counts = Counter(outcome.verdict for outcome in found.values())
     told = ", ".join(f"{counts[v]} {v.name.lower()}" for v in Verdict if counts[v])
-    print(f"{battery} through {record_key(door)}: {told} of {len(found)}", flush=True)
+    print(f"{battery} through {door}: {told} of {len(found)}", flush=True)
     return found
 
 
@@ -77,7 +77,7 @@ def main() -> None:
         for battery in options.batteries or BATTERIES:
             found = judge_all(battery, options.door, options.only)
             if not options.looks:
-                write(record_key(options.door), battery, found)
+                write(options.door, battery, found)
 
 
 if __name__ == "__main__":

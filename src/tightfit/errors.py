@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 __all__ = [
     "WITHOUT_A_PLAN",
@@ -12,7 +12,6 @@ __all__ = [
     "BudgetExceeded",
     "CaptureError",
     "CompileError",
-    "Diverged",
     "HookUnavailable",
     "InfeasibleBudget",
     "InvalidGraph",
@@ -76,10 +75,6 @@ class OpaqueVaries(PlanMismatch):
         self.module = module
 
 
-class Diverged(PlanMismatch):
-    """A step asked for a value that decides what it runs, and it is another than planned for."""
-
-
 class MissingExtra(TightfitError, ImportError):
     """An optional dependency that is not installed; the message has the pip command."""
 
@@ -97,23 +92,11 @@ class CaptureError(TightfitError):
         What it is.
     module : str or None
         The module whose code is the cause, where it is known; "": the outermost.
-    cause : str
-        ``"data"``: what runs depends on the values of a tensor; ``"random"``: on drawn ones.
-        ``"outside"``: a tensor is neither parameter, buffer nor input. ``"state"``: the forward
-        changes Python state. ``"hook"``: hooks set weights of their modules, and nothing else.
-        ``"impure"``: it asks what answers otherwise each time, such as a clock.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        module: str | None = None,
-        cause: Literal["", "data", "random", "outside", "state", "hook", "impure"] = "",
-    ) -> None:
+    def __init__(self, message: str, *, module: str | None = None) -> None:
         super().__init__(message)
         self.module = module
-        self.cause = cause
 
 
 WITHOUT_A_PLAN = (

@@ -47,6 +47,9 @@ class Watched:
     def following(self) -> Any:
         return contextlib.nullcontext()
 
+    def entered_inner_frame(self) -> None:
+        """Do nothing."""
+
     def skipped(self, code: types.CodeType, module: Any, reason: str, error: Any) -> None:
         self.told.append(f"{code.co_name}: {reason}")
 

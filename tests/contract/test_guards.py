@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from support.contract.changes import ChangeCase, has_effect, judged_changes
-from support.contract.doors import DOORS, asked_door, record_key
+from support.contract.doors import DOORS, asked_door
 from support.contract.every_case import CHANGES
 from support.contract.verdicts import check_against_record, recorded
 
@@ -18,7 +18,7 @@ DOOR = asked_door()
 
 @pytest.mark.parametrize("case", CHANGES, ids=lambda case: case.name)
 def test_as_plain_pytorch_or_as_recorded(case: ChangeCase) -> None:
-    check_against_record(case.name, judged_changes(case, DOORS[DOOR]), record_key(DOOR), "guards")
+    check_against_record(case.name, judged_changes(case, DOORS[DOOR]), DOOR, "guards")
 
 
 @pytest.mark.parametrize("case", CHANGES, ids=lambda case: case.name)
@@ -29,4 +29,4 @@ def test_plain_pytorch_shows_the_change(case: ChangeCase) -> None:
 def test_nothing_is_recorded_that_is_not_tried() -> None:
     names = [case.name for case in CHANGES]
     assert len({*names}) == len(names)
-    assert {*recorded(record_key(DOOR), "guards")} <= {*names}
+    assert {*recorded(DOOR, "guards")} <= {*names}

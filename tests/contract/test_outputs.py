@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.contract.doors import DOORS, asked_door, record_key
+from support.contract.doors import DOORS, asked_door
 from support.contract.every_case import OUTPUTS
 from support.contract.outputs import OutputCase, judged
 from support.contract.verdicts import check_against_record, recorded
@@ -18,10 +18,10 @@ DOOR = asked_door()
 
 @pytest.mark.parametrize("case", OUTPUTS, ids=lambda case: case.name)
 def test_as_plain_pytorch_or_as_recorded(case: OutputCase) -> None:
-    check_against_record(case.name, judged(case, DOORS[DOOR]), record_key(DOOR), "outputs")
+    check_against_record(case.name, judged(case, DOORS[DOOR]), DOOR, "outputs")
 
 
 def test_nothing_is_recorded_that_is_not_tried() -> None:
     names = [case.name for case in OUTPUTS]
     assert len({*names}) == len(names)
-    assert {*recorded(record_key(DOOR), "outputs")} <= {*names}
+    assert {*recorded(DOOR, "outputs")} <= {*names}

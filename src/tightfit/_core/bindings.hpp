@@ -8,10 +8,8 @@ namespace tightfit {
 void bind_planning(nanobind::module_& module);
 void bind_chain(nanobind::module_& module);
 void bind_alive(nanobind::module_& module);
-void bind_executed(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_packing(nanobind::module_& module);
 void bind_orders(nanobind::module_& module);
-void bind_unchanged(nanobind::module_& module);
 
 }  // namespace tightfit

@@ -8,9 +8,7 @@ NB_MODULE(_engine, module) {
     tightfit::bind_planning(module);
     tightfit::bind_chain(module);
     tightfit::bind_alive(module);
-    tightfit::bind_executed(module);
     tightfit::bind_replay(module);
     tightfit::bind_packing(module);
     tightfit::bind_orders(module);
-    tightfit::bind_unchanged(module);
 }

@@ -188,13 +188,18 @@ def with_alternatives(
     entries = _entries(group, allowed)
     for op, node in zip(captured.graph.ops, captured.nodes, strict=True):
         offered: tuple[Way, ...] = ()
-        for entry in entries:
+        for entry in () if _takes_numbers(node) else entries:
             if entry.operators is not None and node.target not in entry.operators:
                 continue
             extension = entry.contributor(OpView(captured, op, offered, present))
             if extension is not None:
                 offered += assembly.add(op, extension, allowed)
     return assembly.finished()
+
+
+def _takes_numbers(node: fx.Node) -> bool:
+    """Whether an op takes a number that may be another one in the next step."""
+    return any(isinstance(each.meta.get("val"), int | float) for each in node.all_input_nodes)
 
 
 def compilable(captured: Captured) -> Captured:

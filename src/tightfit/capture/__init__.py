@@ -6,12 +6,15 @@ is planned, and how each of its ops is run. Files stand on floors, the lowest fi
 - `nodes`, `origins`: what an operator of a trace is, and where it comes from;
 - `side_effects/`, `operators/`: what Python code does besides, what must be traced otherwise;
 - `calls/`: how inputs and outputs nest, and what tells one call from another;
-- `opaque/`, `decisions/`: modules that are one op, values that a forward reads;
-- `joint_graph`, `traced_call`: what is traced, and the trace;
-- `trace/`, `normalise/`, `probe`, `captured`: making the trace, cleaning it up, a real run;
-- `lift` and `capture`: the way from a call to a captured step; `around_data` goes it again where
-  data decides, `input_uses` with a gradient for each use of an input, and `partitioner` says what
-  PyTorch itself would keep.
+- `restored/`: what code that runs only to be measured changes, put back;
+- `opaque/`, `decisions/`: modules that are one op, numbers that a forward reads;
+- `joint_graph`, `traced_call`, `handed`: what is traced, the trace, graphs handed over;
+- `trace/`, `normalise/`, `captured`: making the trace, cleaning it up, what comes of it;
+- `recall/`, `stored`: the trace of a handed graph in a file;
+- `lift` and `capture`: the way from a call to a captured step; `input_uses` goes it with a gradient
+  for each use of an input, and `partitioner` says what PyTorch itself would keep.
+
+No Python is followed here: whoever does that hands over graphs. `alone` lets one thread at a time.
 
 May import graph, plan, costs, allocator and torch_private.
 """

@@ -13,8 +13,6 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.reads.guard import Reads
-from tightfit.capture.side_effects.attributes import Kept
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, ValueId
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
@@ -122,10 +120,6 @@ class Captured:
         The node each op came from.
     value_of : mapping of fx.Node to int
         The value a base node (placeholder, op or getitem of an op) holds.
-    reads : Reads
-        What the forward read besides its inputs and tensors of its modules.
-    left : frozenset
-        Where the forward leaves tensors that it does not read: they may go before it runs.
     beyond : Graph or None
         The graph with alternatives, too, that only a larger budget has room to compare at their
         own size: a refusal names the least budget by it. None: there are none.
@@ -144,8 +138,6 @@ class Captured:
     calls: tuple[tuple[Call, ...], ...]
     nodes: tuple[fx.Node, ...]
     value_of: Mapping[fx.Node, ValueId]
-    reads: Reads = field(default_factory=Reads)
-    left: frozenset[Kept] = frozenset()
     beyond: Graph | None = None
     hoped: Captured | None = None
     in_turn: Mapping[int, int] = field(default_factory=dict)
@@ -205,7 +197,7 @@ def placeholder_tensors(
     assign=True)` are seen.
     """
     members: dict[str, Any] = {}
-    for prefix, module in {**modules, **joint.outside}.items():
+    for prefix, module in modules.items():
         for key, parameter in module.named_parameters(remove_duplicate=False):
             members[f"{prefix}.{key}"] = parameter
         for key, buffer in module.named_buffers(remove_duplicate=False):
@@ -217,7 +209,7 @@ def parameters_of(joint: JointGraph, modules: Mapping[str, nn.Module]) -> dict[f
     """Return the parameters that a step reads, by their placeholders."""
     members = {
         f"{prefix}.{key}": parameter
-        for prefix, module in {**modules, **joint.outside}.items()
+        for prefix, module in modules.items()
         for key, parameter in module.named_parameters(remove_duplicate=False)
     }
     pairs = zip(joint.placeholders, joint.sources, strict=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from tightfit.capture.calls.signature import input_signature, modes_and_settings
+from tightfit.capture.calls.signature import input_signature, modes_and_settings, tensor_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments, HandedGraphs
 from tightfit.torch_private.core import autocast_nesting
@@ -25,34 +26,45 @@ class GraphCalls:
     ----------
     graphs : HandedGraphs
         What is called.
-    look : callable
-        Returns the signature of a call after a look at all modules and modes.
     """
 
-    def __init__(self, graphs: HandedGraphs, look: Callable[[Arguments], tuple[Any, Any]]) -> None:
+    def __init__(self, graphs: HandedGraphs) -> None:
         self._graphs = graphs
-        self._look = look
         self._around: dict[tuple[int, bool], Any] = {}
 
     def signature(self, given: Arguments) -> tuple[Any, Any]:
-        """Return what a call depends on: inputs, then modules and modes."""
+        """Return what a call depends on: inputs, then modes and what modules hold."""
         graph = given.leaves[-1], autocast_nesting() > 0
         around = self._around.get(graph)
         if around is None:
-            around = self._look(given)[1]
+            around = (*modes_and_settings(), *self._held(given.leaves))
             if isinstance(given, GraphArguments) and self._is_guarded(given):
                 self._around[graph] = around
         return input_signature(given.leaves, None), around  # inputs of graphs do not nest
+
+    def _held(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what matters of the tensors of modules, and which of them are one."""
+        number = leaves[-1]
+        tensors = self._graphs.held(number)
+        places: dict[int, int] = {}
+        shared = tuple(places.setdefault(id(t), i) for i, t in enumerate(tensors))
+        given = tuple((i, places[id(x)]) for i, x in enumerate(leaves) if id(x) in places)
+        flags = tuple(m.training for leaf in self._graphs.leaves(number) for m in leaf.modules())
+        return tuple(map(_signature, tensors)), shared, given, flags
 
     def _is_guarded(self, given: GraphArguments) -> bool:
         """Whether the graph is called with these modules and modes only."""
         # a parameter that is no module's here may be one in another call
         is_foreign = any(isinstance(x, nn.Parameter) for x in given.leaves)
-        return not is_foreign and not self._graphs.calls_leaves(given.leaves[-1])
+        return not is_foreign and not self._graphs.leaves(given.leaves[-1])
 
     def is_as_it_was(self, given: GraphArguments, signature: tuple[Any, Any]) -> bool:
         """Whether modes, and the tensors of modules, are as when a call had its signature."""
         return modes_and_settings() == signature[1][:2] and self._graphs.is_as_it_was(given)
+
+
+def _signature(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else tensor_signature(tensor)
 
 
 def places_among(inputs: Sequence[Any], tensors: Sequence[Any]) -> tuple[int, ...]:

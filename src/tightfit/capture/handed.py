@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tightfit.capture.calls.attributes import ReadAttributes
 from tightfit.capture.calls.signature import refuse_subclass
 from tightfit.capture.calls.structure import Arguments, flat_spec
 from tightfit.capture.origins import module_names, note_module
-from tightfit.capture.reads.guard import Reads
 from tightfit.errors import CaptureError
 from tightfit.torch_private import dynamo, recurrent
 
@@ -23,7 +21,6 @@ __all__ = [
     "GraphArguments",
     "HandedGraph",
     "HandedGraphs",
-    "ReadsUnseen",
     "beside_loss",
     "is_handed",
     "takes_numbers",
@@ -210,9 +207,16 @@ class HandedGraphs:
         placed = self._placed[number]
         return {*(member.module for member in placed.members), *placed.leaves}
 
-    def calls_leaves(self, number: int) -> bool:
-        """Whether a graph calls forwards whose Python nobody has followed."""
-        return self._placed[number].graph.calls_unseen
+    def leaves(self, number: int) -> tuple[nn.Module, ...]:
+        """Return the modules whose forwards a graph calls though nobody has followed them."""
+        return self._placed[number].leaves
+
+    def held(self, number: int) -> list[torch.Tensor | None]:
+        """Return what modules hold now of what a graph takes, and what its leaves hold."""
+        placed = self._placed[number]
+        members = [m.module.__dict__[m.holder].get(m.name) for m in placed.members]
+        inner = (each for leaf in placed.leaves for each in (leaf.parameters(), leaf.buffers()))
+        return [*members, *(tensor for tensors in inner for tensor in tensors)]
 
     def _place(self, graph: HandedGraph, inputs: Sequence[Any]) -> _Placed:
         known = self._by_graph.setdefault(graph, [])
@@ -297,17 +301,8 @@ def beside_loss(function: Any, args: Sequence[Any]) -> frozenset[int]:
 
 
 def is_handed(function: Any) -> bool:
-    """Whether a callable runs handed graphs, or is ``around`` one that does."""
-    return isinstance(getattr(function, "around", function), HandedGraphs)
-
-
-class ReadsUnseen(Reads):
-    """What a handed graph reads of Python: who hands it over knows, and hands over another one."""
-
-    def attributes(self, modules: Mapping[str, nn.Module]) -> ReadAttributes:
-        """Return that no attribute of any module matters."""
-        kinds = {type(module) for top in modules.values() for module in top.modules()}
-        return ReadAttributes(frozenset(), frozenset(kinds))
+    """Whether a callable runs handed graphs."""
+    return isinstance(function, HandedGraphs)
 
 
 class _Named(fx.Interpreter):

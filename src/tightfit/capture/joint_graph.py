@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from tightfit.capture.calls.structure import Structure
-from tightfit.capture.decisions.answers import Answer, Question
 from tightfit.capture.decisions.reads import Decisions
 from tightfit.capture.opaque.call import OpaqueModules
 from tightfit.capture.operators.checkpoints import Checkpoints
@@ -70,12 +69,6 @@ class JointGraph:
         Where its operators come from: modules, and regions of autocast.
     decisions : Decisions
         The values the step read in Python: the trace holds as long as they are the same.
-    questions : tuple of Question
-        The ops of the step that check what else it read.
-    answers : tuple of Answer, optional
-        What the call was told for which the step was traced, if anything was computed.
-    outside : mapping of str to nn.Module
-        What holds tensors that belong to no module of the call, if it uses any.
     opaque : OpaqueModules
         The modules that run as one op.
     detached : frozenset of int
@@ -94,9 +87,6 @@ class JointGraph:
     structure: Structure
     origins: Origins
     decisions: Decisions
-    questions: tuple[Question, ...]
-    answers: tuple[Answer, ...] | None
-    outside: Mapping[str, nn.Module]
     opaque: OpaqueModules
     detached: frozenset[int]
     checkpoints: Checkpoints

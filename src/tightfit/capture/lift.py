@@ -14,7 +14,6 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.flops import flops_of
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import (
@@ -152,7 +151,7 @@ class _Lifter:
         roots = [n for n in self.joint.raw_outputs if isinstance(n, fx.Node)]
         roots += [n for n, _ in self.joint.write_backs]
         graph = self.joint.module.graph
-        roots += [n for n in graph.nodes if is_kept_forward(n) or question_of(n)]
+        roots += [n for n in graph.nodes if is_kept_forward(n)]
         drawn = [n for n in graph.nodes if is_op(n) and is_random(n)]
         roots += [n for n in drawn if not is_traced_in_backward(n)]
         return ancestors_of(roots)
@@ -249,9 +248,6 @@ class _Lifter:
 
 def _function_of(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     """Return what runs a node in a program, and its arguments."""
-    question = question_of(node)
-    if question is not None:
-        return question, (node.args[0],)
     return opaque_function(node) or (node.target, node.args)
 
 
@@ -265,10 +261,9 @@ def _is_tuple(node: fx.Node) -> bool:
 
 
 def _target_name(node: fx.Node) -> str:
-    question = question_of(node)
-    target: Any = node.target if question is None else question.function
+    target: Any = node.target
     if isinstance(target, private.OpOverload):
-        return f"{'asked.' if question else ''}{target.name().replace('::', '.')}"
+        return target.name().replace("::", ".")
     return getattr(target, "__name__", str(target)).lstrip("_")
 
 

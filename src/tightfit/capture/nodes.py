@@ -29,7 +29,6 @@ __all__ = [
     "note_kept_forward",
     "note_random",
     "note_terms",
-    "note_view",
     "note_views",
     "storage_bytes",
     "terms_of",
@@ -58,11 +57,6 @@ def note_views(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
             node.meta[_VIEW] = _shares_storage(node)
-
-
-def note_view(node: fx.Node) -> None:
-    """Note of a node added later that it only views its first input."""
-    node.meta[_VIEW] = True
 
 
 def is_view(node: fx.Node) -> bool:

@@ -18,11 +18,15 @@ import msgspec
 import torch
 from torch import fx, nn
 
-from tightfit.capture.calls.modules import SeenModules, tensor_signature
-from tightfit.capture.calls.signature import call_signature, flatten
+from tightfit.capture.calls.signature import (
+    flatten,
+    input_signature,
+    modes_and_settings,
+    tensor_signature,
+)
 from tightfit.capture.handed import HandedGraphs
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.reads.executed import is_library, is_ours
+from tightfit.capture.libraries import is_library, is_ours
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.packing import KeptGraph, kept_graph, traced_again
 from tightfit.capture.recall.trace_files import (
@@ -119,30 +123,22 @@ def _described(call: TracedCall, strides: TrueStrides | None) -> tuple[Any, ...]
     if not isinstance(graphs, HandedGraphs):
         raise NotKept("a graph whose inputs stand for each of their uses")
     graph = graphs.graph(number)
-    if graph.calls_unseen or graph.numbers or call.opaque:
+    if graph.calls_unseen or graph.numbers:
         raise NotKept("modules that run eagerly, or numbers that change")
     replaced = list(traces.patched(()))
     if sees_operators() or any(_is_of_a_user(held) for _, held in replaced):
         raise NotKept("a mode of PyTorch, hooks of all modules, or functions in place of its own")
     leaves, spec = flatten(call.args[:-1], call.kwargs)
-    inputs, around = call_signature(leaves, spec, SeenModules({}), None)
-    modes, settings, *_ = around
     tensors = {name: t for top, m in call.modules.items() for name, t in _tensors_of(top, m)}
     given = [*tensors.values(), *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
     identities = {id(tensor): i for i, tensor in enumerate(given)}
     return (
         installation(given),
         [(name, getattr(held, "__qualname__", "")) for name, held in replaced],
-        (modes, settings),
-        (
-            call.loss_alone,
-            sorted(graph.beside_loss),
-            call.numbers,
-            sorted(call.detached_outputs),
-            sorted(call.answered),
-        ),
+        modes_and_settings(),
+        (call.loss_alone, sorted(graph.beside_loss), call.numbers, sorted(call.detached_outputs)),
         sorted((strides or {}).items()),
-        inputs,
+        input_signature(leaves, spec),
         [(name, tensor_signature(tensor)) for name, tensor in tensors.items()],
         [identities[id(tensor)] for tensor in given],
         memory_of(given),

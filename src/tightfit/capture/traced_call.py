@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-
-from tightfit.capture.decisions.answers import Answer
-from tightfit.capture.side_effects.outside import PREFIX, OutsideTensors
 
 __all__ = ["TracedCall"]
 
@@ -30,17 +27,6 @@ class TracedCall:
         Flattened outputs known to receive no gradient.
     loss_alone : bool
         Whether outputs beside a loss that the output carries receive none either.
-    opaque : frozenset of str
-        Names of modules to run as one op, besides those marked by `tightfit.opaque`.
-    answers : tuple of Answer, optional
-        What the forward was told about computed values when it really ran; see `probe`.
-    answered : frozenset of str
-        The inner modules for which these answers hold, besides the outermost.
-    examples : mapping of str to sequence
-        For opaque modules: the flattened arguments of each call when it really ran, as far as
-        their values may decide something.
-    outside : OutsideTensors, optional
-        Tensors it uses that are neither parameter, buffer nor input.
     numbers : bool
         Whether numbers that it reads and only computes with become inputs of the step.
     """
@@ -51,16 +37,4 @@ class TracedCall:
     kwargs: Mapping[str, Any]
     detached_outputs: frozenset[int] = frozenset()
     loss_alone: bool = False
-    opaque: frozenset[str] = frozenset()
-    answers: tuple[Answer, ...] | None = None
-    answered: frozenset[str] = frozenset()
-    examples: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
-    outside: OutsideTensors | None = None
     numbers: bool = False
-
-    @property
-    def owners(self) -> Mapping[str, nn.Module]:
-        """The modules, and the one that holds outside tensors if there are any."""
-        if self.outside is None:
-            return self.modules
-        return {**self.modules, PREFIX: self.outside.holder}

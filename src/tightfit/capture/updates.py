@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import ancestors_of
 
@@ -29,8 +28,7 @@ def decided_by_updates(joint: JointGraph) -> list[str]:
     it has written.
     """
     written = {joint.placeholders[position]: position for _, position in joint.write_backs}
-    roots = [node for node in joint.module.graph.nodes if question_of(node)]
-    roots += [node for node, _ in joint.gradients]
+    roots = [node for node, _ in joint.gradients]
     roots += [node for node in joint.raw_outputs if isinstance(node, fx.Node)]
     deciding = ancestors_of(roots, _read)
     return [joint.sources[position].name for node, position in written.items() if node in deciding]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch import nn
 
 from tightfit.capture.handed import HandedGraph, HandedGraphs
 from tightfit.capture.traced_call import TracedCall
@@ -13,7 +15,7 @@ from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, NothingToTrain
 
-__all__ = ["Asked", "graph_call", "nothing_to_train", "refuse_break"]
+__all__ = ["Asked", "graph_call", "refuse_break", "without_graph"]
 
 
 class Asked(BaseException):
@@ -48,7 +50,7 @@ def graph_call(call: TracedCall, name: str) -> TracedCall:
         Compiled(call.function, name, hand_over, follower)(call.args, dict(call.kwargs))
     except Asked as asked:
         return dataclasses.replace(call, function=graphs, args=asked.answer, kwargs={})
-    raise nothing_to_train(name)
+    raise without_graph(name, call.modules)
 
 
 def refuse_break(graph: HandedGraph) -> None:
@@ -60,8 +62,14 @@ def refuse_break(graph: HandedGraph) -> None:
         )
 
 
-def nothing_to_train(name: str) -> NothingToTrain:
-    """Return what says that a callable has no graph to plan."""
+def without_graph(name: str, modules: Mapping[str, nn.Module]) -> CaptureError:
+    """Return what says why a callable has no graph to plan."""
+    if any(p.is_meta for module in modules.values() for p in module.parameters()):
+        return CaptureError(
+            f"{name} lies on the meta device, where there are only shapes: no step of it can be "
+            "planned. Way out: use real parameters and inputs, or tightfit.check with a function "
+            "that makes them, which needs no memory for them"
+        )
     return NothingToTrain(
         f"{name} has no graph in which anything is trained: no output depends on a parameter that "
         "requires a gradient"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tightfit.capture.around_data import wait_for_traces
+from tightfit.capture.alone import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.dynamo.backend import HandOver, backend_of
 from tightfit.dynamo.guards import Unguarded
@@ -42,16 +43,35 @@ class Following:
         self._account = account
         self._left_out: set[nn.Module] = set()
         self._call: tuple[int, Any] = (0, None)
+        self._outside = outside
+        self._has_skipped = False
         self.unguarded = Unguarded(modules)
-        self.skipped = outside.skipped
 
     def call(self) -> tuple[int, Any]:
         """Return the number of the call under way, and what it was given."""
         return self._call
 
     def begin(self, given: Any) -> None:
-        """Begin a call, or end the one under way: nothing is given."""
-        self._call = self._call[0] + (given is not None), given
+        """Begin a call."""
+        self._call = self._call[0] + 1, given
+
+    def end(self) -> None:
+        """End the call under way; what errors in frames hold in cycles is let go of."""
+        self._call = self._call[0], None
+        if self._has_skipped:
+            self._has_skipped = False
+            gc.collect()
+
+    def entered_inner_frame(self) -> None:
+        """Note that the outermost frame calls something as plain Python."""
+        self._outside.is_around = True
+
+    def skipped(
+        self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
+    ) -> None:
+        """Note that a frame runs as plain Python, as of `Outside.skipped`."""
+        self._has_skipped = True
+        self._outside.skipped(code, module, reason, error)
 
     def left_out(self) -> Set[nn.Module]:
         """Return the modules whose forwards run as plain Python."""
@@ -63,7 +83,9 @@ class Following:
 
     def leaves(self) -> Mapping[Any, Callable[..., Any]]:
         """Return the forwards that are not to be followed."""
-        return leaf_forwards(self._modules)
+        left_out = {type(module).forward for module in self._left_out}
+        found = leaf_forwards(self._modules)
+        return {forward: told for forward, told in found.items() if forward not in left_out}
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -160,7 +182,7 @@ class Compiled:
                     else:
                         raise
         finally:
-            self._follower.begin(None)
+            self._follower.end()
 
     def _made_for(self, key: int) -> Callable[..., Any]:
         function = _as_its_class_has_it(self._function)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.reads.executed import is_library
+from tightfit.capture.libraries import is_library
 from tightfit.torch_private import core as private
 from tightfit.torch_private.dynamo import dict_version
 from tightfit.torch_private.settings import choices_of_kernels, hooks_of_all_modules

@@ -17,9 +17,8 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.modules import tensor_signature
+from tightfit.capture.calls.signature import tensor_signature
 from tightfit.capture.origins import module_names
-from tightfit.capture.recall.codes import digest_of
 from tightfit.capture.recall.installation import installation, memory_of, sees_operators
 from tightfit.capture.recall.trace_files import (
     note_use,
@@ -31,7 +30,7 @@ from tightfit.capture.recall.trace_files import (
 from tightfit.capture.recall.values import NotKept, packed, unpacked
 from tightfit.dynamo.backend import DynamoGraph, HandOver
 from tightfit.dynamo.packing import KeptHandedGraph, graph_again, kept_graph
-from tightfit.dynamo.tokens import Tokens, files_of
+from tightfit.dynamo.tokens import Tokens, digest_of, files_of
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
 from tightfit.torch_private.frames import found as frames

@@ -11,6 +11,7 @@ from torch import nn
 
 from tightfit.allocator.tally import is_refusal
 from tightfit.capture.origins import module_names
+from tightfit.errors import BadInput
 from tightfit.progress import announce
 
 __all__ = ["Outside"]
@@ -49,6 +50,11 @@ class Outside:
             what = f"module {name!r}" if name else "the outermost module"
             self._reasons.setdefault(what, _UNPLANNED)
         return dict(self._reasons)
+
+    def nothing_planned(self) -> BadInput:
+        """Return what says that there is nothing to report but what ran as plain Python."""
+        told = "; ".join(f"{what}: {why}" for what, why in self.reasons().items())
+        return BadInput(f"nothing is planned yet; what ran outside of every plan: {told}")
 
     def watch(self, is_planned: Callable[[torch.Tensor], bool]) -> None:
         """Note which parameters get their first gradient although no plan has made it."""

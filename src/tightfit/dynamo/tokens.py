@@ -15,11 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from tightfit.capture.reads.executed import is_library
-from tightfit.capture.recall.codes import digest_of
+from tightfit.capture.libraries import is_library
 from tightfit.capture.recall.values import NotKept, packed
 
-__all__ = ["Tokens", "files_of"]
+__all__ = ["Tokens", "digest_of", "files_of"]
 
 _WRAPPERS = (staticmethod, classmethod, type(functools.cache(int)))
 _CALLERS = (functools.partial, functools.partialmethod, functools.cached_property)
@@ -170,3 +169,28 @@ def files_of(traced: Sequence[types.CodeType]) -> list[Any]:
     names = sorted({code.co_filename for code in traced if is_library(code.co_filename)})
     found = [(name, Path(name).stat()) for name in names if not name.startswith("<")]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
+
+
+@functools.lru_cache(maxsize=8192)
+def digest_of(code: types.CodeType) -> str:
+    """Return what tells code from other code; where it stands in a file does not matter."""
+    parts = (
+        code.co_name,
+        code.co_flags,
+        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
+        (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars),
+        code.co_code,
+        getattr(code, "co_exceptiontable", b""),
+        tuple(map(_constant, code.co_consts)),
+    )
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return digest_of(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    if isinstance(value, frozenset):
+        return sorted(map(repr, map(_constant, value)))
+    return type(value).__name__, value

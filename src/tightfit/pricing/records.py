@@ -12,7 +12,6 @@ from torch import fx
 
 from tightfit.allocator.tally import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
-from tightfit.capture.decisions.answers import Question
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
@@ -125,12 +124,10 @@ def recorded(
 def _measured(
     captured: Captured, call: Call, measure: Callable[..., Record], device: torch.device
 ) -> Record | None:
-    is_question = isinstance(call.function, Question)
-    function = call.function.unchecked if is_question else call.function
     args, kwargs = synthetic_arguments(captured.joint.module, call)
     try:
         with private.without_autocast():
-            return measure(function, args, kwargs, device=device)
+            return measure(call.function, args, kwargs, device=device)
     except DOES_NOT_RUN as error:
         if is_refusal(error):
             raise
@@ -177,8 +174,6 @@ def name_of(function: Any) -> str:
         return function.name()
     if isinstance(function, OpaqueForward | OpaqueBackward):
         return f"opaque module {function.call.name}"
-    if isinstance(function, Question):
-        return f"asked {function}"
     return f"{function.__module__}.{function.__qualname__}"
 
 

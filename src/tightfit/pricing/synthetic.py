@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Call
-from tightfit.capture.decisions.answers import Question
+from tightfit.capture.operators.masks import places, put_gradient, rows_of
 from tightfit.costs.measured.call import materialise
 from tightfit.torch_private import core as private
 
@@ -51,10 +51,12 @@ def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
         return private.pytree.tree_map_only(torch.Tensor, _materialised, node.meta["val"])
 
     args, kwargs = fx.map_arg((call.args, call.kwargs), real)
-    if isinstance(call.function, Question):
-        _fit_question(call.function, args[0])
-    elif call.function in _PUTS:
-        _fit_put(*args[:3])
+    if call.function in _PUTS:
+        _fit_put(args[0], args[1], args[2].shape)
+    elif call.function is put_gradient:
+        _fit_put(*args)
+    elif call.function is places:
+        _make_true(args[0], args[0].shape, args[1])
     elif call.function is aten._embedding_bag_backward.default:
         args[4].fill_(1)  # no bag is empty
     elif call.function in _DIVIDES and isinstance(args[1], torch.Tensor):
@@ -85,58 +87,14 @@ def _make_true(mask: torch.Tensor, shape: Sequence[int], count: int) -> None:
     mask.copy_(true.view(mask.shape))
 
 
-def _fit_put(x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> None:
-    """Let masks select as many places as other indices do, or as there are rows of values."""
+def _fit_put(x: torch.Tensor, indices: Sequence[Any], shape: Sequence[int]) -> None:
+    """Let masks select as many places as other indices do, or as there are rows of values.
+
+    All places where values of this shape are the same for each.
+    """
     masks = [i for i in indices if i is not None and i.dtype in _MASKS]
     if not masks:
         return
-    places = [i.numel() for i in indices if i is not None and i.dtype not in _MASKS]
-    if places:
-        for mask in masks:
-            _make_true(mask, mask.shape, max(places))
-        return
-    consumed = sum(1 if i is None or i.dtype not in _MASKS else i.dim() for i in indices)
-    behind = x.dim() - consumed
-    if values.dim() > behind and values.shape[-1 - behind] != 1:
-        for mask in masks:
-            _make_true(mask, mask.shape, values.shape[-1 - behind])
-
-
-def _fit_question(question: Question, tensors: list[torch.Tensor]) -> None:
-    """Let an operator whose results' sizes depend on values give those of the trace."""
-    sizes = question.answer.value
-    if not isinstance(sizes, tuple):
-        return
-    first = sizes[0].shape
-    match question.function:
-        case aten.nonzero.default:
-            values = torch.arange(tensors[0].numel()) < first[0]
-        case aten.masked_select.default:
-            x, mask = tensors
-            _make_true(mask, torch.broadcast_shapes(x.shape, mask.shape), first[0])
-            return
-        case aten.index.Tensor:
-            (_, indices), _ = question.arguments(tensors)
-            ahead = next(n for n, i in enumerate(indices) if i is not None)
-            for mask in indices:
-                if mask is not None and mask.dtype in _MASKS:
-                    _make_true(mask, mask.shape, first[ahead])
-            return
-        case aten._pack_padded_sequence.default:
-            tensors[1].copy_(_lengths(tensors[1].numel(), first[0], sizes[1].shape[0]))
-            return
-        case aten.repeat_interleave.Tensor | aten.bincount.default:
-            values = torch.zeros(tensors[0].numel())
-            values[0] = first[0] - (question.function is aten.bincount.default)
-        case _:
-            values = torch.arange(tensors[0].numel()) * first[0] // max(1, tensors[0].numel())
-    if tensors[0].numel():
-        tensors[0].copy_(values.view(tensors[0].shape))
-
-
-def _lengths(count: int, total: int, longest: int) -> torch.Tensor:
-    """Return falling lengths of sequences that add up to a total."""
-    lengths: list[int] = []
-    for place in range(count):
-        lengths.append(min(longest, total - sum(lengths) - (count - place - 1)))
-    return torch.tensor(lengths)
+    count = rows_of(x.dim(), indices, shape)
+    for mask in masks:
+        _make_true(mask, mask.shape, mask.numel() if count is None else count)

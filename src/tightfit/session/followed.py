@@ -8,7 +8,7 @@ from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
-from tightfit.dynamo.asked import Asked, nothing_to_train, refuse_break
+from tightfit.dynamo.asked import Asked, refuse_break, without_graph
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.kept import Kept
@@ -38,6 +38,7 @@ class FollowedCalls(HandedCalls):
 
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
         super().__init__(callee)
+        self._modules = callee.modules
         self._follower = Following(callee.modules, self.outside, account)
         hand_over = handing_over_to(weakref.WeakMethod(self._called))
         kept = Kept(callee.modules, hand_over) if keeps else None
@@ -75,7 +76,7 @@ class FollowedCalls(HandedCalls):
             return asked.answer
         finally:
             self._asks = None
-        raise nothing_to_train(self.name)
+        raise without_graph(self.name, self._modules)
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""

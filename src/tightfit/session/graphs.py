@@ -13,7 +13,6 @@ from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.backend import RunsPlainly
-from tightfit.errors import BadInput
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
@@ -52,6 +51,7 @@ class GraphSteps(WholeSteps):
         self._given: Arguments | None = None  # of the call under way
         self._is_called = False
         self._has_run = False  # a graph of the call under way
+        self._are_several = False  # graphs of a call, as far as is known
         self.in_graphs: InGraphs | None = None
 
     @property
@@ -79,7 +79,9 @@ class GraphSteps(WholeSteps):
         """Run one call of a graph by its plan."""
         if graph.reason:
             self.outside.broke(graph.reason)
-        if self.in_graphs is None and self._is_of_several(graph):
+        if graph.reason or self.outside.left > 0 or self._has_run:
+            self._are_several = True
+        if self.in_graphs is None and self._are_several:
             if InGraphs.may_run(self.options, self.account) and not self.waiting:
                 self._go_on_in_graphs()
             else:
@@ -101,16 +103,8 @@ class GraphSteps(WholeSteps):
     def start_anew(self) -> None:
         """Capture anew: what was found out alone does not count."""
         self.in_graphs = None
+        self._are_several = False
         super().start_anew()
-
-    def _is_of_several(self, graph: HandedGraph) -> bool:
-        """Whether a call of a graph is not all that is planned of a call."""
-        return (
-            bool(graph.reason)
-            or self.outside.left > 0
-            or self._has_run
-            or self.options.others_to_come
-        )
 
     def _expect_others(self) -> None:
         """Have graphs that are new run with least memory: nobody knows yet what follows them."""
@@ -140,8 +134,7 @@ class GraphSteps(WholeSteps):
         """
         reasons = self.outside.reasons()
         if self.last is None and reasons:
-            told = "; ".join(f"{what}: {why}" for what, why in reasons.items())
-            raise BadInput(f"nothing is planned yet; what ran outside of every plan: {told}")
+            raise self.outside.nothing_planned()
         known = self._graphs_of_step.added_to(super().report())
         return msgspec.structs.replace(known, outside=reasons)
 

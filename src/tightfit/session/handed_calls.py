@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tightfit.capture.calls.modules import tensor_signature
-from tightfit.capture.calls.signature import modes_and_settings
+from tightfit.capture.calls.signature import modes_and_settings, tensor_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph, HandedGraphs
 from tightfit.capture.stored import graph_key

@@ -10,7 +10,7 @@ from typing import NoReturn
 from torch import nn
 
 from tightfit.alternatives.registry import with_alternatives
-from tightfit.capture.around_data import capture_around_data
+from tightfit.capture.alone import captured_alone
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured, parameters_of
 from tightfit.capture.trace.strides import TrueStrides
@@ -46,7 +46,6 @@ from tightfit.session.processes import agreed
 __all__ = [
     "cached_outcome",
     "capture_step",
-    "capture_step_around_data",
     "less_exact_step",
     "plan_at_once",
     "plan_step",
@@ -82,37 +81,13 @@ def capture_step(
         Whether somebody compares later what takes long to compare (`Captured.hoped`).
     """
     with _said(options, f"looking at {name}: what it runs, and what each operator takes"):
-        captured = _captured_and_priced(
-            call, options, name, neighbour, watched, room_bytes, postpones
+        captured = captured_alone(
+            lambda: _captured_and_priced(
+                call, options, name, neighbour, watched, room_bytes, postpones
+            )
         )
     captured.joint.opaque.forget_examples()
     return captured
-
-
-def capture_step_around_data(
-    call: TracedCall,
-    options: Options,
-    name: str,
-    neighbour: Graph | None = None,
-    *,
-    keeping: bool = False,
-    in_parts: bool = False,
-    watched: bool = False,
-    room_bytes: int | None = None,
-    postpones: bool = False,
-) -> tuple[Captured, TracedCall]:
-    """Capture a step as `capture_step` does, whatever data decides in it.
-
-    Parameters and what is returned and raised are those of `capture_step` and
-    `capture.around_data`.
-    """
-
-    how = {"watched": watched, "room_bytes": room_bytes, "postpones": postpones}
-
-    def priced(call: TracedCall) -> Captured:
-        return capture_step(call, options, name, neighbour, **how)
-
-    return capture_around_data(call, priced, name, keeping=keeping, in_parts=in_parts)
 
 
 def _captured_and_priced(

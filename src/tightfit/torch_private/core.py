@@ -102,7 +102,6 @@ __all__ = [
     "symbolic_numbers",
     "symbols_asked_for",
     "symbols_in",
-    "traced_twin",
     "viewed",
     "watched_autocast",
     "without_autocast",
@@ -238,22 +237,6 @@ def is_made_of_others(function: OpOverload) -> bool:
 def is_pytree_node(kind: type) -> bool:
     """Whether pytrees know how to take instances of a class apart."""
     return kind in pytree.SUPPORTED_NODES
-
-
-@contextlib.contextmanager
-def lists_number_by_number() -> Iterator[None]:
-    """While tracing, let `tolist` ask for each number as `item` does, which modes see."""
-    kind = functional_tensor.FunctionalTensor
-    before = kind.tolist
-
-    def tolist(self: torch.Tensor) -> Any:
-        return self.item() if self.dim() == 0 else [each.tolist() for each in self.unbind()]
-
-    kind.tolist = tolist  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        kind.tolist = before  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -484,10 +467,3 @@ def is_traced(tensor: torch.Tensor) -> bool:
 def call_parameter(tensor: torch.Tensor) -> None:
     """Let what stands for a parameter in a trace be an instance of `nn.Parameter`, too."""
     tensor._is_param = True  # type: ignore[attr-defined]
-
-
-def traced_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what stands for a real tensor in the trace that goes on."""
-    mode = torch._guards.detect_fake_mode()
-    assert mode is not None  # of the tracer
-    return functional_tensor.FunctionalTensor.to_functional(mode.from_tensor(tensor))

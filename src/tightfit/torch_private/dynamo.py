@@ -100,6 +100,10 @@ class Follower(Protocol):
         """Return what is around while a frame is looked at."""
         ...
 
+    def entered_inner_frame(self) -> None:
+        """Hear that a frame is looked at which the outermost one calls as plain Python."""
+        ...
+
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> None:
@@ -135,18 +139,22 @@ def compiled(
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
-    context.callback = _PerFrame(context.callback, follower, first)
+    outermost = in_a_frame_of_its_own(function)
+    context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
-    return context(in_a_frame_of_its_own(function))
+    return context(outermost)
 
 
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
-    def __init__(self, convert: Any, follower: Follower, first: KeptFirst) -> None:
+    def __init__(
+        self, convert: Any, follower: Follower, first: KeptFirst, outermost: types.CodeType
+    ) -> None:
         self._torchdynamo_orig_backend = convert
+        self._outermost = outermost
         self._first = first
         first.stand_before(convert._torchdynamo_orig_backend)
         self._follower = follower
@@ -155,6 +163,8 @@ class _PerFrame:
         self._calls: defaultdict[Any, dict[int, Any]] = defaultdict(dict)  # sizes in each of them
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
+        if frame.f_code is not self._outermost:
+            self._follower.entered_inner_frame()
         module = _module_of_frame(frame)
         if module in self._follower.left_out() and frame.f_code is type(module).forward.__code__:
             return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
@@ -162,7 +172,7 @@ class _PerFrame:
         calls = self._calls[frame.f_code, _how_called(given, module)]
         calls[number] = _taken(frame)
         if len(calls) > _MOST_ALIKE:
-            self._follower.skipped(frame.f_code, module, "it is another graph in every call", None)
+            self._skipped(frame, "it is another graph in every call", None)
             if len({*calls.values()}) > 1:  # so it is of all that it calls: data decide sizes
                 return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS)
             return ConvertFrameReturn()
@@ -193,14 +203,20 @@ class _PerFrame:
                 if eval_frame._get_error_on_graph_break():
                     raise
                 reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
-                self._follower.skipped(frame.f_code, module, reason, error)
+                self._skipped(frame, reason, error)
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
             reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
             if result.guarded_code is None and reason is not None:
                 result.apply_to_code = reason != _SUPPRESSED
-                told = suppressed[0] if suppressed else reason
-                self._follower.skipped(frame.f_code, module, told, None)
+                self._skipped(frame, suppressed[0] if suppressed else reason, None)
             return result
+
+    def _skipped(self, frame: Any, reason: str, error: Exception | None) -> None:
+        """Tell of a frame that runs as plain Python, and of which module it is a forward."""
+        module = _module_of_frame(frame)
+        if module is None:
+            module = _module_behind_a_break(frame)
+        self._follower.skipped(frame.f_code, module, reason, error)
 
     def _converted(self, frame: Any, entry: Any, state: Any, leaves: Mapping[Any, Any]) -> Any:
         """Return what Dynamo makes of a frame, in files that it skips, too."""
@@ -374,6 +390,15 @@ def _module_of_frame(frame: Any) -> nn.Module | None:
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     first = frame.f_locals.get(names[0]) if names else None
     return first if isinstance(first, nn.Module) else None
+
+
+def _module_behind_a_break(frame: Any) -> nn.Module | None:
+    """Return the first module that what goes on behind a break is given."""
+    if not frame.f_code.co_name.startswith(_BEHIND_A_BREAK):
+        return None
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    given = (frame.f_locals.get(name) for name in names)
+    return next((each for each in given if isinstance(each, nn.Module)), None)
 
 
 def _is_own_forward(frame: Any) -> bool:

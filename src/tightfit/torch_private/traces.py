@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.node import _get_qualified_name
 from torch.utils import _pytree as pytree
@@ -26,7 +24,6 @@ __all__ = [
     "lazy_module",
     "name_of_function",
     "operator_named",
-    "operators_between",
     "patched",
     "read_as",
     "tree_of",
@@ -144,30 +141,3 @@ def function_named(name: str) -> Any:
 
 
 _ROOTS = ("torch", "_operator", "operator", "math")
-
-
-_OWN = ("aten", "prims")
-
-
-@contextlib.contextmanager
-def operators_between(before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
-    """Call one function before each of PyTorch's own operators is traced, another one after.
-
-    Operators of others are left out: what traces them may be anybody's code.
-    """
-    plain = FunctionalTensorMode.__torch_dispatch__
-
-    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "namespace", "") not in _OWN:
-            return plain(self, func, types, args, kwargs)
-        before()
-        try:
-            return plain(self, func, types, args, kwargs)
-        finally:
-            after()
-
-    FunctionalTensorMode.__torch_dispatch__ = dispatch
-    try:
-        yield
-    finally:
-        FunctionalTensorMode.__torch_dispatch__ = plain

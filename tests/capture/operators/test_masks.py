@@ -1,4 +1,4 @@
-"""Assignments by masks, which ask in backward how much a mask selects: one graph, same bits."""
+"""Assignments by masks, whose backward selects by them: the same bits, all of it planned."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from support.plainly import trained_beside_plain
+from tightfit.session.report import Report
 
 
 def _assigned(net: Masked, y, x, mask):
@@ -46,6 +47,22 @@ def _computed(net: Masked, y, x, mask):
     return result
 
 
+def _one_for_all(net: Masked, y, x, mask):
+    y = y.clone()
+    y[mask] = net.second.bias
+    return y
+
+
+def _one_added(net: Masked, y, x, mask):
+    return y.index_put((mask,), net.second.bias[None], accumulate=True)
+
+
+def _with_slices(net: Masked, y, x, mask):
+    y = y.clone()
+    y[None, mask, ..., 1:3] = net.second.bias[None, 1:3]
+    return y
+
+
 def _scattered(net: Masked, y, x, mask):
     return y.masked_scatter(mask[:, None].expand_as(y), net.second(x) * 3)
 
@@ -65,15 +82,23 @@ class Masked(nn.Module):
         return self.second(self.change(self, self.first(x), x, mask)).square().mean()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [_assigned, _added, _put, _columns, _with_a_number, _computed, _scattered],
-)
-def test_what_a_mask_selects_may_be_assigned(change: Callable[..., torch.Tensor]) -> None:
+def _trained(change: Callable[..., torch.Tensor]) -> Report:
     torch.manual_seed(0)
     masks = [torch.arange(6) % 3 > 0, torch.arange(6) % 3 > 0, torch.arange(6) > 3]
-    batches = [(torch.randn(6, 8), mask) for mask in masks]
-    assert trained_beside_plain(Masked(change), batches).parts == ()
+    return trained_beside_plain(Masked(change), [(torch.randn(6, 8), mask) for mask in masks])
+
+
+@pytest.mark.parametrize("change", [_columns, _scattered, _one_for_all, _one_added, _with_slices])
+def test_what_a_mask_selects_may_be_assigned(change: Callable[..., torch.Tensor]) -> None:
+    report = _trained(change)
+    assert report.parts == () and not report.outside
+
+
+@pytest.mark.parametrize("change", [_assigned, _added, _put, _with_a_number, _computed])
+def test_what_a_mask_selects_may_be_read_too(change: Callable[..., torch.Tensor]) -> None:
+    """Dynamo's graphs end where a mask selects, and are planned."""
+    report = _trained(change)
+    assert report.parts and [*report.outside] == ["what lies between two graphs"]
 
 
 class Same(nn.Module):
@@ -91,4 +116,4 @@ class Same(nn.Module):
 def test_a_forward_may_ask_whether_tensors_are_equal() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 8)
-    assert trained_beside_plain(Same(), [(x, x), (x, x + 1), (x, x.clone())]).parts == ()
+    assert trained_beside_plain(Same(), [(x, x), (x, x + 1), (x, x.clone())]).parts

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 
-import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tightfit
-from tightfit.errors import CaptureError
-from tightfit.session.parts.in_parts import InParts
 
 
 class Observed(nn.Module):
@@ -44,31 +41,3 @@ def test_a_buffer_grows_in_the_first_forward(first: int) -> None:
             loss.backward()
         assert torch.equal(plain.largest, fitted.largest)
         assert torch.equal(plain.layer.weight.grad, fitted.layer.weight.grad)
-
-
-class Sorted(nn.Module):
-    """Sorts by NumPy between its parts, which no trace follows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.observed = nn.Sequential(Observed(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        order = torch.from_numpy(numpy.argsort(h.detach().sum(1).numpy()))
-        return self.observed(h[order])
-
-
-def test_a_call_that_fails_gives_buffers_their_size_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tightfit.fit(Sorted(), "1GiB", costs="unit", cache=False)
-    largest = model.observed[0].largest
-
-    def fails(*_: object) -> None:
-        largest.resize_(6).fill_(1)
-        raise CaptureError("no part can be planned")
-
-    monkeypatch.setattr(InParts, "__call__", fails)
-    with pytest.raises(CaptureError, match="no part can be planned"):
-        model(torch.randn(5, 6))
-    assert torch.equal(largest, torch.zeros(1))

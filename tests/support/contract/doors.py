@@ -11,7 +11,7 @@ from torch import nn
 
 import tightfit
 
-__all__ = ["DOORS", "Call", "Door", "asked_door", "fitted", "plain", "record_key"]
+__all__ = ["DOORS", "Call", "Door", "asked_door", "fitted", "plain"]
 
 Call = Callable[..., Any]
 Door = Callable[[nn.Module, str], Call]
@@ -45,8 +45,3 @@ DOORS: dict[str, Door] = {"fit": fitted, "backend": by_backend, "aot_eager": by_
 def asked_door() -> str:
     """Return the name of the door that this process judges."""
     return os.environ.get("TIGHTFIT_DOOR", "fit")
-
-
-def record_key(door: str) -> str:
-    """Return the name under which verdicts of a door are recorded."""
-    return "dynamo" if door == "fit" else door

@@ -7,47 +7,30 @@ is compared on every call; any difference means another plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from tightfit.capture.calls.attributes import ReadAttributes
-from tightfit.capture.calls.modules import SeenModules, tensor_signature
 from tightfit.capture.calls.structure import PLAIN
 from tightfit.capture.calls.structure import flatten as flatten_tree
 from tightfit.errors import WITHOUT_A_PLAN, BadInput, CaptureError
 from tightfit.torch_private import core as private
-from tightfit.torch_private import tools as tools
 from tightfit.torch_private.saving import saving_hook
 from tightfit.torch_private.settings import global_settings
 
 __all__ = [
-    "call_signature",
     "differ_in_sizes_only",
     "flatten",
     "input_signature",
     "modes_and_settings",
     "refuse_subclass",
-    "refuse_transforms",
     "shape_of_call",
+    "tensor_signature",
 ]
 
-
-def call_signature(
-    leaves: Sequence[Any],
-    spec: Any,
-    modules: SeenModules,
-    root: nn.Module | None,
-    kept: frozenset[tuple[str, str]] = frozenset(),
-    read: ReadAttributes | None = None,
-) -> tuple[Any, Any]:
-    """Return all that a step depends on: inputs, modules, modes and settings of PyTorch.
-
-    See `input_signature` and `SeenModules.signature`.
-    """
-    inputs = input_signature(leaves, spec)
-    return inputs, (*modes_and_settings(), *modules.signature(root, kept, leaves, read))
+_facts = attrgetter("dtype", "device", "requires_grad")
 
 
 def modes_and_settings() -> tuple[Any, Any]:
@@ -82,6 +65,12 @@ def input_signature(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
                 f"{WITHOUT_A_PLAN}"
             )
     return tuple(parts)
+
+
+def tensor_signature(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what matters of a tensor but for its numbers: shape and layout first."""
+    layout = tensor.stride() if tensor.layout == torch.strided else str(tensor.layout)
+    return (tensor.shape, layout, *_facts(tensor))
 
 
 def shape_of_call(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
@@ -141,23 +130,6 @@ def refuse_subclass(tensor: torch.Tensor, where: str) -> None:
         raise CaptureError(
             f"{where} is a sparse tensor: what operators on it hold depends on the data and cannot "
             "be planned. Way out: pass it dense, or leave what uses it out of the fitted part"
-        )
-
-
-def refuse_transforms(name: str) -> None:
-    """Refuse a call within what differentiates by itself: a plan has only the one backward.
-
-    Raises
-    ------
-    CaptureError
-        Within `torch.func.grad`, `vmap`, `jvp` and the like, and forward-mode differentiation.
-    """
-    transform = tools.running_transform()
-    if transform:
-        raise CaptureError(
-            f"{name} is fitted and called within {transform}, which a planned call cannot follow. "
-            "Way out: put the transform into the function that is planned (tightfit.step, or a "
-            "module's forward), or tightfit.unfit the model"
         )
 
 

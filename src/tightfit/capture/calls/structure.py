@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.side_effects.attributes import WithKept
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
 
@@ -293,10 +292,7 @@ def structure_of(output: Any, where: str) -> tuple[list[torch.Tensor], Structure
     which = tuple(places.setdefault(id(leaves[i]), len(places)) for i in positions)
     tensors = [leaves[positions[which.index(place)]] for place in range(len(places))]
     rest = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
-    told = output.output if isinstance(output, WithKept) else output
-    named = told.get("loss") if isinstance(told, dict) else getattr(told, "loss", None)
-    if told is not output and isinstance(told, torch.Tensor):
-        named = told  # if it is one number; what is kept beside a loss is looked at, no more
+    named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     loss = next((i for i, t in enumerate(tensors) if t is named), None)
     return tensors, Structure(spec, rest, positions, which, loss, numbers)
 

@@ -1,6 +1,5 @@
-"""Values that a forward reads in Python: answered while it is traced, checked by every later step.
+"""Numbers that a forward reads of its inputs: known while it is traced, compared with each call.
 
-In: the operators of a traced forward, real inputs and buffers, and what a real run was told. Out:
-`Decisions` that hold for a call or not, and `Question`s, ops of the step that check an `Answer`.
-May import calls, nodes and origins.
+In: the operators of a traced forward, real inputs and buffers. Out: `Decisions` that hold for a
+call or not, and numbers that are inputs of the step. May import calls, nodes and origins.
 """

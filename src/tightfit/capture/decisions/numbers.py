@@ -8,14 +8,10 @@ symbol. What computes with it goes into the graph, what it places in a tensor do
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tightfit.capture.decisions.stretches import Writes
@@ -148,68 +144,3 @@ class Numbers(TorchFunctionMode):
         mark = _FIRST_MARK + self._marks * _MARK_STEP
         _CARRIED(near, number, mark)
         return mark
-
-    @contextmanager
-    def read_by(
-        self, function: Callable[..., Any], modules: Mapping[str, nn.Module]
-    ) -> Iterator[None]:
-        """Let `float(tensor)` and `int(tensor)` be seen where the code of modules calls them."""
-        with self:
-            places = _globals_of(function, modules)
-            added = [(g, k) for g in places for k in _PLAIN_NUMBERS if k not in g]
-            for held, name in added:
-                held[name] = _PLAIN_NUMBERS[name]
-            try:
-                yield
-            finally:
-                for held, name in added:
-                    del held[name]
-
-
-def _globals_of(
-    function: Callable[..., Any], modules: Mapping[str, nn.Module]
-) -> list[dict[str, Any]]:
-    kinds = {k for top in modules.values() for m in top.modules() for k in type(m).__mro__}
-    names = {kind.__module__ for kind in kinds} - {"builtins", nn.Module.__module__}
-    found = [vars(sys.modules[name]) for name in names if name in sys.modules]
-    held = getattr(inspect.unwrap(function), "__globals__", None)
-    return found if held is None or any(held is f for f in found) else [*found, held]
-
-
-class _OfTraced(type):
-    """Makes a class do what `float` or `int` does, but for traced numbers."""
-
-    plain: type
-    symbolic: Callable[[Any], Any]
-
-    def __call__(cls, *args: Any) -> Any:
-        if len(args) == 1:
-            value = args[0]
-            if isinstance(value, torch.Tensor) and private.is_traced(value):
-                value = value.item()
-            if private.symbols_in(value):
-                return cls.symbolic(value)
-            return cls.plain(value)
-        return cls.plain(*args)
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.plain)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, cls.plain)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(cls.plain, name)
-
-
-class _Float(metaclass=_OfTraced):
-    plain = float
-    symbolic = staticmethod(torch.sym_float)
-
-
-class _Int(metaclass=_OfTraced):
-    plain = int
-    symbolic = staticmethod(torch.sym_int)
-
-
-_PLAIN_NUMBERS = {"float": _Float, "int": _Int}

@@ -1,11 +1,8 @@
 """Values a step reads in Python, and the check that they still hold at a later call.
 
-A forward may ask a tensor for its value to decide what to run: is there any padding in this mask,
-are these positions consecutive? What it asks usually follows from the inputs alone, in a few cheap
-operators. Those are recorded while the step is traced and run on the real inputs: the trace goes
-on with the true answer, and every later call runs them again and uses this graph only if all
-answers are the same. A value that depends on a parameter or on random numbers cannot be known
-beforehand; the trace then fails as it would without this.
+What follows from inputs and buffers alone is recorded while the step is traced, and run on the
+real ones: the trace goes on with the true number. Every later call computes it again and uses this
+graph only if it is the same.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.capture.decisions.answers import Answer, answer_of
 from tightfit.capture.decisions.shared import SharedViews, view_alike
 from tightfit.torch_private import core as private
 
@@ -64,10 +60,16 @@ class TapeStep:
 
 @dataclass(frozen=True)
 class Read:
-    """A step whose result tells Python something: a number, or how large a tensor is."""
+    """A step whose result tells Python a number, and what it was."""
 
     step: TapeStep
-    answer: Answer
+    value: Any
+
+    def holds(self, tensors: Mapping[int, torch.Tensor]) -> bool:
+        """Whether it tells the same number of other tensors."""
+        now, before = self.step.result(tensors), self.value
+        same_kind = type(now) is type(before)
+        return same_kind and bool(now == before or (now != now and before != before))
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,6 @@ class Decisions:
         The slots that are inputs (their position) or buffers (their qualified name).
     copied : frozenset of int
         Leaves that a step writes to: each check works on a copy.
-    inside : frozenset of str
-        The modules whose forwards have read.
     shared : tuple
         Inputs that are views of one tensor which the step writes.
     """
@@ -91,13 +91,12 @@ class Decisions:
     steps: tuple[TapeStep | Read, ...] = ()
     leaves: Mapping[int, int | str] = field(default_factory=dict)
     copied: frozenset[int] = frozenset()
-    inside: frozenset[str] = frozenset()
     shared: tuple[SharedViews, ...] = ()
 
     @property
     def values(self) -> tuple[Any, ...]:
         """What was read."""
-        return tuple(step.answer.value for step in self.steps if isinstance(step, Read))
+        return tuple(step.value for step in self.steps if isinstance(step, Read))
 
     def hold(self, inputs: Sequence[Any], modules: Mapping[str, nn.Module]) -> bool:
         """Whether the same values would be read with other inputs.
@@ -125,7 +124,7 @@ class Decisions:
             for step in self.steps:
                 if isinstance(step, TapeStep):
                     run_step(step, tensors)
-                elif answer_of(step.step.function, step.step.result(tensors)) != step.answer:
+                elif not step.holds(tensors):
                     return False
         return True
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tightfit.capture.decisions.answers import Answer
 from tightfit.capture.decisions.reads import (
     Decisions,
     Read,
@@ -19,21 +17,11 @@ from tightfit.capture.decisions.reads import (
     owned,
     run_step,
 )
-from tightfit.capture.nodes import draws
 from tightfit.torch_private import core as private
 
 __all__ = ["Tape", "has_values", "may_write"]
 
 aten = torch.ops.aten
-
-# A uniform draw lies in [0, 1): comparing it with a number outside has one answer, whatever it is.
-_COMPARISONS = {
-    aten.lt.Scalar: operator.lt,
-    aten.le.Scalar: operator.le,
-    aten.gt.Scalar: operator.gt,
-    aten.ge.Scalar: operator.ge,
-}
-_LARGEST_UNIFORM = 1.0 - 2.0**-53
 
 
 class Tape:
@@ -48,10 +36,8 @@ class Tape:
         self._leaves: dict[int, tuple[int | str, torch.Tensor]] = {}
         self._group: list[int] = []  # by slot: another one that may share its memory
         self._steps: list[TapeStep | Read] = []
-        self._uniform: set[int] = set()
         self._replayed: set[int] = set()  # the steps that what was read follows from
         self._numbers: set[int] = set()  # slots of which every number was read
-        self._inside: set[str] = set()  # the modules whose forwards have read
 
     # -- recording ----------------------------------------------------------------------------
 
@@ -100,11 +86,6 @@ class Tape:
         step = self.step_of(func, args, kwargs, result)
         if func is aten.lift_fresh.default:  # a constant: writing to it must not change it
             step = replace(step, function=aten.clone.default)
-        elif func is aten.rand.default:
-            self._uniform.update(o for o in step.outputs if o is not None)
-        elif func in _COMPARISONS and self._is_settled(func, step.args):
-            answer = _COMPARISONS[func](0.0, args[1])
-            step = TapeStep(aten.full.default, (list(result.shape), answer), {}, step.outputs)
         self.append(step)
         if _aliases(func):
             joined = [*step.slots(), *(o for o in step.outputs if o is not None)]
@@ -115,14 +96,6 @@ class Tape:
         """Record a step that makes tensors of its own; return its place on the tape."""
         self._steps.append(step)
         return len(self._steps) - 1
-
-    def _is_settled(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a uniform draw is compared with a number that leaves no doubt."""
-        drawn, bound = args
-        if not isinstance(drawn, TapeSlot) or drawn.number not in self._uniform:
-            return False
-        compare = _COMPARISONS[func]
-        return compare(0.0, bound) == compare(_LARGEST_UNIFORM, bound)
 
     def _root(self, slot: int) -> int:
         while self._group[slot] != slot:
@@ -152,15 +125,6 @@ class Tape:
         used = {n for s in steps for n in s.slots()} | slots
         return found if used - made <= self._leaves.keys() else None
 
-    def is_drawn(self, slots: set[int]) -> bool:
-        """Whether values follow from random draws and constants alone."""
-        wanted, drew = set(slots), False
-        for step in reversed(self._steps):
-            if isinstance(step, TapeStep) and not wanted.isdisjoint(step.outputs):
-                wanted = (wanted - set(step.outputs)) | set(step.slots())
-                drew = drew or draws(step.function, step.args, step.kwargs)
-        return drew and not wanted
-
     def replay(self, step: TapeStep, history: set[int]) -> Any:
         """Return the result of a step on the leaves' values, after those it follows from."""
         steps = self._only(history)
@@ -179,30 +143,20 @@ class Tape:
 
     # -- what was read ------------------------------------------------------------------------
 
-    def check(self, step: TapeStep, history: set[int], answer: Answer, inside: str) -> None:
-        """Let later calls check an answer, if it depends on inputs or buffers at all.
-
-        Parameters
-        ----------
-        inside : str
-            The module whose forward has read it.
-        """
+    def check(self, step: TapeStep, history: set[int], value: Any) -> None:
+        """Let later calls check a number, if it depends on inputs or buffers at all."""
         if self._reads_leaf(step, history):
-            self._inside.add(inside)
             self._replayed |= history
-            self.append(Read(step, answer))
+            self.append(Read(step, value))
 
-    def check_numbers(
-        self, slot: int, history: set[int], numbers: Sequence[int], inside: str
-    ) -> None:
-        """Let later calls check every number of a tensor, as `check` does an answer.
+    def check_numbers(self, slot: int, history: set[int], numbers: Sequence[int]) -> None:
+        """Let later calls check every number of a tensor, as `check` does one.
 
         Backward may read them once more.
         """
         if slot in self._numbers or not self._reads_leaf(itself(slot), history):
             return
         self._numbers.add(slot)
-        self._inside.add(inside)
         self._replayed |= history
         for place, number in enumerate(numbers):
             one = self.new_slot()
@@ -210,13 +164,13 @@ class Tape:
             self._replayed.add(self.append(picked))
             scalar = aten._local_scalar_dense.default
             read = TapeStep(scalar, (TapeSlot(one),), {}, (None,))
-            self.append(Read(read, Answer(scalar.name(), number)))
+            self.append(Read(read, number))
 
     def _reads_leaf(self, step: TapeStep, history: set[int]) -> bool:
         return any(n in self._leaves for s in (*self._only(history), step) for n in s.slots())
 
     def decisions(self) -> Decisions:
-        """Return what was read, inside which modules, and the steps it follows from."""
+        """Return what was read, and the steps it follows from."""
         steps = [
             step
             for index, step in enumerate(self._steps)
@@ -232,7 +186,7 @@ class Tape:
         }
         leaves = {slot: place for slot, (place, _) in self._leaves.items() if slot in used}
         copied = frozenset(slot for slot in leaves if self._root(slot) in written)
-        return Decisions(tuple(steps), leaves, copied, frozenset(self._inside))
+        return Decisions(tuple(steps), leaves, copied)
 
 
 def has_values(value: Any) -> bool:

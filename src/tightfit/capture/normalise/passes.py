@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import is_random, note_views
 from tightfit.capture.normalise.buffers import correct_statistics, own_write_backs, snapshot_mutated
@@ -53,7 +52,7 @@ def erase_dead(work: Rewriting) -> None:
     tail.args = (tuple(outputs),)
     for node in reversed(list(work.graph.nodes)):
         unread = node.op == "call_function" and not node.users and node not in outputs
-        kept = is_random(node) or question_of(node) is not None or is_check(node)
+        kept = is_random(node) or is_check(node)
         if (unread and not kept) or (node.op == "get_attr" and not node.users):
             work.graph.erase_node(node)
 

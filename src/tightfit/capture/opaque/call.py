@@ -33,7 +33,7 @@ from tightfit.capture.opaque.record import (
     Result,
 )
 from tightfit.capture.opaque.seen import seen_of
-from tightfit.capture.reads.python_state import PythonState
+from tightfit.capture.restored.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
 from tightfit.costs.measured.call import fixed_generators, materialise
 from tightfit.errors import CaptureError, OpaqueChanged, PlanMismatch
@@ -150,7 +150,8 @@ class OpaqueCall:
         if any(t._version != v for t, v in zip(tensors, versions, strict=True)):
             raise CaptureError(
                 f"the opaque module {self.name!r} writes over one of its inputs, which others may "
-                "read: let it clone the input first"
+                "read: let it clone the input first",
+                module=self.name,
             )
         flags = tuple(t.requires_grad for t in outputs)
         record = self._record(keeper, sources, outputs, tensors) if self.has_record else None
@@ -388,14 +389,11 @@ class OpaqueModules:
     ----------
     calls : tuple of OpaqueCall
         Kept here: the step's operators know them by their keys only.
-    changing : frozenset of (str, str)
-        Names of modules, with attributes that they change: these tell no step from another.
     changes_state : bool
         Whether one changes buffers or Python state when it runs.
     """
 
     calls: tuple[OpaqueCall, ...]
-    changing: frozenset[tuple[str, str]]
     changes_state: bool
 
     def forget_examples(self) -> None:
@@ -453,7 +451,8 @@ def _explained(
             f"the opaque module {call.name!r} fails when it is run by itself to be measured: "
             f"{type(error).__name__}: {str(error)[:300]}. It gets tensors of the shapes of "
             "this step; values are those of the call only where an input of the call goes "
-            "straight into it"
+            "straight into it",
+            module=call.name,
         ) from error
 
 

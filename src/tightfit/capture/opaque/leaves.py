@@ -15,7 +15,7 @@ from torch.func import functional_call
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
 from tightfit.capture.opaque.recurrent import has_computed_weights, shapes_alone
-from tightfit.capture.reads.python_state import PythonState
+from tightfit.capture.restored.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators, materialise
 from tightfit.torch_private import core as private
 
@@ -86,7 +86,7 @@ def _really_returned(
     with private.without_modes(), fixed_generators(device), PythonState({"": module}):
         copied = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
         real = private.pytree.tree_map_only(Geometry, _materialised, tree)
-        with torch.no_grad():
+        with torch.no_grad(), private.autocast_cache(False):  # casts kept would have no history
             return functional_call(module, copied, *real)
 
 

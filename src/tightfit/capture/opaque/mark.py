@@ -60,13 +60,11 @@ def is_marked(module: nn.Module) -> bool:
     return bool(module.__dict__.get(_MARK, False))
 
 
-def opaque_modules(
-    modules: Mapping[str, nn.Module], named: frozenset[str] = frozenset()
-) -> dict[str, nn.Module]:
-    """Return the outermost opaque modules by name: marked, recurrent or named."""
+def opaque_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the outermost opaque modules by name: marked or recurrent."""
     found: dict[str, nn.Module] = {}
     for name, module in module_names(modules).items():
         inside = any(name.startswith(f"{outer}." if outer else "") for outer in found)
-        if not inside and (is_opaque(module) or name in named):
+        if not inside and is_opaque(module):
             found[name] = module
     return found

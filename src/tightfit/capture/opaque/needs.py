@@ -13,7 +13,7 @@ from tightfit.allocator.resident import granularity_of
 from tightfit.allocator.tally import budget_exceeded, is_refusal, refused_bytes
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
-from tightfit.capture.reads.python_state import PythonState
+from tightfit.capture.restored.python_state import PythonState
 from tightfit.costs.measured.call import fixed_generators
 from tightfit.torch_private import core as private
 

@@ -15,7 +15,7 @@ from tightfit.allocator.tally import if_room
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Profile, Result
-from tightfit.capture.reads.python_state import PythonState
+from tightfit.capture.restored.python_state import PythonState
 from tightfit.costs.measured.call import (
     Measurement,
     fixed_generators,

@@ -19,7 +19,7 @@ from torch import fx, nn
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import flatten
 from tightfit.capture.opaque.call import OpaqueCall, OpaqueModules
-from tightfit.capture.opaque.mark import is_marked, is_opaque, opaque_modules
+from tightfit.capture.opaque.mark import is_marked, opaque_modules
 from tightfit.capture.opaque.needs import naming_its_needs
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.capture.opaque.record import TENSOR, Operand
@@ -29,7 +29,6 @@ from tightfit.capture.opaque.recurrent import (
     can_be_cut,
     has_computed_weights,
 )
-from tightfit.capture.reads.executed import unheard
 from tightfit.capture.side_effects.forwards import SwappedForwards
 from tightfit.errors import CaptureError
 from tightfit.torch_private import core as private
@@ -67,28 +66,16 @@ class OpaqueStandIns:
     ----------
     modules : mapping of str to nn.Module
         The modules the step uses.
-    named : frozenset of str
-        Modules that are opaque without being marked.
-    examples : mapping of str to sequence of sequence
-        By module: the flattened arguments of its calls in a real run, None where unknown.
     look_up : callable
         Returns what a traced tensor is, if it follows from inputs and buffers alone; else None.
-    function : callable
-        What is traced. Where the outermost module is named (as "") this is its forward.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        named: frozenset[str],
-        examples: Mapping[str, Sequence[Sequence[Any]]],
         look_up: Callable[[torch.Tensor], torch.Tensor | None],
-        function: Callable[..., Any],
     ) -> None:
-        self._modules = opaque_modules(modules, named)
-        self._prefix = f"{next(iter(modules))}." if len(modules) == 1 else ""
-        self._real_calls = examples
-        self._calls: dict[str, int] = {}
+        self._modules = opaque_modules(modules)
         self._look_up = look_up
         self._made: dict[Any, OpaqueCall] = {}
         self._members = {
@@ -114,7 +101,6 @@ class OpaqueStandIns:
                 self._trained[_layer_name(name, number)] = list(own)
         for name in filter(self._is_given_weights, self._modules):  # they come as arguments
             self._members[name], self._trained[name] = {}, []
-        self.function = function
         self._forwards = SwappedForwards()
         self._examples: dict[int, tuple[Any, torch.Tensor]] = {}
         self._called: list[str] = []
@@ -124,9 +110,6 @@ class OpaqueStandIns:
     def __enter__(self) -> OpaqueStandIns:
         for name, module in self._modules.items():
             parameters = functools.partial(_parameters_of, module)
-            if not name and not is_opaque(module):  # the whole step, a plan of which it runs now
-                self.function = self._stand_in(name, module, self.function, parameters)
-                continue
             forward = self._stand_in(name, module, module.forward, parameters)
             if name in self._layers:
                 forward = self._layer_by_layer(name, forward)
@@ -170,20 +153,13 @@ class OpaqueStandIns:
 
     def found(self) -> OpaqueModules:
         """Return what a traced step needs to know of the opaque modules it calls."""
-        profiles = [(call.name, call.profile) for call in self._made.values()]
-        changing = frozenset(
-            (f"{self._prefix}{name}.{owner.removeprefix('the model')}".rstrip("."), attribute)
-            for name, profile in profiles
-            if profile is not None
-            for owner, _, attribute in (changed.rpartition(".") for changed in profile.changed)
-        )
-        changes_state = any(profile is None or profile.pinned for _, profile in profiles)
-        return OpaqueModules(tuple(self._made.values()), changing, changes_state)
+        profiles = [call.profile for call in self._made.values()]
+        changes_state = any(profile is None or profile.pinned for profile in profiles)
+        return OpaqueModules(tuple(self._made.values()), changes_state)
 
     def note_inputs(self, traced: Any, real: Any) -> None:
         """Remember which real tensor each traced input of the call stands for."""
         self._called = []
-        self._calls = {}
         self._forget_handed_out()
         pairs = zip(flatten(traced)[0], flatten(real)[0], strict=True)
         self._examples = {
@@ -201,7 +177,6 @@ class OpaqueStandIns:
     ) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves, spec = flatten((args, kwargs))
-            self._note_examples(name, leaves)
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
             now = parameters()
             tensors += [now[n] for n in self._trained[name]]
@@ -221,16 +196,6 @@ class OpaqueStandIns:
     def _forget_handed_out(self) -> None:
         for call in self._made.values():
             call.seen.forget_handed_out()
-
-    def _note_examples(self, name: str, leaves: list[Any]) -> None:
-        """Remember what the arguments of a module's next call were in a real run."""
-        number = self._calls[name] = self._calls.get(name, -1) + 1
-        calls = self._real_calls.get(name, ())
-        if number < len(calls) and len(calls[number]) == len(leaves):
-            for traced, real in zip(leaves, calls[number], strict=True):
-                same = isinstance(real, torch.Tensor) and isinstance(traced, torch.Tensor)
-                if same and traced.shape == real.shape:
-                    self._examples.setdefault(id(traced), (traced, real))
 
     def _call(
         self,
@@ -268,7 +233,8 @@ class OpaqueStandIns:
                 f"the opaque module {name!r} is called several times, or shares parameters with "
                 "others, under autocast: eager then adds up gradients in low precision, across "
                 "what tightfit cannot see into. Way out: call it once a step, use torch.autocast("
-                "..., cache_enabled=False), or do not mark it"
+                "..., cache_enabled=False), or do not mark it",
+                module=name,
             )
 
     def _operands(self, name: str, tensors: list[torch.Tensor]) -> list[Operand]:
@@ -292,7 +258,7 @@ class OpaqueStandIns:
                 f"the opaque module {call.name!r} must run once to be measured, but here there "
                 "are only shapes: use real parameters and inputs"
             )
-        with private.without_modes(), unheard(), naming_its_needs(call):
+        with private.without_modes(), naming_its_needs(call):
             call.examine(state)
 
 
@@ -358,7 +324,7 @@ class _Boundary(torch.autograd.Function):
         present = tuple(i for i, t in enumerate(tangents) if t is not None)
         given = [t for t in tangents if t is not None]
         lying = [Geometry.of(t) for t in given]
-        with private.without_modes(), unheard(), naming_its_needs(call):
+        with private.without_modes(), naming_its_needs(call):
             geometries = call.examine_backward(present, lying)
         found = iter(_BACKWARD(record, saved, given, list(present), call.key))
         made = iter(geometries)

@@ -1,61 +1,198 @@
-"""Assignments by a mask (`x[mask] = y`), traced as assignments by the mask's places.
+"""Assignments by a mask (`x[mask] = y`), with gradients whose sizes are known.
 
-Their backward selects from a gradient by the same mask, so that it asks how much the mask selects.
-Nobody may ask in a backward, as another answer has to end the forward before it has changed
-anything. So the forward asks for the places, and the backward gathers them. A real run that is
-asked what it is told does the same, in the same order.
+Their backward selects from a gradient by the same mask: how much that is depends on the mask's
+values, which a tracer does not know. The assigned values tell it, if there is a row for each place
+that is selected: the places are looked up then. One value for all places gets its gradient from one
+operator, which selects and adds up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["MasksAskedFor"]
+__all__ = ["MaskedAssignments", "places", "put_gradient", "rows_of"]
 
-_ASSIGNMENTS = (
-    torch.Tensor.__setitem__,
-    torch.Tensor.index_put,
-    torch.Tensor.index_put_,
-    torch.index_put,
-    torch.index_put_,
-)
+aten = torch.ops.aten
+
+_LIBRARY = torch.library.Library("tightfit", "FRAGMENT")
+_LIBRARY.define("put_gradient(Tensor gradient, Tensor?[] indices, SymInt[] shape) -> Tensor")
+_LIBRARY.define("places(Tensor mask, SymInt count) -> Tensor")
+put_gradient = torch.ops.tightfit.put_gradient.default
+places = torch.ops.tightfit.places.default
+
+_IN_PLACE = (torch.Tensor.index_put_, torch.index_put_)
+_PUTS = (torch.Tensor.index_put, torch.index_put, *_IN_PLACE)
+_MASKS = (torch.bool, torch.uint8)
+_BASIC = (int, slice, type(None), type(Ellipsis))
 
 
-class MasksAskedFor(TorchFunctionMode):
-    """Lets tensors be assigned by the places where a mask holds."""
+class MaskedAssignments(TorchFunctionMode):
+    """Lets the gradients of what is assigned by masks be of known sizes."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _ASSIGNMENTS:
-            given = dict(zip(("input", "indices", "values"), args, strict=False)) | kwargs
-            if _is_differentiable(given.get("values")) and "indices" in given:
-                given["indices"] = _places(given["indices"])
-                first, indices, values = (given.pop(k) for k in ("input", "indices", "values"))
-                return func(first, indices, values, *args[3:], **given)
+        if func is torch.Tensor.__setitem__ and _is_differentiated(args[2]):
+            found = _without_slices(args[0], args[1])
+            if found is not None:
+                _assign(*found, _without_leading_ones(args[2]), False, in_place=True)
+                return None
+        if func in _PUTS:
+            names = "input", "indices", "values", "accumulate"
+            given = dict(zip(names, args, strict=False)) | kwargs
+            indices, values = given.get("indices", ()), given.get("values")
+            if _is_differentiated(values) and any(map(_is_mask, indices)):
+                how = given.get("accumulate", False)
+                return _assign(given["input"], indices, values, how, in_place=func in _IN_PLACE)
         return func(*args, **kwargs)
 
 
-def _is_differentiable(values: Any) -> bool:
-    return isinstance(values, torch.Tensor) and (values.is_floating_point() or values.is_complex())
+def _assign(
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool,
+    *,
+    in_place: bool,
+) -> torch.Tensor:
+    """Do what ``index_put`` does."""
+    count = rows_of(x.dim(), indices, values.shape)
+    if count is None:
+        found = _Put.apply(x, values, accumulate, *indices)
+        return x.copy_(found) if in_place else found
+    by_places: list[torch.Tensor | None] = []
+    for index in indices:
+        by_places += places(index, count).unbind(1) if _is_mask(index) else [index]
+    put = aten.index_put_.default if in_place else aten.index_put.default
+    return put(x, by_places, values, accumulate)
 
 
-def _places(index: Any) -> Any:
-    """Return an index with the places of each mask in the mask's stead."""
-    if _is_mask(index):
-        return index.nonzero(as_tuple=True)
-    if not isinstance(index, tuple | list) or not any(map(_is_mask, index)):
-        return index
-    return tuple(
-        place
-        for each in index
-        for place in (each.nonzero(as_tuple=True) if _is_mask(each) else (each,))
-    )
+def rows_of(
+    dimensions: int, indices: Sequence[torch.Tensor | None], shape: Sequence[int]
+) -> int | None:
+    """Return how many places masks select, if what is assigned there tells it.
+
+    Parameters
+    ----------
+    dimensions : int
+        Of what is indexed.
+    indices : sequence of tensor or None
+        Masks and other indices.
+    shape : sequence of int
+        That of the values.
+    """
+    tensors = [i for i, index in enumerate(indices) if index is not None]
+    found = [index for index in indices if index is not None]
+    for index in found:
+        if not _is_mask(index) and index.numel() > 1:
+            return index.numel()
+    behind = dimensions - sum(map(_dimensions, found))
+    if tensors[-1] - tensors[0] == len(tensors) - 1:  # side by side: they stay where they are
+        behind -= tensors[0]
+    has_rows = len(shape) > behind and shape[-1 - behind] != 1
+    return shape[-1 - behind] if has_rows else None
+
+
+def _is_differentiated(values: Any) -> bool:
+    return isinstance(values, torch.Tensor) and values.requires_grad
 
 
 def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype is torch.bool and index.dim() > 0
+    return isinstance(index, torch.Tensor) and index.dtype in _MASKS and index.dim() > 0
+
+
+def _without_slices(
+    tensor: torch.Tensor, index: Any
+) -> tuple[torch.Tensor, list[torch.Tensor | None]] | None:
+    """Return what the tensors of an index with masks are applied to, and them; None: no masks."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(map(_is_mask, parts)) or not all(map(_is_known, parts)):
+        return None
+    named = sum(_dimensions(part) for part in parts)
+    basic: list[Any] = []
+    indices: list[torch.Tensor | None] = []
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            basic += [slice(None)] * _dimensions(part)
+            indices.append(part)
+        elif part is Ellipsis:
+            basic += [slice(None)] * (tensor.dim() - named)
+            indices += [None] * (tensor.dim() - named)
+        else:
+            basic.append(part)
+            indices += [None] * (not isinstance(part, int))
+    whole = all(isinstance(part, slice) and part == slice(None) for part in basic)
+    return tensor if whole else tensor[tuple(basic)], indices
+
+
+def _is_known(part: Any) -> bool:
+    if isinstance(part, torch.Tensor):
+        return part.dim() > 0
+    return isinstance(part, _BASIC) and not isinstance(part, bool)
+
+
+def _dimensions(part: Any) -> int:
+    """Return how many dimensions of a tensor a part of an index names."""
+    if _is_mask(part):
+        return part.dim()
+    return 0 if part is None or part is Ellipsis else 1
+
+
+def _without_leading_ones(values: torch.Tensor) -> torch.Tensor:
+    """Return values as an assignment takes them: dimensions of one in front do not count."""
+    ones = next((i for i, size in enumerate(values.shape) if size != 1), values.dim())
+    return values.view(values.shape[ones:]) if ones else values
+
+
+class _Put(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, values: Any, accumulate: Any, *indices: Any) -> Any:
+        ctx.accumulate, ctx.shape = accumulate, values.shape
+        ctx.places = [i for i, index in enumerate(indices) if index is not None]
+        ctx.count = len(indices)
+        ctx.save_for_backward(*(index for index in indices if index is not None))
+        return aten.index_put.default(x, indices, values, accumulate)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        indices: list[Any] = [None] * ctx.count
+        for place, index in zip(ctx.places, ctx.saved_tensors, strict=True):
+            indices[place] = index
+        of_input = None
+        if ctx.needs_input_grad[0]:
+            of_input = gradient
+            if not ctx.accumulate:
+                nothing = gradient.new_zeros(())
+                of_input = aten.index_put.default(gradient, indices, nothing)
+        found = put_gradient(gradient, indices, ctx.shape)
+        return of_input, found, None, *[None] * ctx.count
+
+
+@torch.library.impl(_LIBRARY, "put_gradient", "CompositeExplicitAutograd")
+def _gradient(
+    gradient: torch.Tensor, indices: Sequence[torch.Tensor | None], shape: Sequence[int]
+) -> torch.Tensor:
+    return aten.index.Tensor(gradient, indices).sum_to_size(shape)
+
+
+@torch.library.register_fake("tightfit::put_gradient")
+def _fake_gradient(
+    gradient: torch.Tensor, indices: Sequence[torch.Tensor | None], shape: Sequence[int]
+) -> torch.Tensor:
+    return gradient.new_empty(shape)
+
+
+@torch.library.impl(_LIBRARY, "places", "CompositeExplicitAutograd")
+def _places(mask: torch.Tensor, count: int) -> torch.Tensor:
+    return mask.nonzero()
+
+
+@torch.library.register_fake("tightfit::places")
+def _fake_places(mask: torch.Tensor, count: int) -> torch.Tensor:
+    return mask.new_empty((mask.dim(), count), dtype=torch.int64).t()

@@ -11,8 +11,6 @@ from tightfit.capture.operators.checkpoints import SeenCheckpoints, traced_check
 from tightfit.capture.operators.ctc import traced_ctc
 from tightfit.capture.operators.dropout import traced_dropout
 from tightfit.capture.operators.linalg import traced_checks
-from tightfit.capture.operators.matching import traced_matching
-from tightfit.capture.operators.packed import traced_packing
 from tightfit.capture.operators.recurrent import traced_cells
 from tightfit.capture.operators.zeros import traced_zeros
 
@@ -33,12 +31,10 @@ def traced_operators(
         Told of every checkpoint that the forward goes through.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(traced_packing(values_of))
         stack.enter_context(traced_cells())
         stack.enter_context(traced_dropout())
         stack.enter_context(traced_checks())
         stack.enter_context(traced_checkpoints(checkpoints))
-        stack.enter_context(traced_matching())
         stack.enter_context(traced_ctc(values_of))
         stack.enter_context(traced_zeros())
         yield

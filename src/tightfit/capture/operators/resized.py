@@ -53,5 +53,4 @@ def _grows(tensor: torch.Tensor, anew: torch.Tensor) -> CaptureError:
         f"the forward pass gives a buffer of shape {tuple(tensor.shape)} the shape "
         f"{tuple(anew.shape)} (resize_), which a planned step cannot. Way out: make it as large as "
         "it will be before the model is fitted (run the model once)",
-        cause="state",  # may be set up the first time
     )

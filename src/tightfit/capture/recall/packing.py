@@ -31,7 +31,7 @@ _NOTES = (
     "tightfit_terms",
 )
 _LARGEST_CONSTANT = 1 << 16
-_NO_MODULES = OpaqueModules((), frozenset(), False)
+_NO_MODULES = OpaqueModules((), False)
 
 
 class KeptTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -113,12 +113,10 @@ def kept_graph(joint: JointGraph) -> KeptGraph:
     Raises
     ------
     NotKept
-        If it holds what no file can give back: opaque modules, questions, tensors of nobody.
+        If it holds what no file can give back: opaque modules, numbers.
     """
-    if joint.opaque != _NO_MODULES or joint.questions or joint.answers is not None:
-        raise NotKept("modules that run eagerly, or what data decide")
-    if joint.outside or joint.structure.numbers:
-        raise NotKept("tensors that belong to no module, or numbers")
+    if joint.opaque != _NO_MODULES or joint.structure.numbers:
+        raise NotKept("modules that run eagerly, or numbers")
     return _Packing(joint).record()
 
 
@@ -154,7 +152,6 @@ class _Packing:
                     decisions.steps,
                     dict(decisions.leaves),
                     decisions.copied,
-                    decisions.inside,
                     decisions.shared,
                 )
             ),
@@ -249,9 +246,6 @@ def traced_again(kept: KeptGraph) -> JointGraph:
         structure=Structure(*unpacked(kept.structure)),
         origins=Origins(modules, regions),
         decisions=Decisions(*unpacked(kept.decisions)),
-        questions=(),
-        answers=None,
-        outside={},
         opaque=_NO_MODULES,
         detached=unpacked(kept.detached),
         checkpoints=Checkpoints[kept.checkpoints],

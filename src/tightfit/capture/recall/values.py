@@ -12,7 +12,6 @@ import torch
 from torch import fx
 
 from tightfit.capture.calls.geometry import Geometry
-from tightfit.capture.decisions.answers import Answer
 from tightfit.capture.decisions.reads import Read, TapeSlot, TapeStep
 from tightfit.torch_private import core as private
 from tightfit.torch_private import traces
@@ -22,7 +21,7 @@ __all__ = ["NotKept", "bytes_of", "packed", "unpacked"]
 _LARGEST = 1 << 63
 _NAMESPACES = frozenset({"aten", "prims"})
 """Of PyTorch's own operators: what others mean is not told by their names."""
-_RECORDS = {kind.__name__: kind for kind in (Answer, Geometry, Read, TapeSlot, TapeStep)}
+_RECORDS = {kind.__name__: kind for kind in (Geometry, Read, TapeSlot, TapeStep)}
 _NAMED = (torch.dtype, torch.memory_format, torch.layout)
 
 

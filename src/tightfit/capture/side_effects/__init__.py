@@ -1,5 +1,5 @@
-"""What a forward changes or uses besides its inputs: attributes, members, generators, globals.
+"""What a forward changes or uses besides its inputs: members, generators, hooks.
 
-In: the modules of a call. Out: snapshots that put everything back after a trace, and the tensors
-that become inputs or results of the step. May import origins.
+In: the modules of a call. Out: what puts everything back after a trace, and refusals by name. May
+import origins.
 """

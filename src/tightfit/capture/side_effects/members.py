@@ -7,18 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from tightfit.capture.side_effects.attributes import Kept
 from tightfit.errors import CaptureError
-from tightfit.torch_private import core as private
 
 __all__ = [
-    "DataAssignments",
     "RepeatedMembers",
-    "alike",
     "members_of",
-    "replaced_buffers",
     "write_replaced",
 ]
 
@@ -61,31 +55,7 @@ class RepeatedMembers:
                         members[key] = before[key]
 
 
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-
-
-class DataAssignments(TorchFunctionMode):
-    """Lets `tensor.data = value` write into the tensor."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func != _SET_DATA or not private.is_tracing() or not private.is_traced(args[0]):
-            return func(*args, **(kwargs or {}))
-        tensor, value = args
-        if not alike(tensor, value):
-            raise CaptureError(
-                f"the forward pass gives a tensor of shape {list(tensor.shape)} other data, of "
-                f"shape {list(value.shape)}. Way out: keep the shape and the dtype, or do it "
-                "outside the fitted module"
-            )
-        if private.storage_key(value) != private.storage_key(tensor):
-            with torch.no_grad():  # seen by autograd: nobody's backward may read it any more
-                tensor.copy_(value)
-        return None
-
-
-def alike(a: Any, b: Any) -> bool:
+def _alike(a: Any, b: Any) -> bool:
     """Whether two are one, or tensors of the same shape, type and device."""
     if a is b:
         return True
@@ -104,53 +74,34 @@ def members_of(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def replaced_buffers(module: nn.Module, before: Mapping[str, Any]) -> dict[Kept, torch.Tensor]:
-    """Return what stands in the place of buffers, and put those back: it is a result of the step.
+def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
+    """Write what stands in the place of buffers into them, and put those back.
 
     Parameters
     ----------
     module : nn.Module
-        Whose forward has run.
+        Whose forward has run, as one op.
     before : mapping of str to tensor
         Its parameters and buffers before.
 
     Raises
     ------
     CaptureError
-        If a parameter was replaced, or a buffer by something else than a tensor like it.
+        If a parameter was replaced, or a buffer by something else than a tensor like it, or by one
+        with a history, which would be cut.
     """
     after = members_of(module)
-    found: dict[Kept, torch.Tensor] = {}
     for key in [key for key in before if after.get(key) is not before[key]]:
         path, _, name = key.rpartition(".")
         owner = module.get_submodule(path)
         old, new = before[key], after.get(key)
-        if name not in owner._buffers or not isinstance(new, torch.Tensor) or not alike(old, new):
+        if name not in owner._buffers or not isinstance(new, torch.Tensor) or not _alike(old, new):
             raise CaptureError(
-                f"the forward pass puts another tensor in the place of {key}. A planned step "
-                "replays operators, not Python, so this would silently stop happening. Way out: "
-                f"write into it (self.{name}.copy_(...)). The model is unchanged",
-                cause="state" if name in owner._buffers else "",  # may be set up the first time
+                f"an opaque module puts another tensor in the place of {key}, which only a buffer "
+                f"of the same shape and type allows. Way out: write into it (self.{name}.copy_"
+                "(...)). The model is unchanged"
             )
-        found[path, "_buffers", name] = new
         owner._buffers[name] = old
-    return found
-
-
-def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
-    """Write what stands in the place of buffers into them, and put those back: where one op runs.
-
-    Parameters
-    ----------
-    module, before : nn.Module, mapping of str to tensor
-        As in `replaced_buffers`.
-
-    Raises
-    ------
-    CaptureError
-        As there, and if what stands there has a history, which would be cut.
-    """
-    for (path, _, name), new in replaced_buffers(module, before).items():
         if new.requires_grad:
             raise CaptureError(
                 f"an opaque module puts a tensor that requires a gradient in the place of its "
@@ -158,4 +109,4 @@ def write_replaced(module: nn.Module, before: Mapping[str, Any]) -> None:
                 f"detach it (self.{name} = ....detach()), or return it and pass it as an input"
             )
         with torch.no_grad():
-            module.get_submodule(path)._buffers[name].copy_(new)  # type: ignore[union-attr]
+            old.copy_(new)

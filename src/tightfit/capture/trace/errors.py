@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal
 
 from tightfit.allocator.tally import is_refusal
 from tightfit.capture.origins import ModuleTrail
@@ -27,17 +26,12 @@ def explained(trail: ModuleTrail) -> Iterator[None]:
             f"{trail.where(error)} needs the values of a tensor to decide what to run "
             f"({error.func}): a graph cannot hold that. {_WAY_OUT}",
             module=trail.culprit(error),
-            cause="data",
         ) from error
     except Exception as error:
         if is_refusal(error):  # of a limit that has no room for an opaque module, which runs
             raise
-        text = str(error).strip().split("\n\n")[0]
-        cause = _cause(text)
         raise CaptureError(
-            _reason(trail.where(error), error, text, cause),
-            module=trail.culprit(error),
-            cause=cause,
+            _reason(trail.where(error), error), module=trail.culprit(error)
         ) from error
 
 
@@ -47,23 +41,14 @@ _WAY_OUT = (
 )
 
 
-def _cause(text: str) -> Literal["", "data", "outside", "state"]:
+def _reason(where: str, error: Exception) -> str:
+    text = str(error).strip().split("\n\n")[0]
     if "Unexpected fake buffer" in text:  # the tracer runs the code twice
-        return "state"
-    if "local_scalar_dense" in text or "data-dependent" in text.lower():
-        return "data"
-    if "convert all Tensors to FakeTensors" in text or "Mixing fake modes" in text:
-        return "outside"
-    return ""
-
-
-def _reason(where: str, error: Exception, text: str, cause: str) -> str:
-    if cause == "state":
         return (
             f"{where}, keeps a tensor that it computes for later calls: a planned step replays "
             "operators, not Python. Way out: compute it anew, or before, into a registered buffer"
         )
-    if cause == "outside":
+    if "convert all Tensors to FakeTensors" in text or "Mixing fake modes" in text:
         return (
             f"{where} uses a tensor that is neither a parameter, a buffer nor an input "
             f"({text[text.find('Found in') :][:160]}). Way out: self.register_buffer(name, "
@@ -74,7 +59,7 @@ def _reason(where: str, error: Exception, text: str, cause: str) -> str:
             f"{where} is compiled (torch.compile): what it runs cannot be planned. Way out: the "
             "plain module, or compile=True of tightfit.fit, which compiles the plan"
         )
-    if cause == "data":
+    if "local_scalar_dense" in text or "data-dependent" in text.lower():
         return f"{where} reads the value of a tensor in Python ({text[:200]}). {_WAY_OUT}"
     return (
         f"{where} cannot be traced: {type(error).__name__}: {text[:600].rstrip('.')}. Way out: if "

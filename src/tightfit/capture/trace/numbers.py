@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tightfit.capture.decisions.answers import question_of, refuse_measure
 from tightfit.capture.decisions.numbers import Numbers, is_carried, number_carried
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.capture.nodes import is_getitem, note_kept_forward
+from tightfit.capture.nodes import note_kept_forward
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.trace.trace import trace
 from tightfit.capture.traced_call import TracedCall
@@ -26,41 +25,23 @@ _MOST_ATTEMPTS = 6
 _ALL = range(sys.maxsize)
 
 
-def trace_with_numbers(
-    call: TracedCall, strides: TrueStrides | None = None, *, looks: bool = False
-) -> JointGraph:
+def trace_with_numbers(call: TracedCall, strides: TrueStrides | None = None) -> JointGraph:
     """Trace the step of a call; numbers that it only computes with become inputs if so wished.
-
-    A number computed in the step is asked for anew in every step. What `call.numbers` says counts
-    for those that follow from inputs and buffers.
 
     Parameters
     ----------
-    call, strides, looks
+    call, strides
         As of `trace`.
 
     Raises
     ------
     CaptureError
-        As `trace` does; and where a computed number with a fraction decides what runs.
+        As `trace` does.
     """
-    joint = trace(call, strides, looks=looks)
-    measure = next(_measures(joint), None)
-    if measure is not None or (call.numbers and _reads_numbers(joint)):
+    joint = trace(call, strides)
+    if call.numbers and any(not isinstance(v, bool) for v in joint.decisions.values):
         joint = _with_inputs(call, joint, strides)
-    measure = next(_measures(joint), None)
-    if measure is not None:
-        refuse_measure(measure.answer, measure.after)
     return joint
-
-
-def _measures(joint: JointGraph) -> Iterator[Any]:
-    return (q for q in joint.questions if isinstance(q.answer.value, float))
-
-
-def _reads_numbers(joint: JointGraph) -> bool:
-    asked = [q.answer.value for q in joint.questions if q.is_number]
-    return any(not isinstance(v, bool | tuple) for v in (*joint.decisions.values, *asked))
 
 
 def _with_inputs(call: TracedCall, joint: JointGraph, strides: TrueStrides | None) -> JointGraph:
@@ -144,12 +125,9 @@ def _is_same(concrete: fx.Graph, symbolic: fx.Graph) -> bool:
 
 
 def _operators(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Yield the nodes that make tensors: none that asks for a number or computes with some."""
+    """Yield the nodes that make tensors: none that computes with numbers."""
     for node in graph.nodes:
-        question = question_of(node.args[0]) if is_getitem(node) else question_of(node)  # type: ignore
-        asks = question is not None and question.is_number
-        asks = asks or _holds_number(node)
-        if not asks and not isinstance(node.meta.get("val"), int | float):
+        if not _holds_number(node) and not isinstance(node.meta.get("val"), int | float):
             yield node
 
 

@@ -23,11 +23,10 @@ from tightfit.capture.calls.structure import (
     structure_of,
     unflatten,
 )
-from tightfit.capture.decisions.answers import question_of
 from tightfit.capture.decisions.numbers import Numbers, is_carried
-from tightfit.capture.decisions.recorder import DecisionRecorder, GraphRecorder
+from tightfit.capture.decisions.recorder import DecisionRecorder
 from tightfit.capture.decisions.shared import shared_views
-from tightfit.capture.handed import beside_loss, is_handed
+from tightfit.capture.handed import beside_loss
 from tightfit.capture.joint_graph import JointGraph, Source
 from tightfit.capture.nodes import (
     is_traced_in_backward,
@@ -39,30 +38,16 @@ from tightfit.capture.nodes import (
 from tightfit.capture.opaque.tracing import OpaqueStandIns, draws_inside, is_opaque_operator
 from tightfit.capture.operators.checkpoints import SeenCheckpoints
 from tightfit.capture.operators.linalg import is_check
-from tightfit.capture.operators.masks import MasksAskedFor
-from tightfit.capture.operators.numbers import NumbersAskedFor
+from tightfit.capture.operators.masks import MaskedAssignments
 from tightfit.capture.operators.products import TracedProducts
 from tightfit.capture.operators.registry import traced_operators
 from tightfit.capture.operators.resized import ResizedTensors
 from tightfit.capture.origins import CastRegions, ModuleTrail, Origins
-from tightfit.capture.reads.python_state import PythonState
-from tightfit.capture.side_effects.attributes import (
-    KeptTensors,
-    refuse_left,
-    traced_places,
-    with_kept,
-)
 from tightfit.capture.side_effects.backward_writes import (
     StandInsInBackward,
     refuse_backward_writes,
 )
-from tightfit.capture.side_effects.members import (
-    DataAssignments,
-    RepeatedMembers,
-    members_of,
-    replaced_buffers,
-)
-from tightfit.capture.side_effects.outside import PREFIX, AllFound
+from tightfit.capture.side_effects.members import RepeatedMembers, members_of
 from tightfit.capture.side_effects.saving import without_saving_hooks
 from tightfit.capture.side_effects.tied import TiedTensors
 from tightfit.capture.trace.asked import AskedGradients
@@ -75,37 +60,30 @@ from tightfit.torch_private import core as private
 from tightfit.torch_private import wrappers
 from tightfit.torch_private.fake_kernels import corrected_fake_kernels
 
-__all__ = ["StateChanged", "refuse_rearranged", "trace"]
+__all__ = ["trace"]
 
 _COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
-
-
-class StateChanged(CaptureError):
-    """A traced forward has changed Python state by its end: no more need be traced then."""
 
 
 class _Callee(nn.Module):
     """Gives a callable and its modules the face of one module, as the tracer wants it."""
 
     def __init__(
-        self, call: TracedCall, opaque: OpaqueStandIns, recorder: DecisionRecorder, *, looks: bool
+        self, call: TracedCall, opaque: OpaqueStandIns, recorder: DecisionRecorder
     ) -> None:
         super().__init__()
-        self._looks = looks
         self._recorder = recorder
         # not as an attribute: a module given as the function would be registered twice
         object.__setattr__(self, "_function", call.function)
-        object.__setattr__(self, "_call_modules", call.modules)
         self.detached = call.detached_outputs
         self._loss_alone = call.loss_alone
         self._inputs = (call.args, call.kwargs)
         self._opaque = opaque
-        self._replacing = call.outside
         self.structure: Structure | None = None
         self._keeps_casts = torch.is_autocast_cache_enabled()
         self.repeated = RepeatedMembers(call.modules)
         self._traced_parameters: dict[int, Any] = {}
-        for name, module in call.owners.items():
+        for name, module in call.modules.items():
             self.add_module(name, module)
         self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
         self.asked = AskedGradients()
@@ -128,49 +106,29 @@ class _Callee(nn.Module):
         before = self.repeated.now()
         self._opaque.note_inputs((args, kwargs), self._inputs)
         children = dict(self.named_children())
-        leaves, spec = flatten((args, kwargs))
-        self._recorder.start(leaves, children)
-        if self._replacing is not None:
-            self._replacing.start(children[PREFIX])
-        members, places = members_of(self), traced_places(self._call_modules)
-        state = PythonState(self._call_modules).__enter__() if self._looks else None
-        self._looks = False  # the tracer runs the forward twice
+        self._recorder.start(flatten((args, kwargs))[0], children)
+        members = members_of(self)
         self.in_backward.note()
         self._traced_parameters = {id(p): p for p in self.parameters()}
         for parameter in self._traced_parameters.values():
             private.call_parameter(parameter)
-        outside = self._replacing or contextlib.nullcontext()
         with (
             torch.autograd.set_detect_anomaly(False),  # the tracer notes a stack for each operator
             private.autocast_cache(self._keeps_casts),
             self._recorder,
-            outside,
-            DataAssignments(),
-            NumbersAskedFor(tracing=True),
-            MasksAskedFor(),
+            MaskedAssignments(),
             TracedProducts(),
             ResizedTensors(members.values()),
         ):
-            output = self._opaque.function(*args, **kwargs)
+            output = self._function(*args, **kwargs)
             self._recorder.refuse_seeding()
         self._opaque.note_overwritten()
-        if not isinstance(self._function, KeptTensors):
-            refuse_left(self._call_modules, places)
-        if self._replacing is not None and self._replacing.collects:
-            raise AllFound("the outside tensors of the forward are found", cause="outside")
-        if state is not None and state.has_changed:
-            raise StateChanged("the forward pass changes Python state", cause="state")
-        replaced = replaced_buffers(self, members)
-        output = with_kept(output, replaced)
-        refuse_rearranged((leaves, spec), flatten((args, kwargs)))
         self.repeated.note_changes(before)
         tensors, self.structure = structure_of(output, "the call")
         if self._loss_alone:
-            state = {id(t) for t in replaced.values()}  # which the next call reads
-            beside = _beside_the_loss(tensors, self.structure.loss)
             told = beside_loss(self._function, self._inputs[0])
-            beside |= {i for i in told if tensors[i].requires_grad}
-            self.detached |= {i for i in beside if id(tensors[i]) not in state}
+            self.detached |= {i for i in told if tensors[i].requires_grad}
+            self.detached |= _beside_the_loss(tensors, self.structure.loss)
         self.asked.expect(tensors, self.detached)
         self.in_backward.await_gradients()
         return tuple(tensors)
@@ -191,8 +149,6 @@ def trace(
     call: TracedCall,
     strides: TrueStrides | None = None,
     numbers: Numbers | None = None,
-    *,
-    looks: bool = False,
 ) -> JointGraph:
     """Trace the step of a call on fake tensors; only opaque modules run once, to be measured.
 
@@ -204,13 +160,9 @@ def trace(
         Those of results where fake kernels say otherwise.
     numbers : Numbers, optional
         Takes numbers that are read as inputs of the step.
-    looks : bool
-        Whether to end where the forward ends if it has changed Python state.
 
     Raises
     ------
-    StateChanged
-        If it has.
     CaptureError
         If the call branches on data, has outputs of unknown shape, uses tensors that are no
         parameter, buffer or input, or does anything else the tracer cannot follow; names the
@@ -221,17 +173,13 @@ def trace(
     with explained(trail), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         leaves = flatten((call.args, call.kwargs))[0]
-        kind = GraphRecorder if is_handed(call.function) else DecisionRecorder
-        recorder = kind(leaves, call.owners, trail, call.answers, call.answered, numbers)
-        opaque = OpaqueStandIns(
-            call.modules, call.opaque, call.examples, recorder.known_value, call.function
-        )
-        callee = _Callee(call, opaque, recorder, looks=looks)
+        recorder = DecisionRecorder(leaves, call.modules, trail, numbers)
+        opaque = OpaqueStandIns(call.modules, recorder.known_value)
+        callee = _Callee(call, opaque, recorder)
         checkpoints = SeenCheckpoints()
         with contextlib.ExitStack() as stack:
             stack.enter_context(private.without_open_transforms())
             stack.enter_context(private.keep_composites_whole())
-            stack.enter_context(private.lists_number_by_number())
             stack.enter_context(corrected_fake_kernels())
             stack.enter_context(with_true_strides(strides or {}))
             stack.enter_context(private.backward_without_autocast())
@@ -246,7 +194,7 @@ def trace(
             stack.enter_context(LayoutsInPlace())
             if numbers is not None:
                 stack.enter_context(private.symbolic_numbers())
-                stack.enter_context(numbers.read_by(call.function, call.modules))
+                stack.enter_context(numbers)
             args, kwargs = opened((call.args, call.kwargs))
             joint = private.aot_export_joint_with_descriptors(stack, callee, args, kwargs)
     assert callee.structure is not None
@@ -254,9 +202,6 @@ def trace(
         "structure": callee.structure,
         "origins": Origins(trail.stretches(), regions.stretches()),
         "decisions": recorder.decisions(),
-        "questions": tuple(recorder.questions),
-        "answers": call.answers,
-        "outside": {PREFIX: call.outside.holder} if call.outside else {},
         "opaque": opaque.found(),
         "detached": callee.detached,
         "checkpoints": checkpoints.found,
@@ -341,7 +286,7 @@ def _note_random(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if is_opaque_operator(node):
             note_random(node, draws_inside(node))
-        elif question_of(node) is not None or is_carried(node) or is_check(node):
+        elif is_carried(node) or is_check(node):
             note_random(node, False)
         if is_check(node) and not is_traced_in_backward(node):
             note_kept_forward(node)
@@ -455,18 +400,3 @@ def _sources(placeholders: Sequence[fx.Node], raw: Sequence[Any]) -> list[Source
                     "separate tensors"
                 )
     return sources
-
-
-def refuse_rearranged(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> None:
-    """Refuse a forward that puts something else into a container or an object it was given."""
-    (leaves, spec), (now, spec_now) = before, after
-    if spec != spec_now or any(
-        new is not old and (isinstance(old, torch.Tensor) or new != old)
-        for new, old in zip(now, leaves, strict=True)
-    ):
-        raise CaptureError(
-            "the forward pass changes an input that is no tensor: it puts something else into a "
-            "list, dict or object (a cache of keys and values, say). A planned step replays "
-            "operators, not Python, so this would silently stop happening. Way out: return what "
-            "is new, call the model so without gradients, or leave the cache out (use_cache=False)"
-        )

@@ -14,7 +14,6 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Captured
-from tightfit.capture.decisions.answers import Question
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.errors import CompileError
 from tightfit.execution.compiled.pieces import cut
@@ -48,11 +47,6 @@ def refuse_uncompilable(captured: Captured) -> None:
             raise CompileError(
                 f"{where} runs eagerly, as one opaque op, and cannot be compiled. Way out: "
                 "compile=False, or leave this module out of the fitted part"
-            )
-        if any(isinstance(call.function, Question) for call in calls):
-            raise CompileError(
-                f"{where} reads a computed value that decides how it goes on ({op.target}): the "
-                "plan checks it in every step, a compiled step cannot. Way out: compile=False"
             )
         if any(call.kwargs.get("generator") is not None for call in calls):
             raise CompileError(

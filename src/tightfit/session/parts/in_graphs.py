@@ -31,10 +31,11 @@ from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
-from tightfit.session.stages import capture_step_around_data
+from tightfit.session.stages import capture_step
 
 __all__ = ["InGraphs"]
 
+_LEAST_PARTS = 2  # a call has more than one graph, and others hold something while one runs
 _MOST_NUMBERS = 2  # other numbers with which a graph is planned, before it runs as it is
 
 
@@ -71,6 +72,7 @@ class InGraphs:
         self._parts: dict[Any, Part] = {}
         self._left = followed.outside.left
         self._numbers: Counter[HandedGraph] = Counter()
+        self._classes = Counter(map(type, module_names(callee.modules).values()))
         self._by_call: dict[int, Part] = {}
         self._this: weakref.ref[RunsGraphs] = weakref.ref(self)
 
@@ -169,7 +171,8 @@ class InGraphs:
                 others = sum(name == other for other, _ in self._parts)
                 own = name or self.callee.name
                 own += f" (graph {others + 1})" if others else ""
-                self._parts[place] = Part(own, modules, number=len(self._parts))
+                alike = max(_LEAST_PARTS, self._classes[type(modules.get("part"))])
+                self._parts[place] = Part(own, modules, alike=alike, number=len(self._parts))
             self._by_call[number] = self._parts[place]
         return self._by_call[number]
 
@@ -188,9 +191,7 @@ class InGraphs:
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
         room_bytes = self.options.usable_bytes - self._account.held_bytes()
-        return capture_step_around_data(
-            call, self.options, name, in_parts=True, room_bytes=max(0, room_bytes)
-        )[0]
+        return capture_step(call, self.options, name, room_bytes=max(0, room_bytes))
 
     def prepare(self, given: Arguments) -> None:
         """Do nothing: graphs are planned while the callable takes its first step."""
@@ -200,9 +201,17 @@ class InGraphs:
         self.close_step()
 
     def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held."""
-        outside = self._followed.outside.reasons()
-        return msgspec.structs.replace(self.steps.report(), outside=outside)
+        """Return what the plans promise and what the last complete step held.
+
+        Raises
+        ------
+        BadInput
+            If nothing has been planned yet.
+        """
+        report, outside = self.steps.report(), self._followed.outside
+        if not report.parts and outside.reasons():
+            raise outside.nothing_planned()
+        return msgspec.structs.replace(report, outside=outside.reasons())
 
     def close_step(self) -> StepPeaks | None:
         """End the measured window of the last step now; return what it held."""

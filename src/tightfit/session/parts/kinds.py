@@ -11,18 +11,10 @@ import msgspec
 import torch
 from torch import nn
 
-from tightfit.capture.calls.modules import SeenModules
-from tightfit.capture.calls.signature import call_signature
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured
 from tightfit.capture.graph_calls import GraphCalls
-from tightfit.capture.handed import (
-    GraphArguments,
-    HandedGraph,
-    HandedGraphs,
-    ReadsUnseen,
-    takes_numbers,
-)
+from tightfit.capture.handed import GraphArguments, HandedGraph, HandedGraphs, takes_numbers
 from tightfit.capture.input_uses import captured_by_uses
 from tightfit.capture.stored import graph_key
 from tightfit.capture.traced_call import TracedCall
@@ -81,7 +73,7 @@ class Part:
         self.number = number
         self.function = HandedGraphs(modules)
         self._keys: dict[int, Any] = {}
-        self._calls = GraphCalls(self.function, self._looked_at)
+        self._calls = GraphCalls(self.function)
 
     def given(self, graph: HandedGraph, inputs: Sequence[Any]) -> GraphArguments:
         """Return what to call the part with for a call of a graph."""
@@ -94,19 +86,13 @@ class Part:
             self._keys[number] = graph_key(self.function, number)
         return self._calls.signature(given), self._keys[number]
 
-    def _looked_at(self, given: Arguments) -> tuple[Any, Any]:
-        """Return the signature of a call after a look at all modules."""
-        root, unread = self.modules.get("part"), ReadsUnseen().attributes(self.modules)
-        seen = SeenModules(self.modules)
-        return call_signature(given.leaves, given.spec, seen, root, frozenset(), unread)
-
     def needs_gradient(self, given: Arguments) -> bool:
         """Whether a call with these inputs can need a gradient."""
         assert isinstance(given, GraphArguments)
         tensors = (x for x in given.inputs if isinstance(x, torch.Tensor))
         if not torch.is_grad_enabled():
             return False
-        return any(x.requires_grad for x in tensors) or self.function.calls_leaves(given.args[-1])
+        return any(x.requires_grad for x in tensors) or bool(self.function.leaves(given.args[-1]))
 
     def is_of_class(self, other: Part) -> bool:
         """Whether both are modules of the same class."""
@@ -160,7 +146,7 @@ class KnownCalls:
             if owner is not part and joint.opaque.calls:
                 continue
             inputs = kind.inputs(given.leaves)
-            if joint.decisions.hold(inputs, {**part.modules, **joint.outside}):
+            if joint.decisions.hold(inputs, part.modules):
                 if owner is not part:
                     self._known[key].append((part, kind))
                 return PartCall(key, kind, given)

@@ -33,7 +33,7 @@ from tightfit.session.parts.kinds import Part
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
 from tightfit.session.report import Report
-from tightfit.session.stages import capture_step_around_data
+from tightfit.session.stages import capture_step
 
 __all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
 
@@ -126,7 +126,7 @@ class ShardedModel:
         return around is not None
 
     def _capture(self, call: TracedCall, name: str) -> Captured:
-        return capture_step_around_data(call, self.options, name)[0]
+        return capture_step(call, self.options, name)
 
     def prepare(self, given: Arguments) -> None:
         """Refuse: parts are captured while the model runs."""

@@ -8,17 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tightfit.capture.calls.attributes import ReadAttributes
-from tightfit.capture.calls.modules import SeenModules
-from tightfit.capture.calls.signature import call_signature, differ_in_sizes_only
+from tightfit.capture.calls.signature import differ_in_sizes_only
 from tightfit.capture.calls.structure import Arguments
-from tightfit.capture.captured import (
-    Captured,
-    placeholder_tensors,
-    tensors_of,
-)
+from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.graph_calls import GraphCalls, places_among
-from tightfit.capture.handed import GraphArguments, HandedGraphs, ReadsUnseen, takes_numbers
+from tightfit.capture.handed import GraphArguments, HandedGraphs, takes_numbers
 from tightfit.capture.traced_call import TracedCall
 from tightfit.execution.runtime import Run
 from tightfit.graph.ir import Graph
@@ -28,7 +22,7 @@ from tightfit.session.callee import Callee
 from tightfit.session.checkpoints import announce_checkpoints
 from tightfit.session.options import Options
 from tightfit.session.outputs import Usage
-from tightfit.session.stages import capture_step_around_data
+from tightfit.session.stages import capture_step
 from tightfit.session.whole.postponed import may_postpone
 from tightfit.session.whole.specialisation import Specialisation
 
@@ -52,7 +46,6 @@ class Captures:
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
-        self._seen = SeenModules(callee.modules)
         self._by_signature: dict[Any, list[Specialisation]] = {}  # several if inputs decide
         self._detached: dict[Any, Detached] = {}
         self._usage = Usage()
@@ -60,11 +53,8 @@ class Captures:
         self._shown: weakref.WeakKeyDictionary[Specialisation, frozenset[int]]
         self._shown = weakref.WeakKeyDictionary()  # which outputs had gradients the last time
         self._repeated: set[Any] = set()  # signatures of calls with several backwards
-        graphs = callee.function
-        handed = isinstance(graphs, HandedGraphs)
-        self._graphs = GraphCalls(graphs, self._looked_at) if handed else None
-        self._read = ReadsUnseen().attributes(callee.modules) if handed else None  # None: any
-        self._changing: frozenset[tuple[str, str]] = frozenset()  # attributes, by opaque modules
+        assert isinstance(callee.function, HandedGraphs)
+        self._graphs = GraphCalls(callee.function)
         self._deciding: set[Any] = set()  # signatures of calls all of whose numbers decide
         self._misses: Counter[Any] = Counter()  # calls in turn whose numbers were new
 
@@ -78,31 +68,17 @@ class Captures:
 
     def signature(self, given: Arguments) -> Any:
         """Return what a step depends on: inputs, modules, modes."""
-        return self._looked_at(given) if self._graphs is None else self._graphs.signature(given)
-
-    def _looked_at(self, given: Arguments) -> tuple[Any, Any]:
-        return call_signature(
-            given.leaves, given.spec, self._seen, self.callee.root, self._changing, self._read
-        )
+        return self._graphs.signature(given)
 
     def inputs(self, one: Specialisation, given: Arguments) -> list[Any]:
-        """Return the tensors of the placeholders of a call whose signature was asked for."""
-        if not isinstance(given, GraphArguments):
-            return self._inputs_by_name(one, given)
-        if one.places:
+        """Return the tensors of the placeholders of a call."""
+        if one.places and isinstance(given, GraphArguments):
             inputs = given.inputs
             return [inputs[i] for i in one.places]
-        self._looked_at(given)  # where modules hold tensors now
-        found = self._inputs_by_name(one, given)
-        if one.places is None:
+        found = placeholder_tensors(one.captured.joint, self.callee.modules, given.leaves)
+        if one.places is None and isinstance(given, GraphArguments):
             one.note_places(places_among(given.inputs, found))
         return found
-
-    def _inputs_by_name(self, one: Specialisation, given: Arguments) -> list[Any]:
-        joint = one.captured.joint
-        if joint.outside:
-            return placeholder_tensors(joint, self.callee.modules, given.leaves)
-        return tensors_of(joint, given.leaves, self._seen.tensor)
 
     def find(self, key: Any, given: Arguments) -> Specialisation | None:
         """Return what was captured for a signature, where inputs decide the same again."""
@@ -119,17 +95,12 @@ class Captures:
         """Whether a captured step is that of a call, as modules and inputs are now."""
         if self.signature(given) != one.key or not self._holds(one, given):
             return False
-        if self._graphs is None or not isinstance(given, GraphArguments):
-            return True
-        return self._graphs.is_as_it_was(given, one.key)
+        return not isinstance(given, GraphArguments) or self._graphs.is_as_it_was(given, one.key)
 
     def _holds(self, one: Specialisation, given: Arguments) -> bool:
         """Whether what a step has read, beside its signature, is what it was."""
         joint = one.captured.joint
-        if not one.captured.reads.hold():
-            return False
-        one.captured.reads.fetch()
-        decides = joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside})
+        decides = joint.decisions.hold(given.leaves, self.callee.modules)
         return decides and self._fulfils(one, given)
 
     def _fulfils(self, one: Specialisation, given: Arguments) -> bool:
@@ -143,11 +114,9 @@ class Captures:
     def change(self, key: Any, given: Arguments) -> str | None:
         """Say what has changed of what forward reads since a signature was last captured for."""
         alike = sorted(self._by_signature.get(key, ()), key=lambda one: -one.used)
-        changes = (one.captured.reads.change() for one in alike)
-        found = next((change for change in changes if change is not None), None)
-        if found is None and alike and not self._fulfils(alike[0], given):
+        if alike and not self._fulfils(alike[0], given):
             return "weights of a norm have come near zero, whose gradients were made of its output"
-        return found
+        return None
 
     def varies(self, key: Any, given: Arguments) -> bool:
         """Note that nothing serves a call; return whether numbers are others in every call."""
@@ -155,7 +124,7 @@ class Captures:
         if last is None:
             return False
         joint = last.captured.joint
-        if joint.decisions.hold(given.leaves, {**self.callee.modules, **joint.outside}):
+        if joint.decisions.hold(given.leaves, self.callee.modules):
             return False  # something else has changed
         self._misses[key] += 1
         return self._misses[key] >= _MANY_MISSES
@@ -196,27 +165,17 @@ class Captures:
         call = dataclasses.replace(call, detached_outputs=self._detached.get(key, frozenset()))
         captured = self._captured(key, call, options, neighbour, room_bytes)
         announce_checkpoints(self.callee, captured.joint, (one.captured.joint for one in self))
-        self._note_reads(captured.reads.attributes(self.callee.modules))
-        settled = self.signature(Arguments.of(call.args, call.kwargs))  # a first run changed it
-        self._detached[settled] = self._detached.get(key, frozenset())
         if call.numbers and not captured.joint.takes_numbers:
-            self._deciding.add(settled)
-        made = Specialisation(settled, captured, is_further=neighbour is not None)
+            self._deciding.add(key)
+        made = Specialisation(key, captured, is_further=neighbour is not None)
         timed = options.costs == "measured" and not options.compile
         if timed and captured.graph.device.kind == "cpu":
             made.recall_costs(options)
         made.recall_plans(options)
         made.use(now)
-        self._by_signature.setdefault(settled, []).append(made)
+        self._by_signature.setdefault(key, []).append(made)
         self._forget_oldest()
         return made
-
-    def _note_reads(self, read: ReadAttributes | None) -> None:
-        """Note which attributes one more captured call has read."""
-        if not len(self):
-            self._read = read
-        elif self._read is not None:
-            self._read = self._read.joined(read)
 
     def _forget_oldest(self) -> None:
         while len(every := list(self)) > _MOST_KEPT:
@@ -235,7 +194,7 @@ class Captures:
         neighbour: Graph | None,
         room_bytes: int | None,
     ) -> Captured:
-        captured, call = capture_step_around_data(
+        captured = capture_step(
             call,
             options,
             self.callee.name,
@@ -245,7 +204,6 @@ class Captures:
             postpones=neighbour is None and may_postpone(options),
         )
         self._detached[key] = captured.joint.detached
-        self._changing |= captured.joint.opaque.changing
         return captured
 
     def _neighbour(self, key: Any) -> Graph | None:

@@ -1,9 +1,4 @@
-"""Detect and undo what a model's Python code changes while it is captured.
-
-A captured step replays operators, not Python. Code that counts calls, draws from `random` or
-collects tensors in lists would run once, at capture, and never again: such a model is refused by
-name, and what capture changed is put back.
-"""
+"""Notice and undo what a module's Python code changes while it runs only to be measured."""
 
 from __future__ import annotations
 
@@ -17,42 +12,28 @@ import torch
 from torch import nn
 
 from tightfit.capture.origins import module_names
-from tightfit.capture.reads.written import Written
-from tightfit.errors import CaptureError, first_of
-from tightfit.torch_private.core import FakeTensor, is_traced
+from tightfit.capture.restored.written import Written
 
 __all__ = ["PythonState"]
 
 _BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "forward"})
 _CONTAINERS = (list, dict, set, collections.deque)
-_MOST_NAMED = 8
 
 
 class PythonState:
     """A snapshot of everything Python code may change: module attributes and generators.
 
-    Used as a context manager around a trace: on exit everything is put back. `raise_if_changed`
-    afterwards refuses the model if something had changed.
+    Used as a context manager around a run: on exit everything is put back.
 
     Parameters
     ----------
     modules : mapping of str to nn.Module
         The modules.
-    keeps : bool
-        Put back generators of PyTorch only, and let modules keep what changed.
-
-    Attributes
-    ----------
-    drew : bool
-        Whether numbers were drawn that a plan does not draw: by Python, numpy, or a module's own
-        generator.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], *, keeps: bool = False) -> None:
-        self._keeps = keeps
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = module_names(modules)
         self._changed: list[str] = []
-        self.drew = False
 
     def __enter__(self) -> PythonState:
         self._attributes = {
@@ -69,31 +50,27 @@ class PythonState:
             for key, value in module.__dict__.items()
             if isinstance(value, torch.Generator)
         }
-        self._written = Written(self._modules) if not self._keeps else Written({})
+        self._written = Written(self._modules)
         self._random = random.getstate()
         self._numpy = _numpy_state()
         self._torch = torch.get_rng_state()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for name, module in () if self._keeps else self._modules.items():
+        for name, module in self._modules.items():
             self._restore_members(name, module)
             self._restore_attributes(name, module)
         self._changed += self._written.put_back()
-        before_drawing = len(self._changed)
         for name, (generator, before) in self._generators.items():
             if not torch.equal(generator.get_state(), before):
                 self._changed.append(name)
                 generator.set_state(before)
         if random.getstate() != self._random:
             self._changed.append("the generator of Python's random module")
-            if not self._keeps:  # else what is drawn once is drawn for good
-                random.setstate(self._random)
+            random.setstate(self._random)
         if not _same_numpy(self._numpy):
             self._changed.append("numpy's global random generator")
-            if not self._keeps:
-                _set_numpy_state(self._numpy)
-        self.drew = len(self._changed) > before_drawing
+            _set_numpy_state(self._numpy)
         torch.set_rng_state(self._torch)
 
     def _restore_members(self, name: str, module: nn.Module) -> None:
@@ -101,8 +78,7 @@ class PythonState:
         for current, before in zip(kept, self._members[name], strict=True):
             if current.keys() != before.keys() or any(current[k] is not before[k] for k in before):
                 changed = [k for k in {*current, *before} if current.get(k) is not before.get(k)]
-                own = [k for k in changed if not (k in before and _is_left_by_tracer(current, k))]
-                self._changed.extend(f"{_of(name)}.{k}" for k in own[:1])
+                self._changed.extend(f"{_of(name)}.{k}" for k in changed[:1])
                 current.clear()
                 current.update(before)
 
@@ -122,79 +98,11 @@ class PythonState:
 
     @property
     def changed(self) -> list[str]:
-        """What had changed when the trace ended."""
+        """What had changed when the run ended."""
         return list(self._changed)
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether attributes or objects around the modules are others by now.
-
-        Asked while a trace goes on, in which no operator may run for its own sake, and other code
-        draws by Python: generators are looked at when it has ended.
-        """
-        attributes = any(
-            any(k not in before and k not in _BOOKKEEPING for k in self._modules[name].__dict__)
-            or any(
-                not _is_as_before(self._modules[name].__dict__.get(k, _MISSING), *held)
-                for k, held in before.items()
-                if k not in _BOOKKEEPING
-            )
-            for name, before in self._attributes.items()
-        )
-        return attributes or self._written.has_changed
-
-    def _set_by_hook(self, change: str) -> bool:
-        """Whether what changed is a tensor that a hook gives its module anew on every forward.
-
-        So do `torch.nn.utils.weight_norm`, `spectral_norm` and `prune`.
-        """
-        owner, _, key = change.rpartition(".")
-        module = self._modules.get("" if owner == "model" else owner)
-        return (
-            module is not None
-            and bool(module._forward_pre_hooks)
-            and isinstance(getattr(module, key, None), torch.Tensor)
-        )
-
-    def raise_if_changed(self) -> None:
-        """Refuse a model whose Python state changed during the trace.
-
-        Raises
-        ------
-        CaptureError
-            Names what changed.
-        """
-        if self._changed:
-            changed = list(dict.fromkeys(self._changed))
-            what = first_of(changed, _MOST_NAMED)
-            if all(map(self._set_by_hook, changed)):
-                raise CaptureError(
-                    f"hooks set {what} anew on every forward (an old norm, or pruning), which is "
-                    "planned only where the whole step is. Way out: the same as a parametrization "
-                    "(torch.nn.utils.parametrizations, parametrize.register_parametrization with "
-                    "the mask), or what it made for good (prune.remove). The model is unchanged",
-                    cause="hook",
-                )
-            raise CaptureError(
-                f"the forward pass changes Python state: {what}. A planned step replays operators,"
-                " not Python, so this would silently stop happening. Way out: make it a registered"
-                " buffer (tensors), do it outside the fitted module, or draw random numbers with "
-                "torch. The model is unchanged",
-                cause="state",
-            )
 
 
 _MISSING = object()
-
-
-def _is_left_by_tracer(members: dict[str, Any], key: str) -> bool:
-    """Whether the tracer did not put a parameter or buffer back.
-
-    It does not where one module has several names. What a forward itself replaces is refused
-    while it is traced.
-    """
-    value = members.get(key)
-    return isinstance(value, torch.Tensor) and is_traced(value)
 
 
 def _of(name: str) -> str:
@@ -226,7 +134,7 @@ def _equal(current: Any, snapshot: Any) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
-    if isinstance(a, torch.Tensor | FakeTensor) or isinstance(b, torch.Tensor):
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return False
     if type(a) is type(b) and isinstance(a, int | float | str | bytes | tuple):
         return a == b

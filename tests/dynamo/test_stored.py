@@ -45,13 +45,13 @@ def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str
     """Yield a list that grows with every trace that is made; nothing is stored when it begins."""
     monkeypatch.setenv("TIGHTFIT_CACHE_DIR", str(tmp_path))
     made: list[str] = []
-    plain = capturing._traced_handed
+    plain = capturing._traced
 
     def noted(*args: Any) -> Any:
         made.append("a trace")
         return plain(*args)
 
-    monkeypatch.setattr(capturing, "_traced_handed", noted)
+    monkeypatch.setattr(capturing, "_traced", noted)
     torch._dynamo.reset()
     yield made
     torch._dynamo.reset()
@@ -205,8 +205,8 @@ SCRIPT = """
     from tightfit.capture import capture
 
     made = []
-    plain = capture._traced_handed
-    capture._traced_handed = lambda *args: made.append(1) or plain(*args)
+    plain = capture._traced
+    capture._traced = lambda *args: made.append(1) or plain(*args)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
     tightfit.fit(net, "1MiB", costs="unit")

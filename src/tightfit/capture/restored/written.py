@@ -1,11 +1,9 @@
-"""What a forward may write to besides attributes of its modules: objects, containers, globals.
-
-Looked at before it is traced, so that it can be told, and put back, afterwards.
-"""
+"""What a forward may write to besides attributes of its modules: objects, containers, globals."""
 
 from __future__ import annotations
 
 import collections
+import dis
 import threading
 import types
 from collections.abc import Iterable, Mapping
@@ -16,19 +14,16 @@ import torch
 from torch import nn
 
 from tightfit.capture.calls.structure import PLAIN
-from tightfit.capture.reads.executed import is_library, is_ours
-from tightfit.capture.reads.names import names_of
-from tightfit.capture.reads.places import MISSING, same
-from tightfit.torch_private.core import FakeTensor, FunctionalTensor
+from tightfit.capture.libraries import is_library, is_ours
 
-__all__ = ["TRACERS", "Written"]
+__all__ = ["Written"]
 
 _MOST_OBJECTS = 20_000
 _LARGEST_ARRAY = 1 << 20
 _CONTAINERS = (list, dict, set, collections.deque)
 _OPAQUE = (torch.Tensor, torch.Generator, nn.Module, threading.Thread, *PLAIN)
-TRACERS = frozenset({FakeTensor, FunctionalTensor})
-"""Kinds of tensors that are there only while something is traced."""
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS"})
+_MISSING = object()
 
 
 class Written:
@@ -63,14 +58,13 @@ class Written:
         """Return the names of what changed; all is as before then."""
         changed: list[str] = []
         for path, holder, before in self._entries:
-            names = [n for n, old in before.items() if not same(_get(holder, n), old)]
+            names = [n for n, old in before.items() if not _same(_get(holder, n), old)]
             changed += [f"{path}{name}" for name in names]
             for name in names:
                 _set(holder, name, before[name])
         for path, holder, before in self._contents:
             if not _holds(holder, before):
-                if not _only_knows_tracers(holder, before):
-                    changed.append(_changed_in(path, holder, before))
+                changed.append(_changed_in(path, holder, before))
                 holder.clear()
                 getattr(holder, "extend" if isinstance(before, list) else "update")(before)
         for path, array, before in self._arrays:
@@ -78,21 +72,6 @@ class Written:
                 changed.append(path)
                 array[...] = before
         return changed
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether anything is another one by now."""
-        entries = any(
-            not same(_get(holder, name), old)
-            for _, holder, before in self._entries
-            for name, old in before.items()
-        )
-        contents = any(
-            not _holds(holder, before) and not _only_knows_tracers(holder, before)
-            for _, holder, before in self._contents
-        )
-        arrays = any(a.tobytes() != before.tobytes() for _, a, before in self._arrays)
-        return entries or contents or arrays
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -153,15 +132,28 @@ class Written:
         self._waiting.extend((v, path) for v in function.__defaults__ or ())
         if is_library(held.get("__file__")) and held.get("__name__") != "__main__":
             return
-        names = self._loaded(function.__code__) & held.keys()
+        names = _loaded(function.__code__) & held.keys()
         module = held.get("__name__", "")
         self._entries.append((f"{module}.", held, {name: held[name] for name in names}))
         self._waiting.extend((held[name], f"{module}.{name}") for name in names)
 
-    def _loaded(self, code: types.CodeType) -> frozenset[str]:
-        """Return the globals that code and what is defined in it load."""
-        inner = (self._loaded(c) for c in code.co_consts if isinstance(c, types.CodeType))
-        return names_of(code).globals.union(*inner)
+
+def _loaded(code: types.CodeType) -> frozenset[str]:
+    """Return the globals that code and what is defined in it load."""
+    inner = (_loaded(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    own = (str(i.argval) for i in dis.get_instructions(code) if i.opname in _LOADS)
+    return frozenset(own).union(*inner)
+
+
+def _same(now: Any, before: Any) -> bool:
+    """Whether two objects are one, or equal plain data."""
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if isinstance(before, tuple):
+        return len(now) == len(before) and all(map(_same, now, before))
+    return isinstance(before, PLAIN) and (now == before or (now != now and before != before))
 
 
 def _changed_in(path: str, holder: Any, before: Any) -> str:
@@ -169,34 +161,25 @@ def _changed_in(path: str, holder: Any, before: Any) -> str:
     if not path.endswith("."):
         return path
     names = {*holder, *before}
-    changed = (n for n in names if not same(_get(holder, n), _get(before, n)))
+    changed = (n for n in names if not _same(_get(holder, n), _get(before, n)))
     return path + min(changed, default="")
-
-
-def _only_knows_tracers(holder: Any, before: Any) -> bool:
-    """Whether all that is new is what code keeps by kind of tensor, for kinds that only trace."""
-    if not isinstance(before, dict):
-        return False
-    new = holder.keys() - before.keys()
-    known = {key: _get(holder, key) for key in holder.keys() - new}
-    return new <= TRACERS and _holds(known, before)
 
 
 def _get(holder: Any, name: str) -> Any:
     if isinstance(holder, dict):
-        return dict.get(holder, name, MISSING)  # a class may have another `get`, as transformers'
+        return dict.get(holder, name, _MISSING)  # a class may have another `get`, as transformers'
     if isinstance(holder, type):
-        return vars(holder).get(name, MISSING)
+        return vars(holder).get(name, _MISSING)
     try:
-        return getattr(holder, name, MISSING)
+        return getattr(holder, name, _MISSING)
     except ValueError:  # a cell that nothing was put into
-        return MISSING
+        return _MISSING
 
 
 def _set(holder: Any, name: str, value: Any) -> None:
     if isinstance(holder, dict):
         holder[name] = value
-    elif value is not MISSING:
+    elif value is not _MISSING:
         setattr(holder, name, value)
 
 
@@ -209,4 +192,4 @@ def _holds(holder: Any, before: Any) -> bool:
         pairs: Iterable[Any] = ((_get(holder, key), old) for key, old in before.items())
     else:
         pairs = zip(holder, before, strict=True)
-    return all(now is old or same(now, old) for now, old in pairs)
+    return all(now is old or _same(now, old) for now, old in pairs)

@@ -1,0 +1,40 @@
+"""One capture at a time, and anew where a leaf has kept more than it was measured to keep."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from tightfit.errors import OpaqueChanged
+
+__all__ = ["captured_alone", "wait_for_traces"]
+
+_T = TypeVar("_T")
+
+_ONE_AT_A_TIME = threading.RLock()
+"""The tracer of PyTorch patches classes while it runs: one thread at a time may capture."""
+_MOST_ATTEMPTS = 8
+
+
+def captured_alone(capture: Callable[[], _T]) -> _T:
+    """Return what is captured while no other thread captures.
+
+    Raises
+    ------
+    OpaqueChanged
+        If a leaf keeps more each time it runs, whatever room there is for it.
+    """
+    with _ONE_AT_A_TIME:
+        for _ in range(_MOST_ATTEMPTS - 1):
+            try:
+                return capture()
+            except OpaqueChanged:  # there is room for what it kept next time
+                continue
+        return capture()
+
+
+def wait_for_traces() -> None:
+    """Wait until no other thread captures."""
+    with _ONE_AT_A_TIME:
+        pass

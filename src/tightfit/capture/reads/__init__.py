@@ -1,1 +1,0 @@
-"""What a forward reads from Python state and writes to it: found, guarded, put back."""
