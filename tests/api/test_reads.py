@@ -134,10 +134,6 @@ class Kind(enum.Enum):
     LARGE = 2.0
 
 
-class Holder:
-    pass
-
-
 FACTOR = 1.0
 TABLE = {"factor": 1.0}
 OBJECT = Plain(1.0)

@@ -11,6 +11,7 @@ from typing import Any
 from torch._dynamo import config, guards
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch._dynamo.variables.misc import (
     AutogradFunctionContextVariable,
     LoggingLoggerVariable,
@@ -29,6 +30,7 @@ def following_ours() -> Iterator[None]:
         _messages_said_once(),
         _signs_of_zeros(),
         _own_numbers_drawn_by_python(),
+        _collectives_left_to_python(),
     ):
         yield
 
@@ -70,6 +72,21 @@ def _own_numbers_drawn_by_python() -> Iterator[None]:
         yield
     finally:
         RandomVariable.is_supported_random_obj = staticmethod(is_supported)  # type: ignore
+
+
+@contextlib.contextmanager
+def _collectives_left_to_python() -> Iterator[None]:
+    """Have what talks to other ranks end a graph.
+
+    Dynamo would put functions in its place that have other gradients.
+    """
+    kind = CollectiveFunctionRewriteVariable
+    can_rewrite = kind.can_rewrite
+    kind.can_rewrite = staticmethod(lambda _: False)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.can_rewrite = staticmethod(can_rewrite)  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
