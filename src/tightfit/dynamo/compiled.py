@@ -64,7 +64,7 @@ class Following:
 
     def entered_inner_frame(self) -> None:
         """Note that Python runs what calls the forward of a module."""
-        self._outside.is_around = True
+        self._outside.entered_inner_frame()
 
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None

@@ -41,6 +41,7 @@ class Outside:
         self._modules = modules
         self._reasons: dict[str, str] = {}
         self.left = 0
+        self._has_inner_frames = False
         self._unplanned: list[str] = []  # modules whose parameters got a gradient of no plan
         self._is_planned: Callable[[torch.Tensor], bool] | None = None  # None: nobody watches
 
@@ -50,6 +51,15 @@ class Outside:
             what = f"module {name!r}" if name else "the outermost module"
             self._reasons.setdefault(what, _UNPLANNED)
         return dict(self._reasons)
+
+    @property
+    def is_around(self) -> bool:
+        """Whether something of calls ran as plain Python around graphs: there may be several."""
+        return self._has_inner_frames or self.left > 0
+
+    def entered_inner_frame(self) -> None:
+        """Note that plain Python calls the forward of a module."""
+        self._has_inner_frames = True
 
     def nothing_planned(self) -> BadInput:
         """Return what says that there is nothing to report but what ran as plain Python."""

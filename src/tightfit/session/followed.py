@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,12 +40,26 @@ class FollowedCalls(HandedCalls):
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
         super().__init__(callee)
         self._modules = callee.modules
-        self._follower = Following(callee.modules, self.outside, account)
+        self._follower = Following(callee.modules, self.outside, weakref.proxy(self))
         hand_over = handing_over_to(weakref.WeakMethod(self._called))
         kept = Kept(callee.modules, hand_over) if keeps else None
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
+        self._account = account
+        self._looking = contextlib.ExitStack()
         self._asks: Callable[[HandedGraph, Sequence[Any]], Any] | None = None
         self._has_run = False  # a graph of the call under way
+
+    def let_go(self) -> None:
+        """Neither refuse nor measure what Dynamo needs to follow a frame."""
+        self._account.let_go()
+        runs = self._runs()
+        if runs is not None:
+            self._looking.enter_context(runs.looking())
+
+    def enforce(self) -> None:
+        """Refuse and measure again."""
+        self._looking.close()
+        self._account.enforce()
 
     def _run_call(self, given: Arguments) -> Any:
         """Run the callable; its graphs are handed over."""

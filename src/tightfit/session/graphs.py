@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
 from tightfit.dynamo.backend import RunsPlainly
+from tightfit.execution.guard import left_out
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
@@ -79,7 +81,7 @@ class GraphSteps(WholeSteps):
         """Run one call of a graph by its plan."""
         if graph.reason:
             self.outside.broke(graph.reason)
-        if graph.reason or self.outside.left > 0 or self._has_run:
+        if graph.reason or self.outside.is_around or self._has_run:
             self._are_several = True
         if self.in_graphs is None and self._are_several:
             if InGraphs.may_run(self.options, self.account) and not self.waiting:
@@ -90,6 +92,10 @@ class GraphSteps(WholeSteps):
             return self.in_graphs.run_graph(graph, inputs)
         self._has_run = True
         return super().__call__(self.graphs.arguments(graph, inputs))
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Return what is around while it is found out what is to run: it belongs to no step."""
+        return left_out() if self.in_graphs is None else self.in_graphs.looking()
 
     def _go_on_in_graphs(self) -> None:
         """Plan whole steps of several graphs from now on, beginning with the call under way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +38,10 @@ class RunsGraphs(Protocol):
         CaptureError, OpaqueVaries
             If there is no plan for it; nothing has changed then.
         """
+        ...
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Return what is around while it is found out what is to run: it belongs to no step."""
         ...
 
 

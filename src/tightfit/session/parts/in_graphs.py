@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -131,6 +132,10 @@ class InGraphs:
         output = self._run(part, call, given)
         self.guard.after_forward()
         return output
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Return what is around while it is found out what is to run: it belongs to no step."""
+        return self.steps.looking()
 
     def _note_numbers(self, graph: HandedGraph) -> None:
         """Note that a graph is called with other numbers than before.

@@ -7,16 +7,17 @@ within the budget. A part that was not foreseen is judged by what is held when i
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.captured import Captured, placeholder_tensors
 from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import WITHOUT_A_PLAN, BadInput
-from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
 from tightfit.session.options import Options
@@ -213,9 +214,16 @@ class PartSteps:
         known = self.known.known(part, given)
         if known is not None:
             return known
-        self._writer.between()
-        with self.guard.paused():
+        with self.looking(), self.guard.paused():
             return self.known.capture(part, given, self.plans.options)
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Leave out of all steps what is done to find out what is to run."""
+        if self._writer is not None:
+            self._writer.between()
+        with left_out():
+            yield
 
     def run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
         """Run one forward of a part by its plan; its own forward if nothing needs a gradient.
