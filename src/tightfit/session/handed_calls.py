@@ -94,11 +94,13 @@ class HandedCalls:
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph."""
-        graph = self._first.get(graph) or self._first_like(graph, inputs)
-        runs = self._runs() if graph not in self._unplanned else None
-        if runs is None:
-            return graph.module(*inputs)
+        runs = self._runs()
+        graph = self._first.get(graph, graph)
         try:
+            if runs is not None and graph not in self._first:
+                graph = self._first_like(graph, inputs)
+            if runs is None or graph in self._unplanned:
+                return graph.module(*inputs)
             return runs.run_graph(graph, inputs)
         except NothingToTrain:
             raise
