@@ -16,6 +16,9 @@ from tightfit.execution.attach import attached
 pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 
 SHARE = 0.85
+IN_SMALL_GRAPHS = {"PyTorch Geometric"}
+"""Masks of edges end graphs every few operators: what lies between is kept, and nothing is left
+to save in a model of three layers. They train in what they take in a roomy budget."""
 """Of what steps hold above the constants when every activation is kept."""
 
 
@@ -54,7 +57,8 @@ def test_same_bits_inside_the_budget(library: Library, tmp_path: Path) -> None:
     # no plan changes what evaluations and savings between the steps take, a few bytes aside
     between = max(s.constant_bytes + s.after_bytes for s in steps) + 4096
     # a whole step that exceeds it raises at the next call of the model
-    budget = max(between, constant + round(SHARE * kept))
+    share = 1.0 if library.name in IN_SMALL_GRAPHS else SHARE
+    budget = max(between, constant + round(share * kept))
     found, steps = run(library, tmp_path / "tight", budget)
     assert steps
     for mine, reference in zip(found, plain, strict=True):
