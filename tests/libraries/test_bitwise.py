@@ -16,10 +16,10 @@ from tightfit.execution.attach import attached
 pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 
 SHARE = 0.85
+"""Of what steps hold above the constants when every activation is kept."""
 IN_SMALL_GRAPHS = {"PyTorch Geometric"}
 """Masks of edges end graphs every few operators: what lies between is kept, and nothing is left
 to save in a model of three layers. They train in what they take in a roomy budget."""
-"""Of what steps hold above the constants when every activation is kept."""
 
 
 @pytest.fixture(scope="module", autouse=True)
