@@ -104,6 +104,7 @@ SOMEHOW_PLANNED = [case for case in (*CASES, *SUPPORTED) if case.where != OUTSID
 @pytest.mark.filterwarnings("ignore:hooks on module")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_every_recomputation_is_close_to_plain_pytorch(case: Case) -> None:
     torch.manual_seed(0)
     plain = case.model()

@@ -84,7 +84,7 @@ class _Callee(nn.Module):
         self.repeated = RepeatedMembers(call.modules)
         self._traced_parameters: dict[int, Any] = {}
         for name, module in call.modules.items():
-            self.add_module(name, module)
+            self.add_module(name, _without_scripts(module))
         self._tied = TiedTensors(self, flatten((call.args, call.kwargs))[0])
         self.asked = AskedGradients()
         self.in_backward = StandInsInBackward(self, self.asked)
@@ -136,6 +136,18 @@ class _Callee(nn.Module):
     def is_parameter(self, tensor: Any) -> bool:
         """Whether a tensor stood for a parameter when the forward was last traced."""
         return id(tensor) in self._traced_parameters
+
+
+def _without_scripts(module: nn.Module) -> nn.Module:
+    """Return a module without the scripted ones in it, whose members no tracer can swap."""
+    if not any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
+        return module
+    face = nn.Module()
+    face.__dict__.update(_parameters=module._parameters, _buffers=module._buffers)
+    for name, child in module.named_children():
+        if not isinstance(child, torch.jit.ScriptModule):
+            face.add_module(name, _without_scripts(child))
+    return face
 
 
 def _beside_the_loss(outputs: Sequence[torch.Tensor], loss: int | None) -> frozenset[int]:
