@@ -41,7 +41,6 @@ class Captures:
     ----------
     callee : Callee
         What is captured.
-
     """
 
     def __init__(self, callee: Callee) -> None:
