@@ -12,7 +12,7 @@ import tightfit
 import tightfit.cli.prove as prove_command
 from tightfit.api.prove import prove
 from tightfit.errors import BadInput, InfeasibleBudget, NothingToTrain
-from tightfit.session import stages as capturing
+from tightfit.session.whole import captures as capturing
 from tightfit.studies import comparison as proving
 from tightfit.studies.comparison import Comparison
 from tightfit.studies.subject import largest_difference
