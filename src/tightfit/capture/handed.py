@@ -55,6 +55,13 @@ class HandedGraph:
     beside_loss: frozenset[int] = frozenset()
 
     @cached_property
+    def called(self) -> tuple[Any, ...]:
+        """What its nodes call, as it is now: functions and methods of tensors may be replaced."""
+        nodes = self.module.graph.nodes
+        methods = (getattr(torch.Tensor, n.target, None) for n in nodes if n.op == "call_method")
+        return (*(n.target for n in nodes if n.op == "call_function"), *methods)
+
+    @cached_property
     def leaf_calls(self) -> tuple[fx.Node, ...]:
         """The calls of forwards that were not followed."""
         return tuple(n for n in self.module.graph.nodes if dynamo.is_leaf_call(n))

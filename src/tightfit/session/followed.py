@@ -101,6 +101,10 @@ class FollowedCalls(HandedCalls):
         self._has_run = True
         return output
 
+    def _unguarded(self) -> Any:
+        """Return what graphs depend on that Dynamo does not look at."""
+        return self._follower.unguarded.now()
+
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:
         """Do without a plan of a graph.
 

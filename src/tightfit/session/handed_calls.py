@@ -115,12 +115,17 @@ class HandedCalls:
         """
         number = self.graphs.arguments(graph, inputs).args[-1]
         tensors = tuple(tensor_signature(x) for x in inputs if isinstance(x, torch.Tensor))
-        key = graph_key(self.graphs, number), tensors, modes_and_settings()
+        around = modes_and_settings(), self._unguarded(), graph.called
+        key = graph_key(self.graphs, number), tensors, around
         if graph.leaf_calls:
             key = graph
         first = self._by_key.setdefault(key, graph)
         self._first[graph] = first
         return first
+
+    def _unguarded(self) -> Any:
+        """Return what graphs depend on that whoever hands them over does not look at."""
+        return None
 
     def _leave_out(self, graph: HandedGraph, error: Exception) -> None:
         """Do without a plan of a graph from now on."""
