@@ -13,6 +13,8 @@ from tightfit.allocator.tally import is_refusal
 from tightfit.capture.origins import module_names
 from tightfit.errors import BadInput
 from tightfit.progress import announce
+from tightfit.torch_private.saving import saving_hook
+from tightfit.torch_private.tools import running_mode, running_transform
 
 __all__ = ["Outside"]
 
@@ -127,9 +129,13 @@ class Outside:
         """Note that a graph ends before the callable does."""
         self._note("what lies between two graphs", reason)
 
-    def called_within(self, around: str, why: str) -> None:
-        """Note a call of the whole that no plan can follow."""
-        self._note(f"a call within {around}", why)
+    def is_called_within(self) -> bool:
+        """Whether a call of the whole is within what no plan can follow; then that is noted."""
+        around = _around_call()
+        if around is not None:
+            what, why = around
+            self._note(f"a call within {what}", why)
+        return around is not None
 
     def varies(self) -> None:
         """Note that numbers decide in every call what a graph runs."""
@@ -161,3 +167,15 @@ def _note_first_gradient(parameter: torch.Tensor, name: str, outside: weakref.re
             found.arrived(owner, name)
 
     handle = parameter.register_post_accumulate_grad_hook(arrived)
+
+
+def _around_call() -> tuple[str, str] | None:
+    """Return what is around a call that no plan can follow, and why."""
+    transform, mode, hook = running_transform(), running_mode(), saving_hook()
+    if transform:
+        return transform, "a plan has only the one backward"
+    if mode:
+        return f"the mode {mode}", "it may run other operators than those of a plan"
+    if hook:
+        return f"hooks of saved tensors ({hook})", "they decide what is kept, not a plan"
+    return None

@@ -35,7 +35,6 @@ from tightfit.session.processes import Replicas, running_wrapper
 from tightfit.session.refusals import second_forward, told
 from tightfit.session.report import Report
 from tightfit.session.whole.specialisation import Planned, Specialisation
-from tightfit.session.whole.steps import WholeSteps
 from tightfit.torch_private import tools
 
 __all__ = ["Fitted", "prepare_all"]
@@ -128,7 +127,7 @@ class Fitted:
         self.options = options
         self.account = account
         self.route = route
-        self._whole = route if isinstance(route, WholeSteps) else None
+        self._whole = route if isinstance(route, GraphSteps) else None
         self._at_leaving: list[Callable[[], None]] = [addresses.leave]
         self._running_in: int | None = None
         self._limit = Limit(callee.name, account, is_copy=copies is not None)
@@ -238,7 +237,7 @@ class Fitted:
 
     def _go_on_in_graphs(self) -> None:
         """Plan whole steps of several graphs from now on, if the call had more than one."""
-        if isinstance(self._whole, GraphSteps) and self._whole.in_graphs is not None:
+        if self._whole is not None and self._whole.in_graphs is not None:
             self.route = self._whole.in_graphs
 
     # -- planning before training -------------------------------------------------------------

@@ -63,7 +63,7 @@ class GraphSteps(WholeSteps):
 
     def outside_of_plans(self) -> bool:
         """Whether what is around a call asks that it runs as it is; then that is noted."""
-        is_outside = self._followed.is_outside_of_plans()
+        is_outside = self.outside.is_called_within()
         self._is_called = self._is_called or is_outside
         return is_outside
 

@@ -16,10 +16,8 @@ from tightfit.capture.stored import graph_key
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, NothingToTrain, OpaqueVaries
 from tightfit.session.callee import Callee
-from tightfit.torch_private.saving import saving_hook
-from tightfit.torch_private.tools import running_mode, running_transform
 
-__all__ = ["HandedCalls", "RunsGraphs", "around_call", "run_as_it_is"]
+__all__ = ["HandedCalls", "RunsGraphs", "run_as_it_is"]
 
 
 def run_as_it_is(graph: HandedGraph, *inputs: Any) -> Any:
@@ -80,13 +78,6 @@ class HandedCalls:
         graph, *inputs = given.args
         return self._called(graph, inputs)
 
-    def is_outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
-        around = around_call()
-        if around is not None:
-            self.outside.called_within(*around)
-        return around is not None
-
     def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
         """Ask something of the graph of a call, without running it."""
         graph, *inputs = given.args
@@ -114,12 +105,12 @@ class HandedCalls:
         Dynamo makes a graph anew where Python has changed that does not matter to it.
         """
         number = self.graphs.arguments(graph, inputs).args[-1]
-        tensors = tuple(tensor_signature(x) for x in inputs if isinstance(x, torch.Tensor))
-        around = modes_and_settings(), self._unguarded(), graph.called
-        key = graph_key(self.graphs, number), tensors, around
-        if graph.leaf_calls:
-            key = graph
-        first = self._by_key.setdefault(key, graph)
+        first = graph
+        if not graph.leaf_calls:
+            tensors = tuple(tensor_signature(x) for x in inputs if isinstance(x, torch.Tensor))
+            around = modes_and_settings(), self._unguarded(), graph.called
+            key = graph_key(self.graphs, number), tensors, around
+            first = self._by_key.setdefault(key, graph)
         self._first[graph] = first
         return first
 
@@ -131,15 +122,3 @@ class HandedCalls:
         """Do without a plan of a graph from now on."""
         self.outside.left_alone(error)
         self._unplanned.add(graph)
-
-
-def around_call() -> tuple[str, str] | None:
-    """Return what is around a call that no plan can follow, and why."""
-    transform, mode, hook = running_transform(), running_mode(), saving_hook()
-    if transform:
-        return transform, "a plan has only the one backward"
-    if mode:
-        return f"the mode {mode}", "it may run other operators than those of a plan"
-    if hook:
-        return f"hooks of saved tensors ({hook})", "they decide what is kept, not a plan"
-    return None

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import msgspec
 from torch import nn
 
 from tightfit.allocator import meter_for
@@ -23,13 +22,12 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsPlainly
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, OpaqueChanged, OpaqueVaries
-from tightfit.execution.guard import Guard, StepPeaks
-from tightfit.execution.runtime import Run
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls, RunsGraphs
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.parts.kinds import Part, PartCall
+from tightfit.session.parts.route import PartsRoute
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.report import Report
 from tightfit.session.stages import capture_step
@@ -40,7 +38,7 @@ _LEAST_PARTS = 2  # a call has more than one graph, and others hold something wh
 _MOST_NUMBERS = 2  # other numbers with which a graph is planned, before it runs as it is
 
 
-class InGraphs:
+class InGraphs(PartsRoute):
     """Runs a callee, each of its graphs by a plan for whole steps.
 
     Parameters
@@ -51,27 +49,26 @@ class InGraphs:
         Hands over the graphs of calls.
     """
 
-    is_used = True
-
     def __init__(
         self, callee: Callee, options: Options, account: Account, followed: HandedCalls
     ) -> None:
         self.callee = callee
-        self.options = options
         self._account = account
         self._followed = followed
         self._resident = _Resident(account)
         gc.collect()  # what is freed during a step would look like room
-        self.steps = PartSteps(
+        outside = followed.outside
+        steps = PartSteps(
             callee.name,
             options,
             str(account.device),
             self._resident,
             self._capture,
-            wanted=_wanted(followed.outside),
+            wanted=_wanted(outside),
         )
+        super().__init__(options, steps, outside)
         self._parts: dict[Any, Part] = {}
-        self._left = followed.outside.left
+        self._left = outside.left
         self._numbers: Counter[HandedGraph] = Counter()
         self._classes = Counter(map(type, module_names(callee.modules).values()))
         self._by_call: dict[int, Part] = {}
@@ -83,23 +80,9 @@ class InGraphs:
         is_alone = options.shared is None and not options.compile
         return is_alone and meter_for(account.device) is not None
 
-    @property
-    def guard(self) -> Guard:
-        """Measures the steps."""
-        return self.steps.guard
-
-    @property
-    def waiting(self) -> list[Run]:
-        """No call has to wait for another's backward: a step may be several calls."""
-        return []
-
-    def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
-        return self._followed.is_outside_of_plans()
-
     def begin(self, given: Arguments) -> None:
         """Begin a step with a call, unless one is under way."""
-        left = self._followed.outside.left
+        left = self.outside.left
         if left != self._left and not self.steps.is_under_way:  # other graphs are made since
             self._left = left
             self.steps.close_step()
@@ -147,7 +130,7 @@ class InGraphs:
         """
         self._numbers[graph] += 1
         if self._numbers[graph] > _MOST_NUMBERS:
-            self._followed.outside.varies()
+            self.outside.varies()
             raise RunsPlainly
 
     def _run(self, part: Part, call: PartCall | None, given: Arguments) -> Any:
@@ -177,7 +160,7 @@ class InGraphs:
                 own = name or self.callee.name
                 own += f" (graph {others + 1})" if others else ""
                 alike = max(_LEAST_PARTS, self._classes[type(modules.get("part"))])
-                self._parts[place] = Part(own, modules, alike=alike, number=len(self._parts))
+                self._parts[place] = Part(own, modules, alike=alike)
             self._by_call[number] = self._parts[place]
         return self._by_call[number]
 
@@ -201,10 +184,6 @@ class InGraphs:
     def prepare(self, given: Arguments) -> None:
         """Do nothing: graphs are planned while the callable takes its first step."""
 
-    def settle(self) -> None:
-        """End the step under way, so that the report is of it."""
-        self.close_step()
-
     def report(self) -> Report:
         """Return what the plans promise and what the last complete step held.
 
@@ -213,19 +192,10 @@ class InGraphs:
         BadInput
             If nothing has been planned yet.
         """
-        report, outside = self.steps.report(), self._followed.outside
-        if not report.parts and outside.reasons():
-            raise outside.nothing_planned()
-        return msgspec.structs.replace(report, outside=outside.reasons())
-
-    def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
-        return self.steps.close_step()
-
-    def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured stays."""
-        self.options = options
-        self.steps.change_options(options)
+        report = super().report()
+        if not report.parts and report.outside:
+            raise self.outside.nothing_planned()
+        return report
 
 
 def _wanted(outside: Outside) -> str:
@@ -256,11 +226,8 @@ class _Resident:
     def stepping_bytes(self) -> int:
         """Return what is held while the optimizer steps, as far as that is foretold."""
         account = self._account
-        return (
-            account.lasting_bytes()
-            + account.expected_bytes()
-            + (account.optimizers.passing_bytes())
-        )
+        lasting_bytes = account.lasting_bytes() + account.expected_bytes()
+        return lasting_bytes + account.optimizers.passing_bytes()
 
     def rest(self) -> None:
         """End the step: its budget is for whatever comes now."""

@@ -60,17 +60,12 @@ class Part:
         callable.
     alike : int
         How many modules of the model are of its class.
-    number : int
-        Its place among the parts of the model.
     """
 
-    def __init__(
-        self, name: str, modules: Mapping[str, nn.Module], *, alike: int = 1, number: int = 0
-    ) -> None:
+    def __init__(self, name: str, modules: Mapping[str, nn.Module], *, alike: int = 1) -> None:
         self.name = name
         self.modules = modules
         self.alike = alike
-        self.number = number
         self.function = HandedGraphs(modules)
         self._keys: dict[int, Any] = {}
         self._calls = GraphCalls(self.function)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
@@ -23,22 +22,19 @@ from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attach_part, detach, original_forward
-from tightfit.execution.guard import Guard, StepPeaks
-from tightfit.execution.runtime import Run
 from tightfit.session.callee import Callee
-from tightfit.session.handed_calls import around_call
 from tightfit.session.memory.account import Account, library_bytes
 from tightfit.session.options import Options, with_ranks
 from tightfit.session.parts.kinds import Part
+from tightfit.session.parts.route import PartsRoute
 from tightfit.session.parts.steps import PartSteps
 from tightfit.session.processes import Ranks
-from tightfit.session.report import Report
 from tightfit.session.stages import capture_step
 
 __all__ = ["ShardedModel", "group_of", "late_bytes", "sharded_parts"]
 
 
-class ShardedModel:
+class ShardedModel(PartsRoute):
     """Runs a model whose sharded modules are planned, each by itself.
 
     Parameters
@@ -55,8 +51,6 @@ class ShardedModel:
         Of the budget, what plans leave unused for memory that other threads free in their own time.
     """
 
-    is_used = True
-
     def __init__(
         self,
         callee: Callee,
@@ -71,8 +65,7 @@ class ShardedModel:
         if group is not None:
             options = with_ranks(options, Ranks(group))
         self.callee = callee
-        self.options = options
-        self.steps = PartSteps(
+        steps = PartSteps(
             callee.name,
             options,
             str(account.device),
@@ -80,23 +73,13 @@ class ShardedModel:
             self._capture,
             late_bytes=late_bytes,
         )
-        self._outside = Outside(callee.name, callee.modules)
-        follower = Following(callee.modules, self._outside, account)
+        super().__init__(options, steps, Outside(callee.name, callee.modules))
+        follower = Following(callee.modules, self.outside, account)
         classes = Counter(map(type, parts.values()))
         self.parts: list[_Unit] = []
-        for number, (name, m) in enumerate(parts.items()):
-            part = Part(name, {"part": m}, alike=classes[type(m)], number=number)
+        for name, m in parts.items():
+            part = Part(name, {"part": m}, alike=classes[type(m)])
             self.parts.append(_Unit(part, self.steps, original_forward(m), follower))
-
-    @property
-    def guard(self) -> Guard:
-        """Measures the steps."""
-        return self.steps.guard
-
-    @property
-    def waiting(self) -> list[Run]:
-        """No call has to wait for another's backward: a step may be several calls."""
-        return []
 
     def attach_parts(self) -> None:
         """Replace the forwards of the parts."""
@@ -118,13 +101,6 @@ class ShardedModel:
             return own(given.args, given.kwargs)
         return self.callee.function(*given.args, **given.kwargs)
 
-    def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is; then that is noted."""
-        around = around_call()
-        if around is not None:
-            self._outside.called_within(*around)
-        return around is not None
-
     def _capture(self, call: TracedCall, name: str) -> Captured:
         return capture_step(call, self.options, name)
 
@@ -134,23 +110,6 @@ class ShardedModel:
             "parts are planned while the model takes its first step: train, then ask for "
             "tightfit.report(model)"
         )
-
-    def settle(self) -> None:
-        """End the step under way, so that the report is of it."""
-        self.close_step()
-
-    def report(self) -> Report:
-        """Return what the plans promise and what the last complete step held."""
-        return msgspec.structs.replace(self.steps.report(), outside=self._outside.reasons())
-
-    def close_step(self) -> StepPeaks | None:
-        """End the measured window of the last step now; return what it held."""
-        return self.steps.close_step()
-
-    def change_options(self, options: Options) -> None:
-        """Plan the next step with other options; what was captured stays."""
-        self.options = options
-        self.steps.change_options(options)
 
 
 class _Metered:

@@ -21,7 +21,6 @@ from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
-from tightfit.session.handed_calls import around_call
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.living import Living
 from tightfit.session.options import Options
@@ -115,10 +114,6 @@ class WholeSteps:
         self.watch.after_forward()
         self._plans.shares.window(self.options).leaves(self.watch.live_bytes())
         return one.captured.joint.structure.filled(outputs)
-
-    def outside_of_plans(self) -> bool:
-        """Whether what is around a call asks that it runs as it is."""
-        return around_call() is not None
 
     def prepare(self, given: Arguments, *, quickly: bool = False) -> None:
         """Capture, price and plan for the given inputs without running anything."""

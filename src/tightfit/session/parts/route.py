@@ -1,0 +1,66 @@
+"""What all ways to run a callable in parts have in common."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tightfit.dynamo.outside import Outside
+from tightfit.execution.guard import Guard, StepPeaks
+from tightfit.execution.runtime import Run
+from tightfit.session.options import Options
+from tightfit.session.parts.steps import PartSteps
+from tightfit.session.report import Report
+
+__all__ = ["PartsRoute"]
+
+
+class PartsRoute:
+    """A way to run a callable whose steps consist of planned parts.
+
+    Parameters
+    ----------
+    options : Options
+        The user's.
+    steps : PartSteps
+        Runs the parts.
+    outside : Outside
+        Notes what runs as plain Python.
+    """
+
+    is_used = True
+
+    def __init__(self, options: Options, steps: PartSteps, outside: Outside) -> None:
+        self.options = options
+        self.steps = steps
+        self.outside = outside
+
+    @property
+    def guard(self) -> Guard:
+        """Measures the steps."""
+        return self.steps.guard
+
+    @property
+    def waiting(self) -> list[Run]:
+        """No call has to wait for another's backward: a step may be several calls."""
+        return []
+
+    def outside_of_plans(self) -> bool:
+        """Whether what is around a call asks that it runs as it is; then that is noted."""
+        return self.outside.is_called_within()
+
+    def settle(self) -> None:
+        """End the step under way, so that the report is of it."""
+        self.close_step()
+
+    def report(self) -> Report:
+        """Return what the plans promise and what the last complete step held."""
+        return msgspec.structs.replace(self.steps.report(), outside=self.outside.reasons())
+
+    def close_step(self) -> StepPeaks | None:
+        """End the measured window of the last step now; return what it held."""
+        return self.steps.close_step()
+
+    def change_options(self, options: Options) -> None:
+        """Plan the next step with other options; what was captured stays."""
+        self.options = options
+        self.steps.change_options(options)
