@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable
@@ -227,7 +228,8 @@ class Fitted:
         if self.route is not self._whole:
             return self.route(given)
         if self._addresses.awaits_a_plan(self.options):
-            self._whole.prepare(given, quickly=True)
+            with contextlib.suppress(CaptureError):  # no single graph: planned while it runs
+                self._whole.prepare(given, quickly=True)
             self._addresses.heed(self._whole.last)
             self._take_options(self._addresses.look(given.leaves, self.options))
         try:

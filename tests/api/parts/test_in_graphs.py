@@ -43,6 +43,17 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> lis
     return losses + [t.detach().clone() for t in model.state_dict().values()]
 
 
+def test_a_model_that_counts_and_logs_trains_in_an_arena() -> None:
+    torch.manual_seed(0)
+    plain, model = Counting(), Counting()
+    model.load_state_dict(plain.state_dict())
+    reference = train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tightfit.fit(model, "2GiB", optimizer=optimizer, costs="unit", cache=False, arena=True)
+    trained = train(model, optimizer, 3)
+    assert all(torch.equal(a, b) for a, b in zip(trained, reference, strict=True))
+
+
 def test_a_model_that_counts_and_logs_keeps_to_its_budget_and_finds_a_good_plan() -> None:
     torch.manual_seed(0)
     plain, model = Counting(), Counting()
