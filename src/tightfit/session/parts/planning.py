@@ -110,8 +110,11 @@ class StepPlans:
         ledger = self._situation.ledger
         if ledger is not None:
             self._possible = self._may_run(ledger)
-            worst = self._worst(ledger, self._possible)
-            self._plan(self._situation, worst.with_base(held))
+            worst = self._worst(ledger, self._possible).with_base(held)
+            if self._possible and not self._has_room(worst):  # perhaps they take turns
+                self._possible = {}
+                worst = ledger.with_base(held)
+            self._plan(self._situation, worst)
 
     def least_peak_bytes(self, ledger: StepLedger[Kind]) -> int:
         """Return the peak of a step if all parts run that may, by least plans."""
@@ -121,6 +124,18 @@ class StepPlans:
         # a step without its first part is thought to hold that part's output longer than it does
         spare = max((holding.output_bytes for holding in least.values()), default=0)
         return worst.peak_with(least) + (spare if possible else 0)
+
+    def _has_room(self, ledger: StepLedger[Kind]) -> bool:
+        """Whether a step of such calls fits with plans that hold little."""
+        if self.options.ranks is not None:
+            return True  # ranks find that out together
+        return self._fits_at_least(ledger) or (
+            self._search_least(ledger) and self._fits_at_least(ledger)
+        )
+
+    def _fits_at_least(self, ledger: StepLedger[Kind]) -> bool:
+        least = ledger.peak_with({kind: kind.least for kind in ledger.calls})
+        return least <= self.limit_bytes - self.late_bytes - self.options.left_bytes
 
     def _worst(
         self, ledger: StepLedger[Kind], possible: Mapping[Part, PossibleCall[Kind]]
