@@ -29,7 +29,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define VERSION 9
+#define VERSION 10
 
 /* ------------------------------------------------------------------ c10's binary interface */
 
@@ -232,6 +232,7 @@ typedef struct {
     _Atomic(MakeRoom) make_room;
     atomic_uint_fast64_t opened; /* the least stamp that counts; NEVER: closed */
     atomic_int_fast64_t given, peak, before, limit;
+    atomic_int_fast64_t advised; /* the least budget to name; 0: not known */
     atomic_int_fast64_t refusals, refused_size, held_then; /* of the last refused request */
 } Tally;
 
@@ -321,24 +322,37 @@ static _Bool make_room(Tally *tally, int64_t size) {
     return freed != 0;
 }
 
+/* Writes a size as people read it. */
+static const char *in_units(char text[32], int64_t size) {
+    if (size >= 1 << 20)
+        snprintf(text, 32, "%.2f MiB", (double)size / (1 << 20));
+    else
+        snprintf(text, 32, "%.2f KiB", (double)size / (1 << 10));
+    return text;
+}
+
 /* Throws c10's exception for a request that was taken back. */
 static void refuse(Tally *tally, int64_t size) {
-    const double mib = 1 << 20;
-    char message[600];
+    char message[600], limit_text[32], size_text[32], held_text[32], try_text[32];
     int64_t held = atomic_load(&tally->given) + atomic_load(&tally->before);
     int64_t limit = atomic_load(&tally->limit);
     /* What comes next is not known: as much again, or an eighth of what is held. */
     int64_t try = held + size + (size > held / 8 ? size : held / 8);
+    int64_t advised = atomic_load(&tally->advised);
+    if (advised >= held + size)
+        try = advised;
     atomic_store(&tally->refused_size, size);
     atomic_store(&tally->held_then, held);
     atomic_fetch_add(&tally->refusals, 1);
     snprintf(message, sizeof message,
-             "tightfit: the budget of %lld bytes (%.2f MiB) has no room for a further %lld bytes "
-             "(%.2f MiB): %lld bytes (%.2f MiB) are held. What asks for it runs outside the "
-             "planned step, or holds more than was planned for; hold less, or try a budget of "
-             "%lld bytes (%.2f MiB); tightfit.unfit ends the limit of a model",
-             (long long)limit, (double)limit / mib, (long long)size, (double)size / mib,
-             (long long)held, (double)held / mib, (long long)try, (double)try / mib);
+             "tightfit: the budget of %lld bytes (%s) has no room for a further %lld bytes "
+             "(%s): %lld bytes (%s) are held. What asks for it runs outside the "
+             "planned step, or holds more than was planned for. Try a budget of %lld bytes (%s), "
+             "or hold less; a loss is planned, too, by tightfit.step; tightfit.unfit ends the "
+             "limit of a model",
+             (long long)limit, in_units(limit_text, limit), (long long)size,
+             in_units(size_text, size), (long long)held, in_units(held_text, held),
+             (long long)try, in_units(try_text, try));
     if (fail)
         fail("allocate", "tightfit", 0, message);
     previous_allocate(previous, (size_t)1 << 62); /* no memory is that large: c10 throws */
@@ -652,6 +666,7 @@ EXPORT int tightfit_hook_tally_open(void) {
         atomic_store(&tally->limit, INT64_MAX);
         atomic_store(&tally->make_room, NULL);
         atomic_store(&tally->refusals, 0);
+        atomic_store(&tally->advised, 0);
         atomic_store(&tally->opened, atomic_fetch_add(&tallies_opened, 1) + 1);
         if (slot == end)
             atomic_store(&tallies_end, end + 1);
@@ -682,6 +697,10 @@ EXPORT int64_t tightfit_hook_tally_take_peak(int slot) {
 }
 
 /* Lets what is given out, with `before` bytes beside it, keep to a limit. */
+EXPORT void tightfit_hook_tally_advise(int slot, int64_t budget) {
+    atomic_store(&tallies[slot].advised, budget);
+}
+
 EXPORT void tightfit_hook_tally_keep_to(int slot, int64_t limit, int64_t before) {
     atomic_store(&tallies[slot].before, before);
     atomic_store(&tallies[slot].limit, limit);

@@ -61,7 +61,15 @@ class Refusals:
 
 
 class Tally(Protocol):
-    """Counts the bytes given out on a device since it was made, as long as they are held."""
+    """Counts the bytes given out on a device since it was made, as long as they are held.
+
+    Attributes
+    ----------
+    refuses : bool
+        Whether it can refuse what would exceed a limit.
+    """
+
+    refuses: bool
 
     def given_bytes(self) -> int:
         """Return the bytes given out since and still held."""
@@ -83,6 +91,10 @@ class Tally(Protocol):
         """
         ...
 
+    def advise(self, budget_bytes: int) -> None:
+        """Name at least this budget where the limit refuses a request."""
+        ...
+
     def refusals(self) -> Refusals:
         """Return what the limit has refused so far."""
         ...
@@ -99,6 +111,8 @@ class CpuTally:
     HookUnavailable
         If the hook cannot be installed, or 64 tallies exist already.
     """
+
+    refuses = True
 
     def __init__(self) -> None:
         self._hook = installed_hook()
@@ -132,6 +146,10 @@ class CpuTally:
         self._limit.value = _NO_LIMIT if limit_bytes is None else limit_bytes
         self._before.value = before_bytes
         self._hook.tightfit_hook_tally_keep_to(self._slot, self._limit, self._before)
+
+    def advise(self, budget_bytes: int) -> None:
+        """Name at least this budget where the limit refuses a request."""
+        self._hook.tightfit_hook_tally_advise(self._slot, budget_bytes)
 
     def make_room_by(self, free: Callable[[int], bool] | int | None) -> None:
         """Call a function where the limit would be exceeded; refuse if it frees nothing.
@@ -173,6 +191,8 @@ class CudaTally:
         Tensors that are there already, and are asked about later.
     """
 
+    refuses = False
+
     def __init__(self, device: torch.device, before: Iterable[Any]) -> None:
         self._meter = CudaMeter(device)
         self._start = self._meter.live_bytes()
@@ -189,6 +209,9 @@ class CudaTally:
 
     def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
         """Do nothing: PyTorch's CUDA allocator has no limit of this kind."""
+
+    def advise(self, budget_bytes: int) -> None:
+        """Do nothing: it refuses nothing."""
 
     def refusals(self) -> Refusals:
         """Return that nothing was refused."""
@@ -265,7 +288,7 @@ def budget_exceeded(
     if further_bytes is None:
         return BudgetExceeded(text, budget_bytes=budget, measured_bytes=guessed)
     least = held + asked + further_bytes
-    text = text.split("; hold less, or try")[0] + f". Try {least} bytes ({format_bytes(least)})"
+    text = text.split(". Try a budget of")[0] + f". Try {least} bytes ({format_bytes(least)})"
     return BudgetExceeded(text, budget_bytes=budget, measured_bytes=least)
 
 

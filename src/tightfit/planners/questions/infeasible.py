@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
@@ -15,7 +17,7 @@ from tightfit.planners.base import Task
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.units import format_bytes
 
-__all__ = ["infeasible", "infeasible_message"]
+__all__ = ["Expected", "NoPlan", "infeasible", "infeasible_message"]
 
 _MODULES_SHOWN = 4
 _NEARLY_ALL = 0.95
@@ -23,7 +25,46 @@ _WORTH_NAMING = 0.05
 _GRADIENTS = "gradients of parameters"
 
 
-def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> str:
+@dataclass(frozen=True)
+class Expected:
+    """What a step is planned for that nobody has seen yet.
+
+    Parameters
+    ----------
+    held_bytes : mapping of str to int
+        What is expected to be held besides the step, by what holds it.
+    proven_bytes : int
+        The least budget without all of that: no plan needs less.
+    """
+
+    held_bytes: Mapping[str, int]
+    proven_bytes: int
+
+
+class NoPlan(InfeasibleBudget):
+    """No plan of a task fits.
+
+    Parameters
+    ----------
+    task, outcome, least : Task, Outcome, MinimumBudget
+        As for `infeasible_message`.
+    """
+
+    def __init__(self, task: Task, outcome: Outcome, least: MinimumBudget) -> None:
+        super().__init__(
+            infeasible_message(task, outcome, least),
+            budget_bytes=task.budget_bytes if task.whole_bytes is None else task.whole_bytes,
+            minimum_bytes=_least_whole(task, least),
+            proven=outcome.status == "infeasible",
+        )
+        self.task = task
+        self.outcome = outcome
+        self.least = least
+
+
+def infeasible_message(
+    task: Task, outcome: Outcome, least: MinimumBudget, expected: Expected | None = None
+) -> str:
     """Return what was asked, the least, what is alive where it is tightest, and ways out.
 
     Parameters
@@ -32,15 +73,24 @@ def infeasible_message(task: Task, outcome: Outcome, least: MinimumBudget) -> st
         The planner's answer for the budget that was asked for: without a plan.
     least : MinimumBudget
         The least budget of the same graph.
+    expected : Expected, optional
+        What of the graph's constants is only expected; None: nothing.
     """
     graph = task.graph
     tightest = simulate(graph, least.plan)
-    known = "proven: there is none" if outcome.status == "infeasible" else "none was found"
-    note = f"; {outcome.note}" if outcome.note else ""
+    is_proven = outcome.status == "infeasible"
+    proven_bytes, held = least.lower_bytes, ""
+    if expected is not None and any(expected.held_bytes.values()):
+        proven_bytes = min(proven_bytes, expected.proven_bytes)
+        is_proven = proven_bytes > task.budget_bytes
+        held = ", expected with " + " and ".join(
+            f"{format_bytes(size)} of {what}" for what, size in expected.held_bytes.items() if size
+        )
+    known = "proven: there is none" if is_proven else "none was found"
     lines = [
-        f"no plan of {graph.name or 'this step'} fits {_budget(task)} ({known}{note})",
-        f"  least     a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)}); "
-        f"proven: none fits less than {least.lower_bytes} ({format_bytes(least.lower_bytes)}); "
+        f"no plan of {graph.name or 'this step'} fits {_budget(task)} ({known})",
+        f"  least     a plan fits {least.found_bytes} bytes ({format_bytes(least.found_bytes)})"
+        f"{held}; proven: none fits less than {proven_bytes} ({format_bytes(proven_bytes)}); "
         f"constants take {format_bytes(graph.constant_bytes)}",
         f"  tightest  {_where(graph, least, tightest)}, which needs at once: "
         f"{_modules(graph, tightest)}",
@@ -57,7 +107,10 @@ def _budget(task: Task) -> str:
     budget = format_bytes(task.budget_bytes)
     if task.whole_bytes is None:
         return f"the budget of {budget}"
-    return f"the {budget} that the budget of {format_bytes(task.whole_bytes)} leaves it"
+    whole = format_bytes(task.whole_bytes)
+    if task.budget_bytes <= 0:
+        return f"the budget of {whole}, of which other calls leave it nothing"
+    return f"the {budget} that the budget of {whole} leaves it"
 
 
 def _least_whole(task: Task, least: MinimumBudget) -> int:
@@ -140,11 +193,6 @@ def _largest(graph: Graph, tightest: Simulation) -> str:
     )
 
 
-def infeasible(task: Task, outcome: Outcome, least: MinimumBudget) -> InfeasibleBudget:
+def infeasible(task: Task, outcome: Outcome, least: MinimumBudget) -> NoPlan:
     """Return the error that says what was asked, what is the least, and what to try."""
-    return InfeasibleBudget(
-        infeasible_message(task, outcome, least),
-        budget_bytes=task.budget_bytes if task.whole_bytes is None else task.whole_bytes,
-        minimum_bytes=_least_whole(task, least),
-        proven=outcome.status == "infeasible",
-    )
+    return NoPlan(task, outcome, least)

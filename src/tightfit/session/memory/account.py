@@ -91,6 +91,7 @@ class Account:
         self._limited_with: weakref.WeakSet[Account] = weakref.WeakSet()
         self._state: _State = "free"
         self._before_now = 0
+        self._is_refusing = False
         self._given_at_count = -1
         self._known: tuple[Any, Standing] | None = None
         self._trains = True
@@ -99,6 +100,18 @@ class Account:
     def tally(self) -> Tally | None:
         """Counts what is given out; None where nothing can."""
         return self._tally
+
+    @property
+    def refuses(self) -> bool:
+        """Whether what exceeds the limit is refused now, and not only noticed."""
+        keeper = self.keeper
+        return keeper is not None and keeper._is_refusing
+
+    def advise(self, budget_bytes: int) -> None:
+        """Name this budget where the limit refuses a request."""
+        keeper = self.keeper
+        if keeper is not None and keeper._tally is not None:
+            keeper._tally.advise(budget_bytes)
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -303,6 +316,7 @@ class Account:
 
     def _refuse_more(self, keepers: Sequence[Account]) -> bool:
         """Refuse what would exceed the own limit and those of others, if that can be kept now."""
+        self._is_refusing = False
         if self._state == "free" or self._tally is None:
             return False
         if self._state == "resting":
@@ -312,6 +326,7 @@ class Account:
         if self.held_bytes() > limit_bytes:
             return False
         self._tally.keep_to(limit_bytes, self._before_now)
+        self._is_refusing = self._tally.refuses
         return True
 
     def count_again(self) -> None:

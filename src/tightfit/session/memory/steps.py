@@ -40,8 +40,10 @@ def refuse_step(name: str, account: Account, optimizer: Any, keeper: Account) ->
         return
     held_bytes, taken_bytes = keeper.held_bytes(), _taken_bytes(needs, account, optimizer)
     needed_bytes = held_bytes + taken_bytes
-    takes_numbers_only = taken_bytes <= NUMBERS * account.granularity_bytes
-    if needed_bytes <= limit_bytes or (takes_numbers_only and held_bytes > limit_bytes):
+    numbers_bytes = NUMBERS * account.granularity_bytes  # at most: kernels may take fewer
+    if needed_bytes - numbers_bytes <= limit_bytes:
+        return
+    if taken_bytes <= numbers_bytes and held_bytes > limit_bytes:
         return
     room_bytes = limit_bytes - held_bytes
     helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, room_bytes)]

@@ -13,7 +13,12 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import no_plan
-from tightfit.planners.questions.infeasible import infeasible
+from tightfit.planners.questions.infeasible import (
+    Expected,
+    NoPlan,
+    infeasible,
+    infeasible_message,
+)
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.progress import SILENT
 from tightfit.session.memory.account import Account
@@ -58,6 +63,7 @@ def advised(
     account: Account,
     options: Options,
     beside: Beside,
+    expected: Expected,
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
@@ -78,6 +84,8 @@ def advised(
         The user's.
     beside : Beside
         Its other calls that are open at the same time.
+    expected : Expected
+        What of what lies around it nobody has seen yet.
     """
     error = _with_more_room(error, one, around)
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
@@ -108,11 +116,15 @@ def advised(
     }
     most = max(every, key=every.__getitem__)
     needed = every[most] + options.reserve_bytes
+    text, proven = str(error), error.proven
+    if isinstance(error, NoPlan):
+        text = infeasible_message(error.task, error.outcome, error.least, expected)
+        proven = proven and expected.proven_bytes > options.planned_bytes
     return InfeasibleBudget(
-        str(error) + _in_words(error, needed, most, beside),
+        text + _in_words(error, needed, most, beside),
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
-        proven=error.proven,
+        proven=proven,
         call_bytes=error.minimum_bytes,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
 from tightfit.plan.plan import Gradients
 from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
@@ -20,6 +21,7 @@ from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import Watch
+from tightfit.session.whole.optimistic import less_expected
 from tightfit.session.whole.planning import NeedsComparing, planned_for, smallest_budget
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
@@ -151,27 +153,70 @@ class Plans:
         around = _around_step(one, inputs, self._account, options)
         share = self.shares.share(one, around, options)
         around = around.with_share(share)
+        plan = partial(self._planned, one, inputs=inputs, options=options, waits=waits)
+        optimistic = None if one.plans.get(around) else one.optimistic(around)
+        if optimistic is not None and one.fitting(one.seen_around(around)) is None:
+            return optimistic
         try:
-            planned = planned_for(
-                one,
-                around,
-                inputs,
-                options,
-                self._name,
-                self._captures.other_plans,
-                waits=waits,
-                least=self.shares.is_new(one, options),
-                once=self.shares.looks,
-            )
+            planned = plan(around, least=self.shares.is_new(one, options), once=self.shares.looks)
         except InfeasibleBudget as error:
             if self.shares.looks:
                 self.shares.look_no_more()
                 return self._fitting(one, inputs, options, waits=waits)
-            self._watch.abandon()
-            beside = self.shares.beside(one, around, options)
-            raise advised(error, one, around, self._account, options, beside) from None
+            return self._with_less_expected(one, around, inputs, options, plan, error)
         self.more_bytes = one.held_more(planned, around) + share.reserved_bytes
         return planned
+
+    def _planned(
+        self,
+        one: Specialisation,
+        around: Surroundings,
+        *,
+        inputs: list[Any],
+        options: Options,
+        waits: bool,
+        least: bool = False,
+        once: bool = False,
+    ) -> Planned:
+        others = self._captures.other_plans
+        asked = {"waits": waits, "least": least, "once": once}
+        return planned_for(one, around, inputs, options, self._name, others, **asked)
+
+    def _with_less_expected(
+        self,
+        one: Specialisation,
+        around: Surroundings,
+        inputs: list[Any],
+        options: Options,
+        plan: Callable[[Surroundings], Planned],
+        error: InfeasibleBudget,
+    ) -> Planned:
+        """Return a plan without room for all that is expected, where the limit holds by itself.
+
+        Raises
+        ------
+        InfeasibleBudget
+            If that does not fit either.
+        """
+        account = self._account
+        standing = account.standing(inputs, options.beside(account), one.input_bytes)
+        less = less_expected(one, around, standing, options)
+        may_try = account.refuses and options.ranks is None and options.plan is None
+        may_try = may_try and not (options.compile or options.arena)
+        planned = less.planned(one, plan, options.planned_bytes) if may_try else None
+        beside = self.shares.beside(one, around, options)
+        advice = advised(error, one, around, account, options, beside, less.expected(one))
+        if planned is None:
+            self._watch.abandon()
+            raise advice from None
+        if not one.was_optimistic:
+            announce(
+                f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
+                "no room for that; what would exceed the budget is refused"
+            )
+        account.advise(advice.minimum_bytes or 0)
+        self.more_bytes = 0
+        return one.take_optimistic(around, planned)
 
 
 def _around_step(

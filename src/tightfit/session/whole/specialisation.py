@@ -131,6 +131,7 @@ class Specialisation:
         self.postponed = Postponed(captured.hoped) if captured.hoped is not None else None
         self._seen_outside_bytes: int | None = None
         self._plans: dict[Surroundings, Planned] = {}
+        self._optimistic: dict[Surroundings, Planned] = {}
         self.known = KnownPlans()
         self._searches: dict[Surroundings, Search[Outcome]] = {}
         weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
@@ -206,6 +207,21 @@ class Specialisation:
         self._plans[around] = planned
         return planned
 
+    def optimistic(self, around: Surroundings) -> Planned | None:
+        """Return the plan that leaves no room for what is only expected, where no other fits."""
+        alike = (p for other, p in self._optimistic.items() if _alike(around, other))
+        return self._optimistic.get(around) or next(alike, None)
+
+    @property
+    def was_optimistic(self) -> bool:
+        """Whether any plan leaves no room for what is only expected."""
+        return bool(self._optimistic)
+
+    def take_optimistic(self, around: Surroundings, planned: Planned) -> Planned:
+        """Run this plan from now on where no plan has room for all that is expected."""
+        self._optimistic[around] = planned
+        return planned
+
     def _running(self) -> tuple[Plan, ...]:
         every = (planned.outcome.plan for planned in self._plans.values())
         return tuple(plan for plan in every if plan is not None)
@@ -213,6 +229,7 @@ class Specialisation:
     def forget_plans(self) -> None:
         """Drop the plans that are ready to run and end the searches for better ones."""
         self._plans.clear()
+        self._optimistic.clear()
         _cancel(self._searches)
         self._searched.clear()
 
