@@ -140,6 +140,7 @@ class _Lowering:
         gradients = captured.joint.gradients
         self.gradient_of = {captured.value_of[base_of(n)]: (n, i) for n, i in gradients}
         self.last_reads = _last_reads(captured, plan)
+        self.last_uses = _last_uses_of_returned(captured, plan)
         self.finished: list[ValueId] = []  # gradients that are to be handed over
         self.handed: set[int] = set()  # placeholders whose gradients were, where that matters
         self.returns = ""
@@ -149,6 +150,7 @@ class _Lowering:
             match step:
                 case Compute():
                     self._compute(number, step)
+                    self._let_go_of_returned(number)
                 case Free(value):
                     self.writer.release(value)
                 case HandOver(values):
@@ -186,6 +188,15 @@ class _Lowering:
             function.emit(line)
         if self.clock is not None:
             function.emit(f"clock({step.op}, {step.alternative})")
+
+    def _let_go_of_returned(self, now: int) -> None:
+        """Let go in the backward of what the forward has returned and nothing more reads.
+
+        A plan counts it to the end, as the caller may hold it.
+        """
+        if self.writer.function is self.writer.backward:
+            for value in self.last_uses.get(now, ()):
+                self.writer.release(value)
 
     def _output_name(self, value: ValueId | None) -> str:
         """Return the name of an output; a value that is alive already is not held twice."""
@@ -343,6 +354,20 @@ def _last_reads(captured: Captured, plan: Plan) -> dict[int, int]:
             if isinstance(node, fx.Node) and node in positions:
                 last[positions[node]] = number
     return last
+
+
+def _last_uses_of_returned(captured: Captured, plan: Plan) -> dict[int, list[ValueId]]:
+    """Return which returned values each instruction of a plan is the last one to read."""
+    returned = {value.id for value in captured.graph.values if value.fate == "returned"}
+    last: dict[ValueId, int] = {}
+    for number, step in enumerate(plan.instructions):
+        if isinstance(step, Compute):
+            reads = captured.graph.ops[step.op].alternatives[step.alternative].reads
+            last.update(dict.fromkeys(returned.intersection(reads), number))
+    found: dict[int, list[ValueId]] = {}
+    for value, number in last.items():
+        found.setdefault(number, []).append(value)
+    return found
 
 
 def _unpack(names: Sequence[str], source: str) -> list[str]:

@@ -161,7 +161,7 @@ class Watch:
             # fillers of an arena there count as given out: plans leave room for them already
             one.saw_backward(last, step.constant_bytes + step.backward_bytes - more_bytes)
         # what lies between forward and backward of one in company is theirs, too
-        if alone and not one.outside_is_known and one.plans:
+        if alone and one.may_see_outside and one.plans:
             self._learn_outside(one, options, last, guard)
 
     def _tell(self, last: Planned, guard: Guard, options: Options) -> None:
@@ -182,7 +182,7 @@ class Watch:
     ) -> None:
         """Replace what was assumed of user code by what it held; plan again if that matters."""
         outside_bytes = _agreed(one, options, "outside", guard.steps[-1].outside_bytes)
-        one.saw_outside(outside_bytes)
+        outside_bytes = one.saw_outside(outside_bytes, has_grown=guard.growth_bytes > 0)
         if still_fits(
             last,
             options.usable_bytes,
@@ -193,10 +193,8 @@ class Watch:
         one.plan_with_outside(outside_bytes)
         if outside_bytes not in self._told_outside:
             self._told_outside.add(outside_bytes)
-            announce(
-                f"user code holds {format_bytes(outside_bytes)} between forward and "
-                "backward: planning with that"
-            )
+            held = format_bytes(outside_bytes) if outside_bytes else "nothing"
+            announce(f"user code holds {held} between forward and backward: planning with that")
 
 
 def _agreed(one: Specialisation, options: Options, what: str, own_bytes: int) -> int:

@@ -42,7 +42,7 @@ class LessExpected:
     passing_bytes : int
         Of those.
     held_bytes : dict of str to int
-        What is expected and not seen, by what holds it.
+        What is expected to be held besides the step, by what holds it.
     """
 
     unseen: Surroundings
@@ -59,8 +59,6 @@ class LessExpected:
     def in_words(self) -> str:
         """Say what there is no room for."""
         told = [f"{format_bytes(n)} of {what}" for what, n in self.held_bytes.items() if n > 0]
-        if self.passing_bytes:
-            told.append(f"{format_bytes(self.passing_bytes)} that are held now")
         return " and ".join(told) or "what its backward was seen to hold"
 
     def planned(
@@ -132,8 +130,10 @@ def less_expected(
         outside_bytes=max(outside_bytes, passing_bytes),
     )
     held_bytes = {
-        "what a loss outside may hold": around.outside_bytes - outside_bytes,
+        "what user code may hold between forward and backward": around.outside_bytes,
         "optimizer state that is to come": standing.coming_bytes,
+        "gradients that exist now": standing.gradient_bytes,
+        "what else is held now": standing.others_bytes,
         "what others within the budget will hold": standing.others_coming_bytes,
         "what other calls may hold": options.planned_bytes - around.budget_bytes,
     }

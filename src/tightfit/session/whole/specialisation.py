@@ -130,6 +130,7 @@ class Specialisation:
         self.places: tuple[int, ...] | None = None
         self.postponed = Postponed(captured.hoped) if captured.hoped is not None else None
         self._seen_outside_bytes: int | None = None
+        self._looks_again, self._first_grew = True, False
         self._plans: dict[Surroundings, Planned] = {}
         self._optimistic: dict[Surroundings, Planned] = {}
         self.known = KnownPlans()
@@ -324,9 +325,34 @@ class Specialisation:
         """Whether it was seen what user code holds between forward and backward."""
         return self._seen_outside_bytes is not None
 
-    def saw_outside(self, outside_bytes: int) -> None:
-        """Note what user code holds; plans that are there stay in use."""
+    @property
+    def may_see_outside(self) -> bool:
+        """Whether it is still learned what user code holds between forward and backward."""
+        return not self.outside_is_known or self._looks_again
+
+    def saw_outside(self, outside_bytes: int, *, has_grown: bool) -> int:
+        """Note what user code holds; plans that are there stay in use.
+
+        Parameters
+        ----------
+        outside_bytes : int
+            What it held in the last step.
+        has_grown : bool
+            Whether the last step has left more behind than was there before, as the first one
+            does of an optimizer's state: a second step shows what is held without that.
+
+        Returns
+        -------
+        int
+            What to plan for.
+        """
+        before = self._seen_outside_bytes
+        if before is not None:
+            self._looks_again = False
+            outside_bytes = outside_bytes if self._first_grew else max(before, outside_bytes)
+        self._first_grew = has_grown
         self._seen_outside_bytes = outside_bytes
+        return outside_bytes
 
     def saw_backward(self, planned: Planned, peak_bytes: int) -> None:
         """Note what a backward of one of the plans has held, constants of that plan included."""
