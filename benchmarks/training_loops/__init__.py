@@ -18,11 +18,21 @@ from benchmarks.training_loops.language import (
     state_in_an_argument,
     state_in_an_attribute,
 )
+from benchmarks.training_loops.lifetimes import (
+    autoencoder,
+    calls_without_backward,
+    critic_outside,
+    features_outside,
+    gradients_cleared_late,
+    old_output_held,
+    picture_trained,
+    two_models_one_backward,
+)
 from benchmarks.training_loops.recurrences import limited_memory, state_space
 from benchmarks.training_loops.run import Life, Run, live
 from benchmarks.training_loops.vision import detector, two_views
 
-__all__ = ["LOOPS", "Life", "Loop", "Run", "live"]
+__all__ = ["LIFETIMES", "LOOPS", "Life", "Loop", "Run", "live"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +75,18 @@ LOOPS: dict[str, Loop] = {
         Loop(two_views),
     )
 }
+
+LIFETIMES: dict[str, Loop] = {
+    loop.name: loop
+    for loop in (
+        Loop(old_output_held),
+        Loop(gradients_cleared_late),
+        Loop(features_outside),
+        Loop(picture_trained),
+        Loop(calls_without_backward),
+        Loop(critic_outside),
+        Loop(two_models_one_backward),
+        Loop(autoencoder),
+    )
+}
+"""Small loops that differ in what lives from one call to the next; for `benchmarks/advice.py`."""

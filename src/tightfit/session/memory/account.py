@@ -44,6 +44,9 @@ class Standing:
         before, averages of weights, other models; but not the inputs.
     others_coming_bytes : int
         Gradients and state that others within the same budget will hold.
+    earlier_input_bytes : int
+        Of the inputs, those that were there before the callable was fitted: a data set, say. They
+        do not count against the limit.
     """
 
     gradient_bytes: int
@@ -51,6 +54,7 @@ class Standing:
     coming_bytes: int
     others_bytes: int
     others_coming_bytes: int
+    earlier_input_bytes: int = 0
 
 
 _State = Literal["free", "resting", "running"]
@@ -213,16 +217,31 @@ class Account:
         self._count_before()
         gradient_bytes = self.held_gradient_bytes()
         state_bytes, coming_bytes = self.existing_state_bytes(), self.coming_state_bytes()
-        others_bytes = others_coming_bytes = 0
+        others_bytes = others_coming_bytes = earlier_bytes = 0
         if self._tally is not None and self.replicas is None:
             own = self._tally.counted_bytes([*self._own(), *inputs])
             others_bytes = self._tally.given_bytes() - own - library_bytes(self.device)
             others_bytes += self._before_bytes((self, *beside)) - self._before_bytes((self,))
             others_bytes -= self._left_to_others(beside)
             others_coming_bytes = expected_bytes_of(beside, (self,))
+            earlier_bytes = self._earlier_bytes(inputs)
         return Standing(
-            gradient_bytes, state_bytes, coming_bytes, max(0, others_bytes), others_coming_bytes
+            gradient_bytes,
+            state_bytes,
+            coming_bytes,
+            max(0, others_bytes),
+            others_coming_bytes,
+            earlier_bytes,
         )
+
+    def _earlier_bytes(self, inputs: Sequence[Any]) -> int:
+        """Return what inputs hold that were there before this tally began."""
+        assert self._tally is not None
+        own = {id(t) for t in self._own()}
+        given = [x for x in inputs if isinstance(x, torch.Tensor) and id(x) not in own]
+        held_bytes = resident_tensor_bytes(given, self.granularity_bytes)
+        earlier_bytes = held_bytes - self._tally.counted_bytes(given)  # of whole storages
+        return max(0, min(earlier_bytes, sum(x.nbytes for x in given)))
 
     def _left_to_others(self, beside: Sequence[Account]) -> int:
         """Return what others that train in this process may hold, each within its own budget.

@@ -86,7 +86,7 @@ class Watch:
         def constant_bytes() -> int:
             standing = account.standing(inputs, options.beside(account), one.input_bytes)
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
-            return graph.constant_bytes + held
+            return graph.constant_bytes + held - standing.earlier_input_bytes
 
         self.guard.before_forward(constant_bytes, budget_bytes, options.shared, runs)
         if self.guard.steps and last is not None:
