@@ -41,8 +41,8 @@ class StepPeaks:
     forward_bytes, between_bytes, backward_bytes, after_bytes : int
         Peaks of the forward program, of user code until backward, of the backward program, of
         everything until the next forward (the optimizer step).
-    boundary_bytes : int
-        Alive when the forward program had ended.
+    boundary_bytes, entered_bytes : int
+        Alive when the forward program had ended, and when the backward program began.
     beside_bytes : int
         The budgets of other callables whose steps were under way at the same time: who holds what
         cannot be told apart, so all of them keep to the sum.
@@ -53,6 +53,7 @@ class StepPeaks:
     constant_bytes: int
     forward_bytes: int = 0
     boundary_bytes: int = 0
+    entered_bytes: int = 0
     between_bytes: int = 0
     backward_bytes: int = 0
     after_bytes: int = 0
@@ -70,6 +71,14 @@ class StepPeaks:
     def peak_bytes(self) -> int:
         """The peak of the whole step, constants included."""
         return max(self.program_bytes, self.constant_bytes + self.after_bytes)
+
+    @property
+    def has_freed_between(self) -> bool:
+        """Whether less was held when the backward began than when the forward ended.
+
+        What user code held meanwhile may have taken the place of what was freed, unseen.
+        """
+        return self.entered_bytes < self.boundary_bytes
 
     @property
     def outside_bytes(self) -> int:
@@ -211,6 +220,8 @@ class Guard:
         for other in self._others():
             other._end_after_backward()
         if self.meter is not None and self._open is not None:
+            if self._phase == "between":
+                self._open["entered_bytes"] = self.live_bytes()
             self._turn("between", "backward")
             self._disturb_others()
 

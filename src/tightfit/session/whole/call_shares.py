@@ -176,6 +176,11 @@ class CallShares:
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
     @property
+    def is_beside(self) -> bool:
+        """Whether other calls await their backward, or are to come before that of this one."""
+        return bool(self._open or self._to_come)
+
+    @property
     def looks(self) -> bool:
         """Whether the call leaves room only to see whether another one comes."""
         return self._looked is not None and not self._open

@@ -202,7 +202,7 @@ class Plans:
         standing = account.standing(inputs, options.beside(account), one.input_bytes)
         less = less_expected(one, around, standing, options)
         may_try = account.refuses and options.ranks is None and options.plan is None
-        may_try = may_try and not (options.compile or options.arena)
+        may_try = may_try and not (options.compile or options.arena or self.shares.is_beside)
         planned = less.planned(one, plan, options.planned_bytes) if may_try else None
         beside = self.shares.beside(one, around, options)
         advice = advised(error, one, around, account, options, beside, less.expected(one))
