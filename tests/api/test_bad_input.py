@@ -83,6 +83,9 @@ class Called(nn.Module):
         return x
 
 
+OF_ANOTHER = torch.optim.SGD(nn.Linear(2, 2).parameters())
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -98,6 +101,7 @@ class Called(nn.Module):
         (lambda m: tightfit.fit(m, "1MiB", limits=3), r"limits must be \(seconds, gap\)"),
         (lambda m: tightfit.fit(m, "1MiB", limits=(-1, 0)), r"limits must be \(seconds, gap\)"),
         (lambda m: tightfit.fit(m, "1MiB", optimizer="sgd"), "must be a torch optimizer, got str"),
+        (lambda m: tightfit.fit(m, "1MiB", optimizer=OF_ANOTHER), "holds none of its"),
         (lambda m: tightfit.fit(m, "1MiB", exactness="exact"), "exactness 'exact'"),
         (lambda m: tightfit.fit(m.forward, "1MiB"), r"use tightfit\.step\("),
         (lambda m: tightfit.fit(m, "1MiB", plan="none.json"), r"cannot read none\.json"),

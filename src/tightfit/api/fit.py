@@ -118,8 +118,8 @@ def fit(
     Raises
     ------
     BadInput
-        For a malformed budget or a model that is wrapped, compiled or fitted in part. Nothing has
-        changed then.
+        For a malformed budget, an optimizer of another model, or a model that is wrapped, compiled
+        or fitted in part. Nothing has changed then.
     InfeasibleBudget
         If one of `shapes` does not fit. Nothing has changed then either.
     """
@@ -132,6 +132,8 @@ def fit(
     inner = inside_compiled(model)
     if not names:
         _refuse_without_forward(type(inner))
+    if optimizer is not None:
+        _refuse_optimizer_of_another(optimizer, inner)
     options = make_options(
         _in_common(budget) if names else budget,
         optimizer=optimizer,
@@ -163,6 +165,18 @@ def _refuse_without_forward(kind: type[nn.Module]) -> None:
         raise BadInput(
             f"{kind.__name__} has a __call__ of its own and no forward: a plan runs in place of a "
             "forward. Way out: name that __call__ forward, which nn.Module calls"
+        )
+
+
+def _refuse_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
+    """Raise if an optimizer trains nothing of a model that has parameters to train."""
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    if trained and held and not trained & held:
+        raise BadInput(
+            f"the optimizer given for {type(model).__name__} holds none of its "
+            f"{len(trained)} trained parameters, but {len(held)} others. Pass the one that trains "
+            "it, or none: it is found when it is there"
         )
 
 
