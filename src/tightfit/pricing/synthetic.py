@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.captured import Call
+from tightfit.capture.nodes import is_getitem
 from tightfit.capture.operators.masks import places, put_gradient, rows_of
 from tightfit.costs.measured.call import materialise
 from tightfit.torch_private import core as private
@@ -31,6 +32,15 @@ _DIVIDES = (
     aten.div.Tensor_mode,
 )
 _MASKS = (torch.bool, torch.uint8)
+_SEEDS = (2, 3)
+_KEEP_SEEDS_ON_CPU = {
+    aten._scaled_dot_product_efficient_attention.default: _SEEDS,
+    aten._efficient_attention_forward.default: _SEEDS,
+}
+"""Which outputs lie on the CPU wherever the inputs lie; on fake tensors they lie beside those.
+
+The backward reads them there: given a pointer of a GPU it would end the process.
+"""
 
 
 def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
@@ -48,7 +58,12 @@ def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
         if node.op == "get_attr":
             value = getattr(module, str(node.target))
             return value.clone_state() if isinstance(value, torch.Generator) else value
-        return private.pytree.tree_map_only(torch.Tensor, _materialised, node.meta["val"])
+        device = torch.device("cpu") if _lies_on_cpu(node) else None
+
+        def materialised(fake: torch.Tensor) -> torch.Tensor:
+            return _materialised(fake, device or fake.device)
+
+        return private.pytree.tree_map_only(torch.Tensor, materialised, node.meta["val"])
 
     args, kwargs = fx.map_arg((call.args, call.kwargs), real)
     if call.function in _PUTS:
@@ -70,9 +85,17 @@ def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
     return args, kwargs
 
 
-def _materialised(fake: torch.Tensor) -> torch.Tensor:
+def _lies_on_cpu(node: fx.Node) -> bool:
+    if not is_getitem(node):
+        return False
+    made, index = node.args
+    assert isinstance(made, fx.Node)
+    return index in _KEEP_SEEDS_ON_CPU.get(made.target, ())  # pyright: ignore
+
+
+def _materialised(fake: torch.Tensor, device: torch.device) -> torch.Tensor:
     whole = fake.untyped_storage().nbytes()
-    return materialise(fake.shape, fake.stride(), fake.dtype, fake.device, storage_bytes=whole)
+    return materialise(fake.shape, fake.stride(), fake.dtype, device, storage_bytes=whole)
 
 
 def _make_true(mask: torch.Tensor, shape: Sequence[int], count: int) -> None:

@@ -95,7 +95,6 @@ class Account:
         self._limited_with: weakref.WeakSet[Account] = weakref.WeakSet()
         self._state: _State = "free"
         self._before_now = 0
-        self._is_refusing = False
         self._given_at_count = -1
         self._known: tuple[Any, Standing] | None = None
         self._trains = True
@@ -104,18 +103,6 @@ class Account:
     def tally(self) -> Tally | None:
         """Counts what is given out; None where nothing can."""
         return self._tally
-
-    @property
-    def refuses(self) -> bool:
-        """Whether what exceeds the limit is refused now, and not only noticed."""
-        keeper = self.keeper
-        return keeper is not None and keeper._is_refusing
-
-    def advise(self, budget_bytes: int) -> None:
-        """Name this budget where the limit refuses a request."""
-        keeper = self.keeper
-        if keeper is not None and keeper._tally is not None:
-            keeper._tally.advise(budget_bytes)
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -224,24 +211,9 @@ class Account:
             others_bytes += self._before_bytes((self, *beside)) - self._before_bytes((self,))
             others_bytes -= self._left_to_others(beside)
             others_coming_bytes = expected_bytes_of(beside, (self,))
-            earlier_bytes = self._earlier_bytes(inputs)
-        return Standing(
-            gradient_bytes,
-            state_bytes,
-            coming_bytes,
-            max(0, others_bytes),
-            others_coming_bytes,
-            earlier_bytes,
-        )
-
-    def _earlier_bytes(self, inputs: Sequence[Any]) -> int:
-        """Return what inputs hold that were there before this tally began."""
-        assert self._tally is not None
-        own = {id(t) for t in self._own()}
-        given = [x for x in inputs if isinstance(x, torch.Tensor) and id(x) not in own]
-        held_bytes = resident_tensor_bytes(given, self.granularity_bytes)
-        earlier_bytes = held_bytes - self._tally.counted_bytes(given)  # of whole storages
-        return max(0, min(earlier_bytes, sum(x.nbytes for x in given)))
+            earlier_bytes = _earlier_bytes(self._tally, self._own(), inputs)
+        own_bytes = gradient_bytes, state_bytes, coming_bytes
+        return Standing(*own_bytes, max(0, others_bytes), others_coming_bytes, earlier_bytes)
 
     def _left_to_others(self, beside: Sequence[Account]) -> int:
         """Return what others that train in this process may hold, each within its own budget.
@@ -335,7 +307,6 @@ class Account:
 
     def _refuse_more(self, keepers: Sequence[Account]) -> bool:
         """Refuse what would exceed the own limit and those of others, if that can be kept now."""
-        self._is_refusing = False
         if self._state == "free" or self._tally is None:
             return False
         if self._state == "resting":
@@ -345,7 +316,6 @@ class Account:
         if self.held_bytes() > limit_bytes:
             return False
         self._tally.keep_to(limit_bytes, self._before_now)
-        self._is_refusing = self._tally.refuses
         return True
 
     def count_again(self) -> None:
@@ -410,6 +380,13 @@ class Account:
 
     def _new_tally(self) -> Tally | None:
         return tally_for(self.device, self._own())
+
+
+def _earlier_bytes(tally: Tally, own: Iterable[Any], inputs: Iterable[Any]) -> int:
+    """Return what inputs hold that were there before a tally began."""
+    owned = {id(t) for t in own}
+    given = [x for x in inputs if isinstance(x, torch.Tensor) and id(x) not in owned]
+    return max(0, sum(x.nbytes for x in given) - tally.counted_bytes(given))
 
 
 _KEEPERS: Living[Account] = Living()

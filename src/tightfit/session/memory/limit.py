@@ -11,11 +11,26 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import hear_of_steps
 from tightfit.session.memory.steps import refuse_step
 
-__all__ = ["Limit"]
+__all__ = ["Limit", "advise", "refuses"]
 
 
 _LOOKING_BYTES = 16 << 10
 """Room for the states of generators, which looking at a callable puts aside."""
+
+
+def refuses(account: Account) -> bool:
+    """Whether what exceeds the limit of a callable is refused while it runs, not only noticed."""
+    keeper = account.keeper
+    if keeper is None or keeper.tally is None or keeper.limit_bytes is None:
+        return False
+    return keeper.tally.refuses and keeper.held_bytes() <= keeper.limit_bytes
+
+
+def advise(account: Account, budget_bytes: int) -> None:
+    """Name this budget where the limit of a callable refuses a request."""
+    keeper = account.keeper
+    if keeper is not None and keeper.tally is not None:
+        keeper.tally.advise(budget_bytes)
 
 
 class Limit:

@@ -169,7 +169,7 @@ class Watch:
         if step.has_freed_between and self._freed < _MOST_FREED:  # garbage of another model, say
             self._freed += 1
             return
-        if alone and one.may_see_outside and one.plans:
+        if alone and one.user_code.may_be_seen and one.plans:
             self._learn_outside(one, options, last, guard)
 
     def _tell(self, last: Planned, guard: Guard, options: Options) -> None:
@@ -190,15 +190,15 @@ class Watch:
     ) -> None:
         """Replace what was assumed of user code by what it held; plan again if that matters."""
         outside_bytes = _agreed(one, options, "outside", guard.steps[-1].outside_bytes)
-        outside_bytes = one.saw_outside(outside_bytes, has_grown=guard.growth_bytes > 0)
+        outside_bytes = one.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
         if still_fits(
             last,
             options.usable_bytes,
-            assumed_bytes=one.outside_bytes,
+            assumed_bytes=one.user_code.planned_bytes,
             outside_bytes=outside_bytes,
         ):
             return
-        one.plan_with_outside(outside_bytes)
+        one.user_code.plan_for(outside_bytes)
         if outside_bytes not in self._told_outside:
             self._told_outside.add(outside_bytes)
             held = format_bytes(outside_bytes) if outside_bytes else "nothing"

@@ -8,7 +8,7 @@ allocator refuses what exceeds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tightfit.errors import InfeasibleBudget
@@ -41,14 +41,14 @@ class LessExpected:
         As if what others hold now, and the gradients that exist, were gone before the backward.
     passing_bytes : int
         Of those.
-    held_bytes : dict of str to int
+    held_bytes : mapping of str to int
         What is expected to be held besides the step, by what holds it.
     """
 
     unseen: Surroundings
     passing: Surroundings
     passing_bytes: int
-    held_bytes: dict[str, int]
+    held_bytes: Mapping[str, int]
 
     def expected(self, one: Specialisation) -> Expected:
         """Return what an error says of it."""
@@ -112,7 +112,7 @@ def less_expected(
     standing : Standing
         What is held now.
     """
-    outside_bytes = one.outside_bytes if one.outside_is_known else 0
+    outside_bytes = one.user_code.planned_bytes if one.user_code.is_known else 0
     unseen = replace(
         around,
         outside_bytes=outside_bytes,

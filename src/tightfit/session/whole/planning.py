@@ -214,7 +214,7 @@ def _leaving_room(
     A loop may hold that while this forward runs.
     """
     handed_out = handed_out_bytes(one.captured)
-    has_run = one.plans or one.outside_is_known
+    has_run = one.plans or one.user_code.is_known
     if has_run or options.plan is not None or handed_out <= around.others_bytes:
         return None
     less = dataclasses.replace(around, budget_bytes=around.budget_bytes - handed_out)

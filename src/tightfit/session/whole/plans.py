@@ -14,6 +14,7 @@ from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
+from tightfit.session.memory.limit import advise, refuses
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
 from tightfit.session.whole.advice import advised
@@ -153,7 +154,15 @@ class Plans:
         around = _around_step(one, inputs, self._account, options)
         share = self.shares.share(one, around, options)
         around = around.with_share(share)
-        plan = partial(self._planned, one, inputs=inputs, options=options, waits=waits)
+        plan = partial(
+            planned_for,
+            one,
+            inputs=inputs,
+            options=options,
+            name=self._name,
+            others=self._captures.other_plans,
+            waits=waits,
+        )
         optimistic = None if one.plans.get(around) else one.optimistic(around)
         if optimistic is not None and one.fitting(one.seen_around(around)) is None:
             return optimistic
@@ -166,21 +175,6 @@ class Plans:
             return self._with_less_expected(one, around, inputs, options, plan, error)
         self.more_bytes = one.held_more(planned, around) + share.reserved_bytes
         return planned
-
-    def _planned(
-        self,
-        one: Specialisation,
-        around: Surroundings,
-        *,
-        inputs: list[Any],
-        options: Options,
-        waits: bool,
-        least: bool = False,
-        once: bool = False,
-    ) -> Planned:
-        others = self._captures.other_plans
-        asked = {"waits": waits, "least": least, "once": once}
-        return planned_for(one, around, inputs, options, self._name, others, **asked)
 
     def _with_less_expected(
         self,
@@ -201,7 +195,7 @@ class Plans:
         account = self._account
         standing = account.standing(inputs, options.beside(account), one.input_bytes)
         less = less_expected(one, around, standing, options)
-        may_try = account.refuses and options.ranks is None and options.plan is None
+        may_try = refuses(account) and options.ranks is None and options.plan is None
         may_try = may_try and not (options.compile or options.arena or self.shares.is_beside)
         planned = less.planned(one, plan, options.planned_bytes) if may_try else None
         beside = self.shares.beside(one, around, options)
@@ -214,7 +208,7 @@ class Plans:
                 f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
                 "no room for that; what would exceed the budget is refused"
             )
-        account.advise(advice.minimum_bytes or 0)
+        advise(account, advice.minimum_bytes or 0)
         self.more_bytes = 0
         return one.take_optimistic(around, planned)
 
@@ -240,7 +234,7 @@ def _around_step(
         gradients=_gradients(one.captured, inputs, account),
         gradient_bytes=standing.gradient_bytes,
         state_bytes=standing.state_bytes + standing.coming_bytes,
-        outside_bytes=one.outside_bytes,
+        outside_bytes=one.user_code.planned_bytes,
         others_bytes=standing.others_bytes + standing.others_coming_bytes + one.surplus_bytes,
         budget_bytes=options.planned_bytes,
         whole_bytes=options.usable_bytes,

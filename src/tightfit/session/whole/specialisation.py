@@ -30,6 +30,7 @@ from tightfit.session.whole.compile_trials import CompiledPlan
 from tightfit.session.whole.earlier import earlier_plans
 from tightfit.session.whole.known_plans import KnownPlans
 from tightfit.session.whole.postponed import Postponed
+from tightfit.session.whole.user_code import UserCode
 
 __all__ = ["Planned", "Specialisation"]
 
@@ -103,8 +104,8 @@ class Specialisation:
 
     Attributes
     ----------
-    outside_bytes : int
-        What user code holds between forward and backward: assumed at first, then measured.
+    user_code : UserCode
+        What user code holds between forward and backward.
     surplus_bytes : int
         What a backward was seen to hold beyond its plan: user code holds it until its end.
     known : KnownPlans
@@ -123,14 +124,12 @@ class Specialisation:
         self.key = key
         self.captured = captured
         self.is_further = is_further
-        self.outside_bytes = assumed_outside_bytes(captured)
+        self.user_code = UserCode(assumed_outside_bytes(captured))
         self.surplus_bytes = 0
         self.tuner: Tuner | None = None
         self.used = 0
         self.places: tuple[int, ...] | None = None
         self.postponed = Postponed(captured.hoped) if captured.hoped is not None else None
-        self._seen_outside_bytes: int | None = None
-        self._looks_again, self._first_grew = True, False
         self._plans: dict[Surroundings, Planned] = {}
         self._optimistic: dict[Surroundings, Planned] = {}
         self.known = KnownPlans()
@@ -168,9 +167,10 @@ class Specialisation:
 
     def seen_around(self, around: Surroundings) -> Surroundings:
         """Return for what to plan: for what user code was seen to hold, unless a plan is there."""
-        if around in self._plans or self._seen_outside_bytes is None:
+        seen_bytes = self.user_code.seen_bytes
+        if around in self._plans or seen_bytes is None:
             return around
-        return around.with_outside(max(around.outside_bytes, self._seen_outside_bytes))
+        return around.with_outside(max(around.outside_bytes, seen_bytes))
 
     def fitting(self, around: Surroundings) -> Planned | None:
         """Return the plan made for what lies around the step, or the best that fits as well."""
@@ -320,48 +320,10 @@ class Specialisation:
             self.tuner = self.tuner.among(before, after)
         self.forget_plans()
 
-    @property
-    def outside_is_known(self) -> bool:
-        """Whether it was seen what user code holds between forward and backward."""
-        return self._seen_outside_bytes is not None
-
-    @property
-    def may_see_outside(self) -> bool:
-        """Whether it is still learned what user code holds between forward and backward."""
-        return not self.outside_is_known or self._looks_again
-
-    def saw_outside(self, outside_bytes: int, *, has_grown: bool) -> int:
-        """Note what user code holds; plans that are there stay in use.
-
-        Parameters
-        ----------
-        outside_bytes : int
-            What it held in the last step.
-        has_grown : bool
-            Whether the last step has left more behind than was there before, as the first one
-            does of an optimizer's state: a second step shows what is held without that.
-
-        Returns
-        -------
-        int
-            What to plan for.
-        """
-        before = self._seen_outside_bytes
-        if before is not None:
-            self._looks_again = False
-            outside_bytes = outside_bytes if self._first_grew else max(before, outside_bytes)
-        self._first_grew = has_grown
-        self._seen_outside_bytes = outside_bytes
-        return outside_bytes
-
     def saw_backward(self, planned: Planned, peak_bytes: int) -> None:
         """Note what a backward of one of the plans has held, constants of that plan included."""
         if any(planned is own for own in self._plans.values()):
             self.surplus_bytes = max(self.surplus_bytes, peak_bytes - planned.outcome.peak_bytes)
-
-    def plan_with_outside(self, outside_bytes: int) -> None:
-        """Make the next plan for what user code was seen to hold."""
-        self.outside_bytes = outside_bytes
 
 
 def _cancel(searches: dict[Surroundings, Search[Outcome]]) -> None:
