@@ -13,6 +13,8 @@ from tightfit.dynamo.asked import Asked, refuse_break, without_graph
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.kept import Kept
+from tightfit.dynamo.one_ops import OneOps
+from tightfit.errors import CaptureError
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls
 from tightfit.session.memory.account import Account
@@ -40,7 +42,8 @@ class FollowedCalls(HandedCalls):
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
         super().__init__(callee)
         self._modules = callee.modules
-        self._follower = Following(callee.modules, self.outside, weakref.proxy(self))
+        self._one_ops = OneOps(callee.modules)
+        self._follower = Following(callee.modules, self.outside, weakref.proxy(self), self._one_ops)
         hand_over = handing_over_to(weakref.WeakMethod(self._called))
         kept = Kept(callee.modules, hand_over) if keeps else None
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
@@ -82,16 +85,42 @@ class FollowedCalls(HandedCalls):
 
         def ask(graph: HandedGraph, inputs: Sequence[Any]) -> Any:
             refuse_break(graph)
-            return asks(self.graphs.arguments(graph, inputs))
+            try:
+                return asks(self.graphs.arguments(graph, inputs))
+            except CaptureError:
+                self._follow_again(graph)
+                raise
 
-        self._asks = ask
+        self._asks, self._has_run = ask, False
         try:
-            self._compiled(given.args, dict(given.kwargs))
+            while True:
+                try:
+                    self._compiled(given.args, dict(given.kwargs))
+                except _Anew:
+                    continue
+                break
         except Asked as asked:
             return asked.answer
         finally:
             self._asks = None
         raise without_graph(self.name, self._modules)
+
+    def one_ops(self) -> list[str]:
+        """Return the names of modules that run as one op though nobody has marked them."""
+        return self._one_ops.names()
+
+    def _follow_again(self, graph: HandedGraph) -> None:
+        """Follow the modules of a graph that run as one op though nobody has marked them.
+
+        Raises
+        ------
+        _Anew
+            If there are any, and nothing of the call has run yet.
+        """
+        if graph.leaf_calls and self._follower.follow_all_again():
+            self._compiled.start_anew()
+            if not self._has_run:
+                raise _Anew from None
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""
@@ -109,8 +138,9 @@ class FollowedCalls(HandedCalls):
         """Do without a plan of a graph.
 
         Where a module is the cause, calls are followed without it: this one, if nothing of it has
-        run yet, else those that come.
+        run yet, else those that come. Where nobody has marked it, it is followed.
         """
+        self._follow_again(graph)
         name = getattr(error, "module", None)
         module = self.outside.left_out(name, error) if name else None
         if module is None or module in self._follower.left_out():

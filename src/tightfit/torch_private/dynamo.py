@@ -8,13 +8,15 @@ and without sizes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import types
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -29,9 +31,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
+from tightfit.torch_private.frames.ends import End, noting_ends
 from tightfit.torch_private.frames.following import following_ours
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
+from tightfit.torch_private.frames.values import follows_values
 
 try:
     from torch._higher_order_ops.invoke_leaf_function import (
@@ -44,7 +48,9 @@ _HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__cal
 """Whether a graph says how a leaf's arguments nest: not before 2.13. There leaves end a graph."""
 
 __all__ = [
+    "End",
     "Follower",
+    "Given",
     "break_reason",
     "compiled",
     "dict_version",
@@ -81,6 +87,15 @@ _CONFIGURATION = {
 }
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a call of a module's forward is given."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
 class Follower(Protocol):
     """Who is asked while Dynamo follows the Python of a callable."""
 
@@ -94,6 +109,34 @@ class Follower(Protocol):
 
     def left_out(self) -> Set[nn.Module]:
         """Return the modules whose forwards are to run as plain Python."""
+        ...
+
+    def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
+        """Return the forward that may become one op in which the innermost of some calls lies.
+
+        Parameters
+        ----------
+        places : sequence of (str, int)
+            The file and line of each call, the outermost first.
+        """
+        ...
+
+    def try_as_one_op(self, forward: Any, given: Given | None) -> None:
+        """Decide whether a forward is not to be followed from now on.
+
+        Parameters
+        ----------
+        given : Given or None
+            What a call is given, on fake tensors. None: it cannot be a leaf.
+        """
+        ...
+
+    def follow_all_again(self) -> bool:
+        """Follow what was decided to be no longer followed; return whether there is anything."""
+        ...
+
+    def ended(self, end: End) -> None:
+        """Hear of the end of a graph, before anything of it runs."""
         ...
 
     def following(self) -> AbstractContextManager[None]:
@@ -139,19 +182,39 @@ def compiled(
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
-    context.callback = _PerFrame(context.callback, follower, first)
+    outermost = in_a_frame_of_its_own(function)
+    context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
-    return context(in_a_frame_of_its_own(function))
+    return context(outermost)
+
+
+class _EndsInside(BaseException):
+    """Ends following: a graph would end inside a forward that may be one op."""
+
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.forward = forward
+
+
+class _IsGiven(BaseException):
+    """Ends following where it is known what a forward is given."""
+
+    def __init__(self, forward: Any, given: Given) -> None:
+        super().__init__()
+        self.forward, self.given = forward, given
 
 
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
-    def __init__(self, convert: Any, follower: Follower, first: KeptFirst) -> None:
+    def __init__(
+        self, convert: Any, follower: Follower, first: KeptFirst, outermost: types.CodeType
+    ) -> None:
         self._torchdynamo_orig_backend = convert
         self._first = first
+        self._outermost = outermost
         first.stand_before(convert._torchdynamo_orig_backend)
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
@@ -176,16 +239,33 @@ class _PerFrame:
             return self._looked_at(frame, entry, state, module)
 
     def _looked_at(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
-        """Return what Dynamo makes of a frame; where it fails, that it is left to Python."""
-        numpy = True
+        """Return what Dynamo makes of a frame; where it fails, that it is left to Python.
+
+        Where data decide sizes inside a forward, it is tried whether the frame is one graph with
+        that forward as one op.
+        """
+        numpy, asked = True, None
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
+            leaves |= _asking(asked)
             self._first.is_asked = not (leaves or self._followed or self._follower.left_out())
             failed: set[Any] = set()
             suppressed: list[str] = []
+            ends: list[End] = []
             try:
-                with _noting_suppressed(suppressed), config.patch(trace_numpy=numpy):
+                with (
+                    _noting_suppressed(suppressed),
+                    config.patch(trace_numpy=numpy),
+                    noting_ends(functools.partial(self._note_end, frame, ends)),
+                ):
                     result = self._converted(frame, entry, state, _noted(leaves, failed))
+            except _EndsInside as end:
+                asked = end.forward
+                continue
+            except _IsGiven as told:
+                self._follower.try_as_one_op(told.forward, told.given)
+                asked = None
+                continue
             except exc.FailOnRecompileLimitHit:
                 raise
             except exc.TorchDynamoException as error:
@@ -201,11 +281,36 @@ class _PerFrame:
                 reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
                 self._skipped(frame, reason, error)
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
+            if asked is not None:
+                self._follower.try_as_one_op(asked, None)
+                asked = None
+                continue
+            is_one = not self._is_outermost(frame) or _is_one_graph(result, ends)
+            if not is_one and self._follower.follow_all_again():
+                continue
             reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
             if result.guarded_code is None and reason is not None:
                 result.apply_to_code = reason != _SUPPRESSED
                 self._skipped(frame, suppressed[0] if suppressed else reason, None)
             return result
+
+    def _note_end(self, frame: Any, ends: list[End], end: End) -> None:
+        """Note the end of a graph.
+
+        Raises
+        ------
+        _EndsInside
+            If the frame may be one graph, with a forward inside of it as one op.
+        """
+        self._follower.ended(end)
+        ends.append(end)
+        if _HAS_LEAVES and follows_values() and end.is_of_sizes and self._is_outermost(frame):
+            forward = self._follower.one_op_at(end.frames[1:])
+            if forward is not None:
+                raise _EndsInside(forward)
+
+    def _is_outermost(self, frame: Any) -> bool:
+        return frame.f_code is self._outermost
 
     def _skipped(self, frame: Any, reason: str, error: Exception | None) -> None:
         """Tell of a frame that runs as plain Python, and of which module it is a forward."""
@@ -265,6 +370,20 @@ class _PerFrame:
                 for name, change in list(seen.automatic_dynamic.items()):
                     if isinstance(change.size, tuple):
                         del seen.automatic_dynamic[name]
+
+
+def _asking(forward: Any) -> dict[Any, Callable[..., Any]]:
+    """Return a leaf that tells what it is given, if a forward is asked about."""
+
+    def asking(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        raise _IsGiven(forward, Given(module, args, kwargs))
+
+    return {} if forward is None else {forward: asking}
+
+
+def _is_one_graph(result: ConvertFrameReturn, ends: Sequence[End]) -> bool:
+    """Whether all of a frame is one graph, or none is needed."""
+    return result.guarded_code is not None and not any(end.reason for end in ends)
 
 
 @contextlib.contextmanager
