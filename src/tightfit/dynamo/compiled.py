@@ -13,7 +13,7 @@ from torch import nn
 
 from tightfit.capture.alone import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
-from tightfit.dynamo.alone import only_computes
+from tightfit.capture.opaque.only_computes import only_computes
 from tightfit.dynamo.backend import HandOver, backend_of
 from tightfit.dynamo.guards import Unguarded
 from tightfit.dynamo.kept import Kept

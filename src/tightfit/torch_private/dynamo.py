@@ -14,38 +14,38 @@ import logging
 import types
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._C._dynamo.guards import dict_version
-from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
+from torch._dynamo import config, convert_frame, eval_frame, exc, pgo
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
 from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
 from tightfit.torch_private.frames.ends import End, noting_ends
+from tightfit.torch_private.frames.follower import Follower, Given
 from tightfit.torch_private.frames.following import following_ours
+from tightfit.torch_private.frames.leaves import (
+    HAS_LEAVES,
+    IsGiven,
+    as_leaves,
+    asking,
+    invoke_leaf_function,
+    is_leaf_call,
+    leaf_of,
+    noted,
+    run_leaf,
+)
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
 from tightfit.torch_private.frames.values import follows_values
-
-try:
-    from torch._higher_order_ops.invoke_leaf_function import (
-        _retrieve_module_by_index,
-        invoke_leaf_function,
-    )
-except ImportError:  # PyTorch before 2.11 has no leaves
-    invoke_leaf_function = None
-_HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
-"""Whether a graph says how a leaf's arguments nest: not before 2.13. There leaves end a graph."""
 
 __all__ = [
     "End",
@@ -85,73 +85,6 @@ _CONFIGURATION = {
     "suppress_errors": False,
     "record_runtime_overhead": False,  # which costs as much as the guards of a small graph
 }
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a call of a module's forward is given."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-class Follower(Protocol):
-    """Who is asked while Dynamo follows the Python of a callable."""
-
-    def call(self) -> tuple[int, Any]:
-        """Return the number of the call under way, and what it was given."""
-        ...
-
-    def leaves(self) -> Mapping[Any, Callable[..., Any]]:
-        """Return the functions that are not to be followed, each with its results on fakes."""
-        ...
-
-    def left_out(self) -> Set[nn.Module]:
-        """Return the modules whose forwards are to run as plain Python."""
-        ...
-
-    def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
-        """Return the forward that may become one op in which the innermost of some calls lies.
-
-        Parameters
-        ----------
-        places : sequence of (str, int)
-            The file and line of each call, the outermost first.
-        """
-        ...
-
-    def try_as_one_op(self, forward: Any, given: Given | None) -> None:
-        """Decide whether a forward is not to be followed from now on.
-
-        Parameters
-        ----------
-        given : Given or None
-            What a call is given, on fake tensors. None: it cannot be a leaf.
-        """
-        ...
-
-    def follow_all_again(self) -> bool:
-        """Follow what was decided to be no longer followed; return whether there is anything."""
-        ...
-
-    def ended(self, end: End) -> None:
-        """Hear of the end of a graph, before anything of it runs."""
-        ...
-
-    def following(self) -> AbstractContextManager[None]:
-        """Return what is around while a frame is looked at."""
-        ...
-
-    def entered_inner_frame(self) -> None:
-        """Hear that a module's forward is looked at by itself: Python runs what calls it."""
-        ...
-
-    def skipped(
-        self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
-    ) -> None:
-        """Hear that a frame will run as plain Python, and of the error that Dynamo has met."""
-        ...
 
 
 def follows_in_place() -> bool:
@@ -198,14 +131,6 @@ class _EndsInside(BaseException):
         self.forward = forward
 
 
-class _IsGiven(BaseException):
-    """Ends following where it is known what a forward is given."""
-
-    def __init__(self, forward: Any, given: Given) -> None:
-        super().__init__()
-        self.forward, self.given = forward, given
-
-
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
@@ -247,7 +172,7 @@ class _PerFrame:
         numpy, asked = True, None
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
-            leaves |= _asking(asked)
+            leaves |= asking(asked)
             self._first.is_asked = not (leaves or self._followed or self._follower.left_out())
             failed: set[Any] = set()
             suppressed: list[str] = []
@@ -258,11 +183,11 @@ class _PerFrame:
                     config.patch(trace_numpy=numpy),
                     noting_ends(functools.partial(self._note_end, frame, ends)),
                 ):
-                    result = self._converted(frame, entry, state, _noted(leaves, failed))
+                    result = self._converted(frame, entry, state, noted(leaves, failed))
             except _EndsInside as end:
                 asked = end.forward
                 continue
-            except _IsGiven as told:
+            except IsGiven as told:
                 self._follower.try_as_one_op(told.forward, told.given)
                 asked = None
                 continue
@@ -304,7 +229,7 @@ class _PerFrame:
         """
         self._follower.ended(end)
         ends.append(end)
-        if _HAS_LEAVES and follows_values() and end.is_of_sizes and self._is_outermost(frame):
+        if HAS_LEAVES and follows_values() and end.is_of_sizes and self._is_outermost(frame):
             forward = self._follower.one_op_at(end.frames[1:])
             if forward is not None:
                 raise _EndsInside(forward)
@@ -342,7 +267,7 @@ class _PerFrame:
         It asks whether a forward is to be followed only where it does not take a short way to it.
         """
         left_out = {type(module).forward for module in self._follower.left_out()}
-        if not _HAS_LEAVES:
+        if not HAS_LEAVES:
             left_out |= leaves.keys() - _RECURRENT  # whose kernels are operators
             leaves = {}
         short_way = nn_module.unpatched_nn_module_call
@@ -351,7 +276,7 @@ class _PerFrame:
         for forward in left_out:
             forward._torchdynamo_disable = True
         try:
-            with _as_leaves(leaves):
+            with as_leaves(leaves):
                 yield
         finally:
             nn_module.unpatched_nn_module_call = short_way
@@ -372,90 +297,13 @@ class _PerFrame:
                         del seen.automatic_dynamic[name]
 
 
-def _asking(forward: Any) -> dict[Any, Callable[..., Any]]:
-    """Return a leaf that tells what it is given, if a forward is asked about."""
-
-    def asking(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        raise _IsGiven(forward, Given(module, args, kwargs))
-
-    return {} if forward is None else {forward: asking}
-
-
 def _is_one_graph(result: ConvertFrameReturn, ends: Sequence[End]) -> bool:
     """Whether all of a frame is one graph, or none is needed."""
     return result.guarded_code is not None and not any(end.reason for end in ends)
 
 
-@contextlib.contextmanager
-def _as_leaves(leaves: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Have Dynamo put calls of some functions into its graphs as they are."""
-    known = trace_rules._leaf_function_ids
-    for function, on_fakes in leaves.items():
-        known.add(id(function))
-        function._torchdynamo_leaf_real_fn = function
-        function._torchdynamo_leaf_fake_fn = on_fakes
-        function._torchdynamo_leaf_mutates_args = frozenset[str]()
-    try:
-        yield
-    finally:
-        for function in leaves:
-            known.remove(id(function))
-            for name in _OF_LEAVES:
-                delattr(function, name)
-
-
-_OF_LEAVES = (
-    "_torchdynamo_leaf_real_fn",
-    "_torchdynamo_leaf_fake_fn",
-    "_torchdynamo_leaf_mutates_args",
-)
-
-
 _RECURRENT: frozenset[Any] = frozenset({nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward})
 """Where one of them is followed all are: Dynamo knows one setting for them."""
-
-
-def _noted(leaves: Mapping[Any, Callable[..., Any]], failed: set[Any]) -> dict[Any, Any]:
-    """Return leaves whose results on fake tensors, where they cannot be made, are noted."""
-
-    def noting(function: Any, on_fakes: Callable[..., Any]) -> Callable[..., Any]:
-        def returned(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return on_fakes(*args, **kwargs)
-            except Exception:
-                failed.add(function)
-                raise
-
-        return returned
-
-    return {function: noting(function, on_fakes) for function, on_fakes in leaves.items()}
-
-
-def is_leaf_call(node: fx.Node) -> bool:
-    """Whether a node calls the forward of a module that Dynamo did not follow."""
-    return _HAS_LEAVES and node.target is invoke_leaf_function
-
-
-def leaf_of(module: fx.GraphModule, node: fx.Node) -> nn.Module:
-    """Return the module whose forward a node calls, while a call of its graph is under way."""
-    return _retrieve_module_by_index(_given(module, node, node.args[4:])[0][0].nn_module_index)
-
-
-def run_leaf(module: fx.GraphModule, node: fx.Node, leaf: nn.Module, flat: Any) -> tuple[Any, ...]:
-    """Call the forward of a module as a node does.
-
-    Parameters
-    ----------
-    flat : sequence
-        The arguments of the node.
-    """
-    (_, *args), kwargs = _given(module, node, flat[4:])
-    return tuple(tree_leaves(leaf.forward(*args, **kwargs)))
-
-
-def _given(module: fx.GraphModule, node: fx.Node, flat: Any) -> Any:
-    spec: Any = node.args[2]
-    return tree_unflatten(list(flat), getattr(module, spec.target))
 
 
 @contextlib.contextmanager
