@@ -104,9 +104,13 @@ class Following:
         return None if found in {type(module).forward for module in self._left_out} else found
 
     def try_as_one_op(self, forward: Any, given: private.Given | None) -> None:
-        """Decide whether a forward is one op from now on, as of `Follower`."""
+        """Decide whether a forward is one op from now on; what that takes is within the limit."""
         assert self._one_ops is not None
-        self._one_ops.decide(forward, given is not None and only_computes(given))
+        self._account.enforce()
+        try:
+            self._one_ops.decide(forward, given is not None and only_computes(given))
+        finally:
+            self._account.let_go()
         gc.collect()  # what was looked at holds tensors in cycles
 
     def follow_all_again(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
@@ -10,7 +11,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.costs.measured.call import fixed_generators, materialise
@@ -25,35 +25,20 @@ def only_computes(given: private.Given) -> bool:
     """Whether a module's Python changes nothing that was there before, and says nothing.
 
     Dynamo follows it for values of the same shapes, whatever these decide, and has to make one
-    graph of it. That is not run.
+    graph of it. That is not run; what decides is computed, by a copy of the module.
     """
-    module = given.module
     tree = core.pytree.tree_map_only(torch.Tensor, Geometry.of, (given.args, dict(given.kwargs)))
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    device = next(iter(state.values()), torch.empty(0)).device
-    forward = private.compiled(module.forward, _never_run, _OneGraph())
+    device = next(given.module.parameters(), torch.empty(0)).device
     try:
         with core.without_modes(), fixed_generators(device), torch.no_grad(), following_values():
-            own = {f"module.{n}": t.detach().clone() for n, t in state.items()}
+            twin = copy.deepcopy(given.module)
             args, kwargs = core.pytree.tree_map_only(Geometry, _materialised, tree)
-            functional_call(_Called(module, forward), own, args, kwargs)
+            private.compiled(twin.forward, _never_run, _OneGraph())(*args, **kwargs)
     except _Seen as seen:
         return seen.only_computes
-    except Exception:  # where it fails, nobody knows what it does
+    except Exception:  # where it cannot be copied, or fails, nobody knows what it does
         return False
     raise AssertionError("nothing of it was followed")
-
-
-class _Called(nn.Module):
-    """Calls another forward of a module, which is given other parameters and buffers."""
-
-    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module = module
-        object.__setattr__(self, "function", function)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
 
 class _Seen(BaseException):
