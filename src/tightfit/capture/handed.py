@@ -67,6 +67,13 @@ class HandedGraph:
         return tuple(n for n in self.module.graph.nodes if dynamo.is_leaf_call(n))
 
     @cached_property
+    def hides_leaf_calls(self) -> bool:
+        """Whether such calls are in a graph inside of it, such as one that is checkpointed."""
+        inside = (m for m in self.module.modules() if m is not self.module)
+        graphs = (m.graph for m in inside if isinstance(m, fx.GraphModule))
+        return any(dynamo.is_leaf_call(n) for graph in graphs for n in graph.nodes)
+
+    @cached_property
     def recurrent_calls(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
         """The calls of recurrent kernels with weights that the user's code computes, and these."""
         found = ((node, recurrent.weights_in(node)) for node in self.module.graph.nodes)

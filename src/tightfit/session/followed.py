@@ -9,6 +9,7 @@ from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
+from tightfit.capture.opaque.mark import is_opaque
 from tightfit.dynamo.asked import Asked, refuse_break, without_graph
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
@@ -117,13 +118,18 @@ class FollowedCalls(HandedCalls):
         _Anew
             If there are any, and nothing of the call has run yet.
         """
-        if graph.leaf_calls and self._follower.follow_all_again():
+        leaves = graph.leaves() if graph.leaf_calls else ()
+        is_left = any(not is_opaque(leaf) for leaf in leaves)  # of what was one op until now
+        calls = bool(leaves) or graph.hides_leaf_calls
+        if (calls and self._follower.follow_all_again()) or is_left:
             self._compiled.start_anew()
             if not self._has_run:
                 raise _Anew from None
 
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""
+        if graph.hides_leaf_calls:
+            self._follow_again(graph)
         if self._asks is not None:
             raise Asked(self._asks(graph, inputs))
         output = super()._called(graph, inputs)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tightfit
 from tightfit.execution.attach import attached
@@ -58,6 +59,17 @@ class Balanced(Routed):
     def forward(self, x):
         self.balance = self.gate(x).softmax(-1).mean(0).square().sum()
         return super().forward(x)
+
+
+class Checkpointed(nn.Module):
+    """Is computed again in the backward by PyTorch, whose graph would hold the op."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.routed = Routed(width)
+
+    def forward(self, x):
+        return checkpoint(self.routed, x, use_reentrant=False)
 
 
 class Branching(nn.Module):
@@ -153,11 +165,11 @@ def test_what_else_a_module_does_is_done_as_often_as_in_plain_pytorch(capsys: An
     assert attached(fitted).is_in_parts
 
 
-@pytest.mark.parametrize("inner", [Balanced, Branching, Rows])
+@pytest.mark.parametrize("inner", [Balanced, Branching, Rows, Checkpointed])
 def test_other_modules_in_which_data_decide_are_planned_graph_by_graph(
     inner: type[nn.Module],
 ) -> None:
-    """They change what others read, have graphs that serve again, or return other sizes."""
+    """They change what others read, serve again, return other sizes, or lie in another graph."""
     plain, fitted = twins(inner, "1GiB")
     assert_equal(trained(fitted), trained(plain))
     assert attached(fitted).is_in_parts
