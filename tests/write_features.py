@@ -85,7 +85,9 @@ def document() -> str:
 
 _WHERE = {
     PLANNED: "A module runs eagerly, as one measured op of the plan, where it is marked by "
-    "`tightfit.opaque` or recurrent (`nn.RNN`, `nn.LSTM`, `nn.GRU`).",
+    "`tightfit.opaque` or recurrent (`nn.RNN`, `nn.LSTM`, `nn.GRU`). So does an inner module in "
+    "which data decide sizes, where its Python only computes and it does not hold most of the "
+    "step.",
     SEVERAL: "Dynamo ends a graph where Python needs the value of a computed tensor, or calls what "
     "it cannot follow. The graphs are planned within one budget. What lies between them runs "
     "eagerly, measured.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from tightfit.allocator import meter_for
 from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.frames.values import following_values
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +27,14 @@ def fresh_dynamo() -> Iterator[None]:
 class Watched:
     """Compiles a function; keeps its graphs, and what was skipped."""
 
-    def __init__(self, function: Callable[..., Any], leaves: Any = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], leaves: Any = None, may_be_one_op: Any = None
+    ) -> None:
         self.graphs: list[fx.GraphModule] = []
+        self.ends: list[private.End] = []
+        self.places: list[Any] = []
+        self.given: list[private.Given | None] = []
+        self._may_be_one_op = may_be_one_op
         self.told: list[str] = []
 
         def backend(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -43,6 +52,20 @@ class Watched:
 
     def left_out(self) -> Any:
         return set()
+
+    def one_op_at(self, places: Any) -> Any:
+        self.places.append(places)
+        return self._may_be_one_op
+
+    def try_as_one_op(self, forward: Any, given: private.Given | None) -> None:
+        self.given.append(given)
+        self._may_be_one_op = None
+
+    def follow_all_again(self) -> bool:
+        return False
+
+    def ended(self, end: private.End) -> None:
+        self.ends.append(end)
 
     def following(self) -> Any:
         return contextlib.nullcontext()
@@ -166,3 +189,59 @@ def test_the_forward_of_a_module_can_be_a_leaf() -> None:
     (graph,) = watched.graphs
     assert sum(private.is_leaf_call(node) for node in graph.graph.nodes) == 1
     assert not hasattr(nn.LSTM.forward, "_torchdynamo_leaf_real_fn")
+
+
+class Masked(nn.Module):
+    """Data decide how many rows it computes with; in a loop, in which no graph can end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.counted = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for sign in (-1, 1):
+            (rows,) = torch.where(sign * x[:, 0] > 0)
+            if len(rows) > 1:
+                y = y.index_add(0, rows, self.layer(x[rows]))
+        return y
+
+
+class Noting(Masked):
+    def forward(self, x: Tensor) -> Tensor:
+        self.counted += len(x[x[:, 0] > 0])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Masked, Noting])
+def test_what_python_changes_is_seen_whatever_data_decide(kind: type[Masked]) -> None:
+    model = kind()
+    watched = Watched(model.forward)
+    with following_values(), torch.no_grad():
+        watched.run(torch.randn(6, 4))
+    assert [end.reason for end in watched.ends] == [""]
+    assert watched.ends[0].acts == (kind is Noting)
+    assert len(watched.graphs) == 1
+
+
+def test_values_that_were_followed_are_let_go_of() -> None:
+    model = Masked()
+    live = meter_for("cpu").live_bytes()
+    with following_values(), torch.no_grad():
+        Watched(model.forward).run(torch.randn(6, 4))
+    torch._dynamo.reset()
+    gc.collect()
+    assert meter_for("cpu").live_bytes() <= live
+
+
+def test_a_forward_in_which_data_decide_sizes_is_asked_about() -> None:
+    inner = Masked()
+    model = nn.Sequential(nn.Linear(4, 4), inner)
+    watched = Watched(model.forward, may_be_one_op=Masked.forward)
+    x = torch.randn(6, 4)
+    assert torch.equal(watched.run(x), model(x))
+    ((file, line),) = {places[-1] for places in watched.places}
+    assert file == __file__ and line > Masked.forward.__code__.co_firstlineno
+    (given,) = watched.given
+    assert given is not None and given.module is inner and given.args[0].shape == (6, 4)

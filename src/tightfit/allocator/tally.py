@@ -136,7 +136,8 @@ class CpuTally:
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:
         """Return the bytes of those storages of tensors that are among them."""
-        addresses = {s.data_ptr() for s in storages_of(tensors)} - {0}
+        storages = (s for s in storages_of(tensors) if s.device.type != "meta")  # shapes alone
+        addresses = {s.data_ptr() for s in storages} - {0}
         blocks = (ctypes.c_uint64 * len(addresses))(*addresses)
         count = self._hook.tightfit_hook_tally_counted_bytes
         return int(count(self._slot, blocks, len(addresses)))

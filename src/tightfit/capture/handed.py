@@ -14,7 +14,7 @@ from torch import fx, nn
 from tightfit.capture.calls.signature import refuse_subclass
 from tightfit.capture.calls.structure import Arguments, flat_spec
 from tightfit.capture.origins import module_names, note_module
-from tightfit.errors import CaptureError
+from tightfit.errors import CaptureError, OpaqueVaries
 from tightfit.torch_private import dynamo, recurrent
 
 __all__ = [
@@ -65,6 +65,13 @@ class HandedGraph:
     def leaf_calls(self) -> tuple[fx.Node, ...]:
         """The calls of forwards that were not followed."""
         return tuple(n for n in self.module.graph.nodes if dynamo.is_leaf_call(n))
+
+    @cached_property
+    def hides_leaf_calls(self) -> bool:
+        """Whether such calls are in a graph inside of it, such as one that is checkpointed."""
+        inside = (m for m in self.module.modules() if m is not self.module)
+        graphs = (m.graph for m in inside if isinstance(m, fx.GraphModule))
+        return any(dynamo.is_leaf_call(n) for graph in graphs for n in graph.nodes)
 
     @cached_property
     def recurrent_calls(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
@@ -329,8 +336,30 @@ class _Named(fx.Interpreter):
             note_module(self._made_in.get(n, ""))
         if n in self._leaves:
             flat = self.fetch_args_kwargs_from_env(n)[0]
-            return dynamo.run_leaf(self.module, n, self._leaves[n], flat)
+            returned = dynamo.run_leaf(self.module, n, self._leaves[n], flat)
+            self._refuse_other_sizes(n, returned)
+            return returned
         if n in self._recurrent:
             args = self.fetch_args_kwargs_from_env(n)[0]
             return recurrent.run_kernel(self._recurrent[n], args)
         return super().run_node(n)
+
+    def _refuse_other_sizes(self, node: fx.Node, returned: tuple[Any, ...]) -> None:
+        """Refuse what a leaf returns if Python was followed for other sizes.
+
+        Raises
+        ------
+        OpaqueVaries
+            If data decide how large it is.
+        """
+        expected = dynamo.example_of(node)
+        for mine, known in zip(returned, expected, strict=True):
+            if isinstance(mine, torch.Tensor) and mine.shape != known.shape:
+                name = self._made_in.get(node, "")
+                raise OpaqueVaries(
+                    f"the opaque module {name!r} returns tensors of {tuple(mine.shape)} here and "
+                    f"of {tuple(known.shape)} for other values: its output depends on the data, "
+                    "which a plan cannot hold. Way out: pad to a fixed shape, or move it out of "
+                    "the fitted part",
+                    module=name,
+                )

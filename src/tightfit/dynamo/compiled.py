@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +13,11 @@ from torch import nn
 
 from tightfit.capture.alone import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
+from tightfit.capture.opaque.only_computes import only_computes
 from tightfit.dynamo.backend import HandOver, backend_of
 from tightfit.dynamo.guards import Unguarded
 from tightfit.dynamo.kept import Kept
+from tightfit.dynamo.one_ops import OneOps
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput, CaptureError
 from tightfit.torch_private import dynamo as private
@@ -34,10 +36,16 @@ class Following:
         Notes what is left to Python.
     account : Unlimited
         Has a limit that what Dynamo needs for itself is not to meet.
+    one_ops : OneOps, optional
+        Decides which modules run as one op though nobody has marked them.
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], outside: Outside, account: Unlimited
+        self,
+        modules: Mapping[str, nn.Module],
+        outside: Outside,
+        account: Unlimited,
+        one_ops: OneOps | None = None,
     ) -> None:
         self._modules = modules
         self._account = account
@@ -45,6 +53,7 @@ class Following:
         self._call: tuple[int, Any] = (0, None)
         self._outside = outside
         self._has_skipped = False
+        self._one_ops = one_ops
         self.unguarded = Unguarded(modules)
 
     def call(self) -> tuple[int, Any]:
@@ -86,6 +95,30 @@ class Following:
         left_out = {type(module).forward for module in self._left_out}
         found = leaf_forwards(self._modules)
         return {forward: told for forward, told in found.items() if forward not in left_out}
+
+    def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
+        """Return the forward that may become one op in which the innermost of some calls lies."""
+        if self._one_ops is None:
+            return None
+        found = self._one_ops.at(places)
+        return None if found in {type(module).forward for module in self._left_out} else found
+
+    def try_as_one_op(self, forward: Any, given: private.Given | None) -> None:
+        """Decide whether a forward is one op from now on; what that takes is within the limit."""
+        assert self._one_ops is not None
+        self._account.enforce()
+        try:
+            self._one_ops.decide(forward, given is not None and only_computes(given))
+        finally:
+            self._account.let_go()
+        gc.collect()  # what was looked at holds tensors in cycles
+
+    def follow_all_again(self) -> bool:
+        """Follow what was decided to be one op; return whether there is anything."""
+        return self._one_ops is not None and self._one_ops.follow_all_again()
+
+    def ended(self, end: private.End) -> None:
+        """Do nothing: that is no matter."""
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

@@ -9,10 +9,13 @@ from typing import Any
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
+from tightfit.capture.opaque.mark import is_opaque
 from tightfit.dynamo.asked import Asked, refuse_break, without_graph
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.kept import Kept
+from tightfit.dynamo.one_ops import OneOps
+from tightfit.errors import CaptureError
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls
 from tightfit.session.memory.account import Account
@@ -40,7 +43,8 @@ class FollowedCalls(HandedCalls):
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
         super().__init__(callee)
         self._modules = callee.modules
-        self._follower = Following(callee.modules, self.outside, weakref.proxy(self))
+        self._one_ops = OneOps(callee.modules)
+        self._follower = Following(callee.modules, self.outside, weakref.proxy(self), self._one_ops)
         hand_over = handing_over_to(weakref.WeakMethod(self._called))
         kept = Kept(callee.modules, hand_over) if keeps else None
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
@@ -82,19 +86,50 @@ class FollowedCalls(HandedCalls):
 
         def ask(graph: HandedGraph, inputs: Sequence[Any]) -> Any:
             refuse_break(graph)
-            return asks(self.graphs.arguments(graph, inputs))
+            try:
+                return asks(self.graphs.arguments(graph, inputs))
+            except CaptureError:
+                self._follow_again(graph)
+                raise
 
-        self._asks = ask
+        self._asks, self._has_run = ask, False
         try:
-            self._compiled(given.args, dict(given.kwargs))
+            while True:
+                try:
+                    self._compiled(given.args, dict(given.kwargs))
+                except _Anew:
+                    continue
+                break
         except Asked as asked:
             return asked.answer
         finally:
             self._asks = None
         raise without_graph(self.name, self._modules)
 
+    def one_ops(self) -> list[str]:
+        """Return the names of modules that run as one op though nobody has marked them."""
+        return self._one_ops.names()
+
+    def _follow_again(self, graph: HandedGraph) -> None:
+        """Follow the modules of a graph that run as one op though nobody has marked them.
+
+        Raises
+        ------
+        _Anew
+            If there are any, and nothing of the call has run yet.
+        """
+        leaves = graph.leaves() if graph.leaf_calls else ()
+        is_left = any(not is_opaque(leaf) for leaf in leaves)  # of what was one op until now
+        calls = bool(leaves) or graph.hides_leaf_calls
+        if (calls and self._follower.follow_all_again()) or is_left:
+            self._compiled.start_anew()
+            if not self._has_run:
+                raise _Anew from None
+
     def _called(self, graph: HandedGraph, inputs: Sequence[Any]) -> Any:
         """Run one call of a graph; or answer what is asked of it."""
+        if graph.hides_leaf_calls:
+            self._follow_again(graph)
         if self._asks is not None:
             raise Asked(self._asks(graph, inputs))
         output = super()._called(graph, inputs)
@@ -109,8 +144,9 @@ class FollowedCalls(HandedCalls):
         """Do without a plan of a graph.
 
         Where a module is the cause, calls are followed without it: this one, if nothing of it has
-        run yet, else those that come.
+        run yet, else those that come. Where nobody has marked it, it is followed.
         """
+        self._follow_again(graph)
         name = getattr(error, "module", None)
         module = self.outside.left_out(name, error) if name else None
         if module is None or module in self._follower.left_out():

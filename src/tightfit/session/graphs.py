@@ -13,9 +13,13 @@ import msgspec
 from tightfit.capture.calls.signature import shape_of_call
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
+from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsPlainly
+from tightfit.errors import BudgetExceeded, CaptureError
 from tightfit.execution.guard import left_out
+from tightfit.planners.bounds import leaves_much_to_plan
 from tightfit.planners.questions.minimum import MinimumBudget
+from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
 from tightfit.session.followed import FollowedCalls
@@ -55,6 +59,7 @@ class GraphSteps(WholeSteps):
         self._has_run = False  # a graph of the call under way
         self._are_several = False  # graphs of a call, as far as is known
         self.in_graphs: InGraphs | None = None
+        self._one_ops: list[str] = []  # that were announced
 
     @property
     def is_used(self) -> bool:
@@ -92,6 +97,33 @@ class GraphSteps(WholeSteps):
             return self.in_graphs.run_graph(graph, inputs)
         self._has_run = True
         return super().__call__(self.graphs.arguments(graph, inputs))
+
+    def _capture(self, key: Any, call: TracedCall, *, waits: bool) -> Specialisation:
+        """Capture a call.
+
+        Raises
+        ------
+        CaptureError
+            If it is better done graph by graph than with modules as one op that nobody has marked.
+        """
+        names = self._followed.one_ops()
+        try:
+            one = super()._capture(key, call, waits=waits)
+        except BudgetExceeded as error:
+            if not names:
+                raise
+            raise _better_in_graphs(self.callee.name, names) from error
+        if names and not leaves_much_to_plan(one.captured.graph):
+            self.captures.forget(one)
+            raise _better_in_graphs(self.callee.name, names)
+        if names and names != self._one_ops:
+            self._one_ops = names
+            told = ", ".join(map(repr, names))
+            announce(
+                f"{self.callee.name}: data decide sizes inside of {told}: each runs eagerly, as "
+                "one measured op of the plan (tightfit.opaque says so beforehand)"
+            )
+        return one
 
     def looking(self) -> AbstractContextManager[None]:
         """Return what is around while it is found out what is to run: it belongs to no step."""
@@ -159,3 +191,10 @@ def _calls_of(callee: Callee, options: Options, account: Account) -> HandedCalls
     if callee.function is run_as_it_is:
         return HandedCalls(callee)
     return FollowedCalls(callee, account, keeps=options.cache)
+
+
+def _better_in_graphs(name: str, modules: list[str]) -> CaptureError:
+    return CaptureError(
+        f"{name} is planned graph by graph: as one op each, {', '.join(modules)} would hold most "
+        "of what a step keeps"
+    )

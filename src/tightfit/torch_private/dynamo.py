@@ -8,43 +8,49 @@ and without sizes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import types
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._C._dynamo.guards import dict_version
-from torch._dynamo import config, convert_frame, eval_frame, exc, pgo, trace_rules
+from torch._dynamo import config, convert_frame, eval_frame, exc, pgo
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.variables import nn_module
 from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
+from tightfit.torch_private.frames.ends import End, noting_ends
+from tightfit.torch_private.frames.follower import Follower, Given
 from tightfit.torch_private.frames.following import following_ours
+from tightfit.torch_private.frames.leaves import (
+    HAS_LEAVES,
+    IsGiven,
+    as_leaves,
+    asking,
+    invoke_leaf_function,
+    is_leaf_call,
+    leaf_of,
+    noted,
+    run_leaf,
+)
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
-
-try:
-    from torch._higher_order_ops.invoke_leaf_function import (
-        _retrieve_module_by_index,
-        invoke_leaf_function,
-    )
-except ImportError:  # PyTorch before 2.11 has no leaves
-    invoke_leaf_function = None
-_HAS_LEAVES = "input_spec" in inspect.signature(type(invoke_leaf_function).__call__).parameters
-"""Whether a graph says how a leaf's arguments nest: not before 2.13. There leaves end a graph."""
+from tightfit.torch_private.frames.values import follows_values
 
 __all__ = [
+    "End",
     "Follower",
+    "Given",
     "break_reason",
     "compiled",
     "dict_version",
@@ -81,36 +87,6 @@ _CONFIGURATION = {
 }
 
 
-class Follower(Protocol):
-    """Who is asked while Dynamo follows the Python of a callable."""
-
-    def call(self) -> tuple[int, Any]:
-        """Return the number of the call under way, and what it was given."""
-        ...
-
-    def leaves(self) -> Mapping[Any, Callable[..., Any]]:
-        """Return the functions that are not to be followed, each with its results on fakes."""
-        ...
-
-    def left_out(self) -> Set[nn.Module]:
-        """Return the modules whose forwards are to run as plain Python."""
-        ...
-
-    def following(self) -> AbstractContextManager[None]:
-        """Return what is around while a frame is looked at."""
-        ...
-
-    def entered_inner_frame(self) -> None:
-        """Hear that a module's forward is looked at by itself: Python runs what calls it."""
-        ...
-
-    def skipped(
-        self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
-    ) -> None:
-        """Hear that a frame will run as plain Python, and of the error that Dynamo has met."""
-        ...
-
-
 def follows_in_place() -> bool:
     """Whether this PyTorch has all that `compiled` takes, as 2.11 does."""
     return invoke_leaf_function is not None
@@ -139,19 +115,31 @@ def compiled(
     converting = convert_frame.convert_frame(first.backend, Hooks())
     # as `optimize` does, which loads what shrinks failing graphs to their least
     context = eval_frame._optimize_catch_errors(converting, Hooks(), **_ISOLATED)
-    context.callback = _PerFrame(context.callback, follower, first)
+    outermost = in_a_frame_of_its_own(function)
+    context.callback = _PerFrame(context.callback, follower, first, outermost.__code__)
     for enter in context.enter_exit_hooks:  # what they set up lasts; configuration is ours
         enter()()
     context.enter_exit_hooks.clear()
-    return context(in_a_frame_of_its_own(function))
+    return context(outermost)
+
+
+class _EndsInside(BaseException):
+    """Ends following: a graph would end inside a forward that may be one op."""
+
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.forward = forward
 
 
 class _PerFrame:
     """What Dynamo asks about a frame, between it and its own conversion of frames."""
 
-    def __init__(self, convert: Any, follower: Follower, first: KeptFirst) -> None:
+    def __init__(
+        self, convert: Any, follower: Follower, first: KeptFirst, outermost: types.CodeType
+    ) -> None:
         self._torchdynamo_orig_backend = convert
         self._first = first
+        self._outermost = outermost
         first.stand_before(convert._torchdynamo_orig_backend)
         self._follower = follower
         self._followed: set[Any] = set()  # for they cannot be leaves
@@ -176,16 +164,33 @@ class _PerFrame:
             return self._looked_at(frame, entry, state, module)
 
     def _looked_at(self, frame: Any, entry: Any, state: Any, module: nn.Module | None) -> Any:
-        """Return what Dynamo makes of a frame; where it fails, that it is left to Python."""
-        numpy = True
+        """Return what Dynamo makes of a frame; where it fails, that it is left to Python.
+
+        Where data decide sizes inside a forward, it is tried whether the frame is one graph with
+        that forward as one op.
+        """
+        numpy, asked = True, None
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
+            leaves |= asking(asked)
             self._first.is_asked = not (leaves or self._followed or self._follower.left_out())
             failed: set[Any] = set()
             suppressed: list[str] = []
+            ends: list[End] = []
             try:
-                with _noting_suppressed(suppressed), config.patch(trace_numpy=numpy):
-                    result = self._converted(frame, entry, state, _noted(leaves, failed))
+                with (
+                    _noting_suppressed(suppressed),
+                    config.patch(trace_numpy=numpy),
+                    noting_ends(functools.partial(self._note_end, frame, ends)),
+                ):
+                    result = self._converted(frame, entry, state, noted(leaves, failed))
+            except _EndsInside as end:
+                asked = end.forward
+                continue
+            except IsGiven as told:
+                self._follower.try_as_one_op(told.forward, told.given)
+                asked = None
+                continue
             except exc.FailOnRecompileLimitHit:
                 raise
             except exc.TorchDynamoException as error:
@@ -201,11 +206,36 @@ class _PerFrame:
                 reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
                 self._skipped(frame, reason, error)
                 return ConvertFrameReturn(apply_to_code=False)  # another call may do
+            if asked is not None:
+                self._follower.try_as_one_op(asked, None)
+                asked = None
+                continue
+            is_one = not self._is_outermost(frame) or _is_one_graph(result, ends)
+            if not is_one and self._follower.follow_all_again():
+                continue
             reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
             if result.guarded_code is None and reason is not None:
                 result.apply_to_code = reason != _SUPPRESSED
                 self._skipped(frame, suppressed[0] if suppressed else reason, None)
             return result
+
+    def _note_end(self, frame: Any, ends: list[End], end: End) -> None:
+        """Note the end of a graph.
+
+        Raises
+        ------
+        _EndsInside
+            If the frame may be one graph, with a forward inside of it as one op.
+        """
+        self._follower.ended(end)
+        ends.append(end)
+        if HAS_LEAVES and follows_values() and end.is_of_sizes and self._is_outermost(frame):
+            forward = self._follower.one_op_at(end.frames[1:])
+            if forward is not None:
+                raise _EndsInside(forward)
+
+    def _is_outermost(self, frame: Any) -> bool:
+        return frame.f_code is self._outermost
 
     def _skipped(self, frame: Any, reason: str, error: Exception | None) -> None:
         """Tell of a frame that runs as plain Python, and of which module it is a forward."""
@@ -237,7 +267,7 @@ class _PerFrame:
         It asks whether a forward is to be followed only where it does not take a short way to it.
         """
         left_out = {type(module).forward for module in self._follower.left_out()}
-        if not _HAS_LEAVES:
+        if not HAS_LEAVES:
             left_out |= leaves.keys() - _RECURRENT  # whose kernels are operators
             leaves = {}
         short_way = nn_module.unpatched_nn_module_call
@@ -246,7 +276,7 @@ class _PerFrame:
         for forward in left_out:
             forward._torchdynamo_disable = True
         try:
-            with _as_leaves(leaves):
+            with as_leaves(leaves):
                 yield
         finally:
             nn_module.unpatched_nn_module_call = short_way
@@ -267,76 +297,13 @@ class _PerFrame:
                         del seen.automatic_dynamic[name]
 
 
-@contextlib.contextmanager
-def _as_leaves(leaves: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Have Dynamo put calls of some functions into its graphs as they are."""
-    known = trace_rules._leaf_function_ids
-    for function, on_fakes in leaves.items():
-        known.add(id(function))
-        function._torchdynamo_leaf_real_fn = function
-        function._torchdynamo_leaf_fake_fn = on_fakes
-        function._torchdynamo_leaf_mutates_args = frozenset[str]()
-    try:
-        yield
-    finally:
-        for function in leaves:
-            known.remove(id(function))
-            for name in _OF_LEAVES:
-                delattr(function, name)
-
-
-_OF_LEAVES = (
-    "_torchdynamo_leaf_real_fn",
-    "_torchdynamo_leaf_fake_fn",
-    "_torchdynamo_leaf_mutates_args",
-)
+def _is_one_graph(result: ConvertFrameReturn, ends: Sequence[End]) -> bool:
+    """Whether all of a frame is one graph, or none is needed."""
+    return result.guarded_code is not None and not any(end.reason for end in ends)
 
 
 _RECURRENT: frozenset[Any] = frozenset({nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward})
 """Where one of them is followed all are: Dynamo knows one setting for them."""
-
-
-def _noted(leaves: Mapping[Any, Callable[..., Any]], failed: set[Any]) -> dict[Any, Any]:
-    """Return leaves whose results on fake tensors, where they cannot be made, are noted."""
-
-    def noting(function: Any, on_fakes: Callable[..., Any]) -> Callable[..., Any]:
-        def returned(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return on_fakes(*args, **kwargs)
-            except Exception:
-                failed.add(function)
-                raise
-
-        return returned
-
-    return {function: noting(function, on_fakes) for function, on_fakes in leaves.items()}
-
-
-def is_leaf_call(node: fx.Node) -> bool:
-    """Whether a node calls the forward of a module that Dynamo did not follow."""
-    return _HAS_LEAVES and node.target is invoke_leaf_function
-
-
-def leaf_of(module: fx.GraphModule, node: fx.Node) -> nn.Module:
-    """Return the module whose forward a node calls, while a call of its graph is under way."""
-    return _retrieve_module_by_index(_given(module, node, node.args[4:])[0][0].nn_module_index)
-
-
-def run_leaf(module: fx.GraphModule, node: fx.Node, leaf: nn.Module, flat: Any) -> tuple[Any, ...]:
-    """Call the forward of a module as a node does.
-
-    Parameters
-    ----------
-    flat : sequence
-        The arguments of the node.
-    """
-    (_, *args), kwargs = _given(module, node, flat[4:])
-    return tuple(tree_leaves(leaf.forward(*args, **kwargs)))
-
-
-def _given(module: fx.GraphModule, node: fx.Node, flat: Any) -> Any:
-    spec: Any = node.args[2]
-    return tree_unflatten(list(flat), getattr(module, spec.target))
 
 
 @contextlib.contextmanager

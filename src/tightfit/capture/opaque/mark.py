@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,10 +12,12 @@ from torch import nn
 from tightfit.capture.origins import module_names
 from tightfit.errors import BadInput
 
-__all__ = ["is_marked", "is_opaque", "opaque", "opaque_modules"]
+__all__ = ["is_marked", "is_opaque", "look_into", "opaque", "opaque_modules", "run_as_one_op"]
 
 
 _MARK = "_tightfit_opaque"
+_AS_ONE_OP: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+"""Modules that nobody marked, and in which data decide sizes; with those who have found it."""
 
 
 def opaque(module: nn.Module) -> nn.Module:
@@ -56,8 +60,20 @@ def is_opaque(module: nn.Module) -> bool:
 
 
 def is_marked(module: nn.Module) -> bool:
-    """Whether somebody has said that a module is not to be looked into."""
-    return bool(module.__dict__.get(_MARK, False))
+    """Whether a module is not to be looked into, as somebody has said or has been found out."""
+    return bool(module.__dict__.get(_MARK, False)) or bool(_AS_ONE_OP.get(module))
+
+
+def run_as_one_op(modules: Iterable[nn.Module], finder: object) -> None:
+    """Look into modules no longer, as if they were marked, as long as somebody is there."""
+    for module in modules:
+        _AS_ONE_OP.setdefault(module, weakref.WeakSet()).add(finder)
+
+
+def look_into(modules: Iterable[nn.Module], finder: object) -> None:
+    """Look into modules again in which somebody had found that data decide sizes."""
+    for module in modules:
+        _AS_ONE_OP.get(module, weakref.WeakSet()).discard(finder)
 
 
 def opaque_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -15,7 +15,7 @@ from torch._dynamo.variables.base import (
 )
 from torch._dynamo.variables.tensor import TensorVariable
 
-__all__ = ["in_a_frame_of_its_own", "is_beside_loss"]
+__all__ = ["changed_variables", "in_a_frame_of_its_own", "is_beside_loss"]
 
 
 def in_a_frame_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,15 +46,19 @@ def _note_beside_loss(context: Any) -> None:
     """Note which tensors are returned beside a loss, and kept nowhere else."""
     local = {n: _variable(context.get_local(n)) for n in ("loss", "output")}
     effects = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.side_effects
+    kept = _made_in([local["loss"], *changed_variables(effects)], effects)
+    for node in _made_in(local["output"], effects) - kept:
+        node.meta[_BESIDE_LOSS] = True
+
+
+def changed_variables(effects: Any) -> list[VariableTracker]:
+    """Return what was there before Dynamo followed a frame, and is changed by its Python."""
     existing = AttributeMutationExisting | ValueMutationExisting
-    changed = [
+    return [
         each
         for each in effects.id_to_variable.values()
         if isinstance(each.mutation_type, existing) and effects.is_modified(each)
     ]
-    kept = _made_in([local["loss"], *changed], effects)
-    for node in _made_in(local["output"], effects) - kept:
-        node.meta[_BESIDE_LOSS] = True
 
 
 def _variable(seen: Any) -> VariableTracker:

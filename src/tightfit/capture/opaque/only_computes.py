@@ -1,0 +1,101 @@
+"""Whether a module's Python does anything besides computing, found out without running it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from tightfit.capture.calls.geometry import Geometry
+from tightfit.costs.measured.call import fixed_generators, materialise
+from tightfit.torch_private import core
+from tightfit.torch_private import dynamo as private
+from tightfit.torch_private.frames.values import following_values
+
+__all__ = ["only_computes"]
+
+
+def only_computes(given: private.Given) -> bool:
+    """Whether a module's Python changes nothing that was there before, and says nothing.
+
+    Dynamo follows it for values of the same shapes, whatever these decide, and has to make one
+    graph of it. That is not run; what decides is computed, by a copy of the module.
+    """
+    tree = core.pytree.tree_map_only(torch.Tensor, Geometry.of, (given.args, dict(given.kwargs)))
+    device = next(given.module.parameters(), torch.empty(0)).device
+    try:
+        with core.without_modes(), fixed_generators(device), torch.no_grad(), following_values():
+            twin = copy.deepcopy(given.module)
+            args, kwargs = core.pytree.tree_map_only(Geometry, _materialised, tree)
+            private.compiled(twin.forward, _never_run, _OneGraph())(*args, **kwargs)
+    except _Seen as seen:
+        return seen.only_computes
+    except Exception:  # where it cannot be copied, or fails, nobody knows what it does
+        return False
+    raise AssertionError("nothing of it was followed")
+
+
+class _Seen(BaseException):
+    """Ends a call whose Python has been followed as far as one graph goes."""
+
+    def __init__(self, *, only_computes: bool) -> None:
+        super().__init__()
+        self.only_computes = only_computes
+
+
+def _never_run(*_: Any) -> NoReturn:
+    raise AssertionError("the end of a graph comes before it is compiled")
+
+
+def _materialised(geometry: Geometry) -> torch.Tensor:
+    return materialise(geometry.shape, geometry.strides, geometry.dtype, geometry.device)
+
+
+class _OneGraph:
+    """Ends a call at the end of its first graph: nothing of it has run then."""
+
+    def call(self) -> tuple[int, Any]:
+        """Return that there is one call."""
+        return 1, None
+
+    def leaves(self) -> Mapping[Any, Callable[..., Any]]:
+        """Return that everything is to be followed."""
+        return {}
+
+    def left_out(self) -> Set[nn.Module]:
+        """Return that nothing is to be left out."""
+        return frozenset()
+
+    def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
+        """Return that nothing is to become one op."""
+        return None
+
+    def try_as_one_op(self, forward: Any, given: private.Given | None) -> None:
+        """Do nothing: nothing is asked about."""
+
+    def follow_all_again(self) -> bool:
+        """Return that there is nothing to be followed again."""
+        return False
+
+    def ended(self, end: private.End) -> NoReturn:
+        """End the call; say whether its Python goes on, or has done something."""
+        raise _Seen(only_computes=not end.reason and not end.acts)
+
+    def following(self) -> AbstractContextManager[None]:
+        """Return that nothing is around."""
+        return contextlib.nullcontext()
+
+    def entered_inner_frame(self) -> None:
+        """Do nothing: of course plain Python calls it."""
+
+    def skipped(
+        self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
+    ) -> NoReturn:
+        """End the call: what Dynamo leaves to Python is not seen."""
+        raise _Seen(only_computes=False)

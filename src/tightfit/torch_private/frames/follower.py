@@ -1,0 +1,82 @@
+"""Who is asked while Dynamo follows the Python of a callable."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from tightfit.torch_private.frames.ends import End
+
+__all__ = ["Follower", "Given"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a call of a module's forward is given."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Follower(Protocol):
+    """Who is asked while Dynamo follows the Python of a callable."""
+
+    def call(self) -> tuple[int, Any]:
+        """Return the number of the call under way, and what it was given."""
+        ...
+
+    def leaves(self) -> Mapping[Any, Callable[..., Any]]:
+        """Return the functions that are not to be followed, each with its results on fakes."""
+        ...
+
+    def left_out(self) -> Set[nn.Module]:
+        """Return the modules whose forwards are to run as plain Python."""
+        ...
+
+    def one_op_at(self, places: Sequence[tuple[str, int]]) -> Any:
+        """Return the forward that may become one op in which the innermost of some calls lies.
+
+        Parameters
+        ----------
+        places : sequence of (str, int)
+            The file and line of each call, the outermost first.
+        """
+        ...
+
+    def try_as_one_op(self, forward: Any, given: Given | None) -> None:
+        """Decide whether a forward is not to be followed from now on.
+
+        Parameters
+        ----------
+        given : Given or None
+            What a call is given, on fake tensors. None: it cannot be a leaf.
+        """
+        ...
+
+    def follow_all_again(self) -> bool:
+        """Follow what was decided to be no longer followed; return whether there is anything."""
+        ...
+
+    def ended(self, end: End) -> None:
+        """Hear of the end of a graph, before anything of it runs."""
+        ...
+
+    def following(self) -> AbstractContextManager[None]:
+        """Return what is around while a frame is looked at."""
+        ...
+
+    def entered_inner_frame(self) -> None:
+        """Hear that a module's forward is looked at by itself: Python runs what calls it."""
+        ...
+
+    def skipped(
+        self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
+    ) -> None:
+        """Hear that a frame will run as plain Python, and of the error that Dynamo has met."""
+        ...

@@ -1,0 +1,69 @@
+"""Dynamo follows Python whatever data decide in it, for the values at hand. Private names."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch._functorch.config as functorch
+from torch._dynamo import config
+from torch.fx.experimental import symbolic_shapes
+
+__all__ = ["following_values", "follows_values"]
+
+_UNUSED_SIZES = getattr(symbolic_shapes, "_ignore_fresh_unbacked_symbols_tls_context", None)
+
+
+def follows_values() -> bool:
+    """Whether this PyTorch can."""
+    return _UNUSED_SIZES is not None
+
+
+@contextlib.contextmanager
+def following_values() -> Iterator[None]:
+    """Have Dynamo compute what it follows, so that data may decide sizes and numbers.
+
+    `torch.export` has this as `draft_export`. What it makes of a frame is for these values only.
+    """
+    assert _UNUSED_SIZES is not None
+    logger = logging.getLogger(symbolic_shapes.__name__)  # which tells each decision
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with (
+            config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True),
+            functorch.patch(fake_tensor_propagate_real_tensors=True),
+            _UNUSED_SIZES(),
+            _let_go_of_afterwards(),
+        ):
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _let_go_of_afterwards() -> Iterator[None]:
+    """Let go of the tensors that were computed: sizes hold them in cycles that nobody collects."""
+    kind = symbolic_shapes.ShapeEnv
+    init = kind.__init__
+    made: list[symbolic_shapes.ShapeEnv] = []
+
+    @functools.wraps(init)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        made.append(self)
+
+    kind.__init__ = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__init__ = init  # type: ignore[method-assign]
+        for sizes in made:
+            if sizes.tracked_fakes is not None:
+                sizes.tracked_fakes.clear()
+        for each in vars(kind).values():
+            if hasattr(each, "cache_clear"):
+                each.cache_clear()
