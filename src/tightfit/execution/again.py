@@ -7,8 +7,9 @@ and differentiates that. From then on the call is held as plain PyTorch holds it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -17,30 +18,83 @@ from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.returned import raw_outputs
 from tightfit.torch_private import engine
 
-__all__ = ["Again", "Plainly"]
+__all__ = ["Again", "RanPlainly", "Repeated"]
 
-Plainly = Callable[[], tuple[Sequence[Any], Sequence[Any]]]
-"""Runs a call again under autograd: its flattened outputs, and its placeholders."""
+
+@dataclass(frozen=True)
+class RanPlainly:
+    """What a forward that was run again under autograd has given.
+
+    Parameters
+    ----------
+    outputs : sequence
+        What it has returned, flattened.
+    inputs : sequence
+        Its placeholders.
+    owners : sequence
+        The placeholders of the call itself. Others stand for those that were run again, too.
+    """
+
+    outputs: Sequence[Any]
+    inputs: Sequence[Any]
+    owners: Sequence[Any]
+
+
+class Repeated(Protocol):
+    """Runs a call again in its backward, where its plan does not do."""
+
+    def plainly(self, instead: Callable[[Any], Any]) -> RanPlainly:
+        """Run it under autograd, on what stands for its inputs."""
+        ...
+
+    def otherwise(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
+        """Plan it for the gradients of outputs that came; return those of placeholders."""
+        ...
+
+    def once_more(
+        self, came: dict[int, torch.Tensor], begun: Callable[[int, torch.Tensor], torch.Tensor]
+    ) -> Iterator[dict[int, torch.Tensor | None]]:
+        """Run it for a further backward; return the gradients of placeholders as they come.
+
+        `begun` tells what the sum that a gradient is begins with, as of `Program`.
+        """
+        ...
+
+    def retained(self) -> None:
+        """Hear that a further backward may come: what is there now must be there then."""
+        ...
 
 
 class Again:
     """A call whose gradients are differentiated.
 
     Every backward that is differentiated goes through one forward that was run again: what is
-    derived of their gradients meets there, in the order of plain PyTorch.
+    derived of their gradients meets there, in the order of plain PyTorch. Calls whose outputs it
+    takes are run again before it: all of them are one graph of autograd's, whose gradients the last
+    call computes for those before.
 
     Parameters
     ----------
     joint : JointGraph
         What was planned of it.
-    plainly : callable
-        Runs it again.
+    ran : RanPlainly
+        Its forward that was run again.
+    before : sequence of Again
+        The calls that have made what it was run on.
     """
 
-    def __init__(self, joint: JointGraph, plainly: Plainly) -> None:
+    def __init__(self, joint: JointGraph, ran: RanPlainly, before: Sequence[Again]) -> None:
         self._joint = joint
-        outputs, self._inputs = plainly()
-        self._outputs = {i: x for i, x in raw_outputs(joint, outputs).items() if x.requires_grad}
+        self._inputs, self._owners = ran.inputs, ran.owners
+        raw = raw_outputs(joint, ran.outputs)
+        self._outputs = {i: x for i, x in raw.items() if x.requires_grad}
+        self._before = before
+        self._computed: tuple[int, dict[int, torch.Tensor | None]] = (-1, {})
+
+    def output(self, index: int, canonical: Mapping[int, int]) -> torch.Tensor | None:
+        """Return a raw output as the forward that was run again has made it; None: it has not."""
+        same = (x for i, x in self._outputs.items() if canonical.get(i, i) == index)
+        return next(same, None)
 
     def gradients(
         self, by_position: Mapping[int, torch.Tensor | None], canonical: Mapping[int, int]
@@ -59,26 +113,62 @@ class Again:
             for base, output in self._outputs.items()
             if (gradient := by_position.get(canonical.get(base, base))) is not None
         }
-        wanted = [p for _, p in self._joint.gradients if engine.asks_for_gradient(self._inputs[p])]
-        if not wanted or not came:
-            return {}
-        if not torch.is_grad_enabled() and self._meets_its_derivative():
+        (backward, computed), self._computed = self._computed, (-1, {})
+        if backward == engine.running_backward():  # of what a later call has led here
             if any(bool(gradient.any()) for gradient in came.values()):
                 raise _used_with()
-            return {position: torch.zeros_like(self._inputs[position]) for position in wanted}
+            return computed
+        if not came:
+            return {}
+        calls = self._calls()
+        wanted = {call: call._wanted() for call in calls}
+        if not any(wanted.values()):
+            return {}
+        if not torch.is_grad_enabled() and self._meets_its_derivative(calls):
+            if any(bool(gradient.any()) for gradient in came.values()):
+                raise _used_with()
+            return {position: torch.zeros_like(self._inputs[position]) for position in wanted[self]}
+        asked = {id(x): x for call in calls for x in map(call._inputs.__getitem__, wanted[call])}
         found = torch.autograd.grad(
             list(came),
-            [self._inputs[position] for position in wanted],
+            list(asked.values()),
             list(came.values()),
             create_graph=torch.is_grad_enabled(),
             retain_graph=True,
             allow_unused=True,
         )
-        return dict(zip(wanted, found, strict=True))
+        gradients = dict(zip(asked, found, strict=True))
+        for call in calls:  # what several calls take is handed over once
+            own = {p: gradients.pop(id(call._inputs[p]), None) for p in wanted[call]}
+            call._computed = engine.running_backward(), own
+        own, self._computed = self._computed[1], (-1, {})
+        return own
 
-    def _meets_its_derivative(self) -> bool:
-        """Whether the backward that runs now goes through the forward that was run again."""
-        owners = [x for x in self._inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+    def _wanted(self) -> list[int]:
+        """Return the placeholders whose gradients the backward that runs now asks for.
+
+        Those are left out that another call has made: their gradients stay within.
+        """
+        return [
+            position
+            for _, position in self._joint.gradients
+            if self._inputs[position] is self._owners[position]
+            and engine.asks_for_gradient(self._owners[position])
+        ]
+
+    def _calls(self) -> list[Again]:
+        """Return the call and those that were run again before it, the last first."""
+        found = {self: None}
+        for call in self._before:
+            for each in call._calls():
+                found.pop(each, None)  # one that several take comes after them
+                found[each] = None
+        return list(found)
+
+    def _meets_its_derivative(self, calls: Sequence[Again]) -> bool:
+        """Whether the backward that runs now goes through forwards that were run again."""
+        owners = [x for call in calls for x in call._owners]
+        owners = [x for x in owners if isinstance(x, torch.Tensor) and x.requires_grad]
         seen = {engine.gradient_node(x) for x in owners}
         waiting = [engine.gradient_node(output) for output in self._outputs.values()]
         while waiting:
