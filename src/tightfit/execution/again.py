@@ -43,8 +43,15 @@ class RanPlainly:
 class Repeated(Protocol):
     """Runs a call again in its backward, where its plan does not do."""
 
-    def plainly(self, instead: Callable[[Any], Any]) -> RanPlainly:
-        """Run it under autograd, on what stands for its inputs."""
+    def plainly(self, instead: Callable[[Any, Any, int], Any]) -> RanPlainly:
+        """Run it under autograd, on what stands for those inputs that other calls have made.
+
+        `instead` is given an input, or None if it is gone, and which output of which run it was.
+        """
+        ...
+
+    def outputs_once_more(self) -> list[Any]:
+        """Run its forward once more, drawing what it drew; return its raw outputs."""
         ...
 
     def otherwise(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
@@ -116,7 +123,7 @@ class Again:
         (backward, computed), self._computed = self._computed, (-1, {})
         if backward == engine.running_backward():  # of what a later call has led here
             if any(bool(gradient.any()) for gradient in came.values()):
-                raise _used_with()
+                raise _of_several()
             return computed
         if not came:
             return {}
@@ -180,6 +187,16 @@ class Again:
                 return True
             waiting.extend(before for before, _ in node.next_functions if before is not None)
         return False
+
+
+def _of_several() -> TightfitError:
+    return TightfitError(
+        "outputs of several graphs of a model go back together in a backward that is "
+        "differentiated (create_graph=True): they meet inside, where plain PyTorch adds in another "
+        "order, and gradients would differ in their last bits. Put together inside of the fitted "
+        "module what the derivative is taken of (have it return their sum, say), or take the "
+        f"derivative inside of it. {WITHOUT_A_PLAN}"
+    )
 
 
 def _used_with() -> TightfitError:

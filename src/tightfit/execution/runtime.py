@@ -33,7 +33,7 @@ from tightfit.progress import announce
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine, tools
 
-__all__ = ["Run", "Runner"]
+__all__ = ["Run", "Runner", "made_by"]
 
 
 class Runner:
@@ -280,10 +280,12 @@ class Run:
             self.saved, self.versions = None, []
             before: list[Again] = []
 
-            def instead(given: Any) -> Any:
-                call, tensor = _as_run_again(given)
-                before.extend([call] if call is not None else [])
-                return tensor
+            def instead(given: Any, run: Run, output: int) -> Any:
+                if given is not None and not _goes_on_through(given.grad_fn, run):
+                    return None
+                call, other = run.output_run_again(output)
+                before.extend([call] if call is not None and other is not None else [])
+                return other
 
             self._again = Again(self.runner.joint, self._repeated.plainly(instead), before)
         return self._again
@@ -303,6 +305,16 @@ class Run:
         assert self.runner is not None
         again, returned = self._ran_again(), self.runner.returned
         return again, again.output(returned.plain[place], returned.canonical)
+
+    def output_once_more(self, place: int) -> torch.Tensor | None:
+        """Run the call's forward once more; return an output, None if that cannot be.
+
+        Parameters are those of `output_run_again`.
+        """
+        if self._repeated is None or self.state not in ("forward done", "retained"):
+            return None
+        assert self.runner is not None
+        return self._repeated.outputs_once_more()[self.runner.returned.plain[place]]
 
     def _check_startable(self) -> None:
         if self.state not in ("forward done", "retained"):
@@ -465,18 +477,11 @@ class _Node(torch.autograd.Function):
 tools.hide_all_from_dynamo(_Node.backward)  # code that Dynamo follows may call backward
 
 
-def _as_run_again(given: Any) -> tuple[Again | None, Any]:
-    """Return what stands for an input of a call that is run again for its derivative.
-
-    That is itself, but for what another call has made that the backward goes on through: that one
-    is run again as well, and returned with it, so that both are one graph of autograd's.
-    """
-    node = given.grad_fn if isinstance(given, torch.Tensor) else None
+def made_by(tensor: Any) -> tuple[Run, int] | None:
+    """Return which call has made a tensor, and as which output of its chain; None: none has."""
+    node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
     run = _run_of(node)
-    if run is None or node.index > 0 or not _goes_on_through(node, run):
-        return None, given
-    again, other = run.output_run_again(given.output_nr)
-    return (None, given) if other is None else (again, other)
+    return None if run is None or node.index > 0 else (run, tensor.output_nr)
 
 
 def _run_of(node: Any) -> Run | None:

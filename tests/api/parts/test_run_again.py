@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 import tightfit
 from benchmarks.training_loops import Run, live
+from tightfit.allocator import meter_for
+from tightfit.errors import TightfitError
+from tightfit.session.handles import attach_by_parts
+from tightfit.session.options import make_options
 
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 
@@ -219,3 +223,143 @@ def test_derivatives_inside_of_a_forward(way: Any) -> None:
             own += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
         found.append(own)
     assert all(map(torch.equal, *found))
+
+
+# -- what it is run on, and what it is refused for ---------------------------------------------
+
+
+class BreakBefore(nn.Module):
+    """Its second graph begins with an operator that keeps its input for nobody."""
+
+    def __init__(self, in_place: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.in_place, self.drop = in_place, nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.first(x)
+        print(end="")
+        return self.second(self.drop(torch.nn.functional.relu(hidden, inplace=self.in_place)))
+
+
+class Beside(BreakBefore):
+    """Returns what its first graph and what its second one computes."""
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = torch.tanh(self.first(x))
+        print(end="")
+        further = self.drop(torch.tanh(self.second(hidden)))
+        return further.square().mean(), 2 * further, hidden
+
+
+def retained(model: nn.Module, step: int) -> None:
+    loss = model(torch.randn(16, 8)).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def retained_at_times(model: nn.Module, step: int) -> None:
+    loss = model(torch.randn(16, 8)).square().sum()
+    loss.backward(retain_graph=step % 3 == 2)
+    if step % 3 == 2:
+        loss.backward()
+
+
+def penalty_at_times(model: nn.Module, step: int) -> None:
+    """As StyleGAN2 does: the penalty is computed in some steps only."""
+    x = torch.randn(16, 8).requires_grad_()
+    loss = model(x).square().mean()
+    if step % 3 == 2:
+        loss = loss + slope(model(x), x).square().sum()
+    loss.backward()
+
+
+def takes_more_from_the_fourth_on(model: nn.Module, step: int) -> None:
+    loss, further, _ = model(torch.randn(16, 8))
+    (loss + further.mean() if step > 3 else loss).backward()
+
+
+def lived(plain: nn.Module, step: Callable[[nn.Module, int], None], steps: int) -> list[Any]:
+    """Return what plain and fitted steps show."""
+    found = []
+    for model in (plain, tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)):
+        own: list[Tensor] = []
+        for number in range(steps):
+            torch.manual_seed(number)
+            model.zero_grad()
+            step(model, number)
+            own += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            own.append(torch.rand(()))
+        found.append(own)
+    return found
+
+
+@pytest.mark.parametrize(
+    "plain, step",
+    [
+        (BreakBefore(), retained),
+        (BreakBefore(in_place=True), retained),
+        (BreakBefore(in_place=True, dropout=0.5), retained),
+        (BreakBefore(), retained_at_times),
+        (BreakBefore(), penalty_at_times),
+        (Beside(), takes_more_from_the_fourth_on),
+    ],
+    ids=["retained", "in place", "draws", "at times", "penalty at times", "late gradient"],
+)
+def test_inputs_that_nobody_holds_are_made_again(
+    plain: nn.Module, step: Callable[[nn.Module, int], None]
+) -> None:
+    expected, found = lived(plain, step, steps=7)
+    assert len(expected) == len(found)
+    assert all(map(torch.equal, expected, found))
+
+
+def test_what_was_drawn_before_anybody_came_back_is_refused_once() -> None:
+    model = tightfit.fit(BreakBefore(dropout=0.5), "1GiB", costs="unit", cache=False)
+    for step in range(2):
+        retained_at_times(model, step)
+    with pytest.raises(TightfitError, match=r"of BreakBefore a further time.*kept from the next"):
+        retained_at_times(model, 2)
+    retained(model, 0)
+
+
+def test_outputs_of_several_graphs_with_one_derivative_are_refused() -> None:
+    model = tightfit.fit(Beside(), "1GiB", costs="unit", cache=False)
+    x = torch.randn(16, 8).requires_grad_()
+    loss, _, hidden = model(x)
+    with pytest.raises(TightfitError, match=r"several graphs.*return their sum"):
+        slope(loss + hidden.sum(), x)
+
+
+def test_a_further_backward_that_finds_no_room_is_refused_in_words() -> None:
+    model = tightfit.fit(Broken(), "2MiB", costs="unit", cache=False)
+    loss = torch.stack(losses_of(model, torch.randn(512, WIDTH))).sum()
+    loss.backward(retain_graph=True)
+    held = [torch.empty(8 << 10) for _ in range(8)]
+    with pytest.raises(tightfit.TightfitError, match=r"(retain_graph|least plan).*budget"):
+        while True:
+            held.append(torch.empty(8 << 10))
+            loss.backward(retain_graph=True)
+    assert held.pop() is not None
+
+
+def test_calls_that_no_backward_follows_are_let_go_of() -> None:
+    plain = BreakBefore()
+    model = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)
+    retained(model, 0)
+    meter = meter_for("cpu")
+    held = []
+    for _ in range(6):
+        model(torch.randn(16, 8))
+        held.append(meter.live_bytes())
+    assert held[-1] == held[1]
+
+
+def test_what_is_sharded_says_that_its_parameters_are_gone() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    options = make_options(1 << 20, costs="unit", limits=(1, 0.02), cache=False)
+    attach_by_parts(model, {"0": model[0]}, options)
+    loss = model(torch.randn(4, 8)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(TightfitError, match=r"fully_shard.*not there any more.*call the model"):
+        loss.backward()

@@ -136,6 +136,10 @@ class PartsAgain:
         """Plan a call for one backward more, with what is held now."""
         return self._planned(self._part(step), step.kind)
 
+    def planned_forward(self, step: PartStep, inputs: list[Any]) -> Planned:
+        """Plan a call of which only the forward runs."""
+        return step.kind.runner(step.kind.least)
+
     def _planned(self, part: Part, kind: Kind) -> Planned:
         """Return what runs a call within the step under way; the least plan where none is."""
         steps = self._there()

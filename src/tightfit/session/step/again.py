@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -12,13 +11,13 @@ from torch import nn
 
 from tightfit.capture.calls.structure import Arguments, structure_of
 from tightfit.capture.captured import Captured
-from tightfit.capture.handed import GraphArguments
 from tightfit.capture.side_effects.generators import GeneratorStates
 from tightfit.capture.updates import decided_by_updates
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.again import RanPlainly
 from tightfit.execution.otherwise import Planned, gradients_at_once, gradients_in_turn, unplanned
-from tightfit.session.step.held import GivenToCall
+from tightfit.execution.runtime import Run
+from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
 
 __all__ = ["CalledAgain", "RunsAgain", "Step"]
@@ -79,6 +78,10 @@ class RunsAgain(Protocol[_Any]):
         """Plan a call, on tensors, for one backward more, with what is held now."""
         ...
 
+    def planned_forward(self, step: _Any, inputs: list[Any]) -> Planned:
+        """Plan a call, on tensors, of which only the forward runs."""
+        ...
+
 
 class CalledAgain(Generic[_Step]):
     """One planned call, to be run again if its backward is differentiated, or not the only one.
@@ -137,23 +140,28 @@ class CalledAgain(Generic[_Step]):
         """Hold the inputs that are there: a further backward may come."""
         self._given.hold_all()
 
-    def plainly(self, instead: Callable[[Any], Any]) -> RanPlainly:
+    def plainly(self, instead: Instead) -> RanPlainly:
         """Run the forward again under autograd, on what stands for its inputs."""
         owner, step = self._owner(), self._step
         owner.note_repeated(step)
-        reason = _why_not_plainly(step) or self._what_changed()
-        if reason is not None:
-            raise _cannot(self._name, reason)
-        given = self._given.now()
-        assert given is not None
-        owners = owner.inputs(step, given)
-        given = _replaced(given, instead)
+        made: dict[int, Any] = {}  # what stands for an input, and that
+
+        def noted(given: Any, run: Run, output: int) -> Any:
+            other = instead(given, run, output)
+            if other is not None:
+                made[id(other)] = given
+            return other
+
+        given = self._given.now(noted)
+        reason = _why_not_plainly(step) or self._what_changed(given, made)
+        if reason is not None or given is None:
+            raise _cannot(self._name, reason or "")
         with torch.enable_grad(), tools.WithoutDynamo():
             inputs = owner.inputs(step, given)
             output = owner.function(step)(*given.args, **given.kwargs)
         tensors, _ = structure_of(output, self._name)
         assert len(tensors) == step.captured.joint.metadata.num_outputs
-        return RanPlainly(tensors, inputs, owners)
+        return RanPlainly(tensors, inputs, [made.get(id(x), x) for x in inputs])
 
     def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
         """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
@@ -161,11 +169,9 @@ class CalledAgain(Generic[_Step]):
         What it writes goes into copies: it has been written. Returns the gradients of
         placeholders.
         """
-        reason = self._why_not_once_more()
-        if reason is not None:
-            raise unplanned(max(came), reason)
-        given = self._given.now()
-        assert given is not None
+        given = self._given_once_more()
+        if isinstance(given, str):
+            raise unplanned(max(came), given)
         with torch.enable_grad():
             planned = self._owner().planned_otherwise(self._step, given)
             inputs = self._inputs_once_more(given)
@@ -179,28 +185,63 @@ class CalledAgain(Generic[_Step]):
         What it writes goes into copies: it has been written. Returns what runs the backward and
         yields the gradients of placeholders.
         """
-        owner = self._owner()
-        owner.note_repeated(self._step)
-        reason = self._why_not_once_more()
-        if reason is not None:
-            raise _only_once(self._name, reason)
-        given = self._given.now()
-        assert given is not None
-        with torch.enable_grad():
-            inputs = self._inputs_once_more(given)
-            planned = owner.planned_once_more(self._step, inputs)
+        planned, inputs = self._planned_once_more(self._owner().planned_once_more)
         return self._drawing_the_same(lambda: gradients_in_turn(planned, inputs, came, begun))
 
-    def _why_not_once_more(self) -> str | None:
-        """Return why the planned forward cannot be run twice with the same gradients."""
+    def outputs_once_more(self) -> list[Any]:
+        """Run the forward once more, drawing what it drew; return its raw outputs."""
+        planned, inputs = self._planned_once_more(self._owner().planned_forward)
+        ready = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        del inputs
+        return self._drawing_the_same(lambda: planned.program.forward(ready)[0])
+
+    def _planned_once_more(
+        self, plan: Callable[[_Step, list[Any]], Planned]
+    ) -> tuple[Planned, list[Any]]:
+        """Return a plan, and the placeholders to run it on.
+
+        Raises
+        ------
+        TightfitError
+            If the call cannot be run again.
+        """
+        self._owner().note_repeated(self._step)
+        given = self._given_once_more()
+        if isinstance(given, str):
+            raise _only_once(self._name, given)
+        with torch.enable_grad():
+            inputs = self._inputs_once_more(given)
+            return plan(self._step, inputs), inputs
+
+    def _given_once_more(self) -> Arguments | str:
+        """Return what to run the planned forward on once more, or why it cannot be.
+
+        What it was given by another call and is gone, or was written into, that call makes again.
+        """
         joint = self._step.captured.joint
         if self._before is None and _draws(self._step):
             return "its forward drew random numbers, which are kept from the next call on"
         if joint.opaque.changes_state:
             return "an opaque module writes its state"
-        if read := decided_by_updates(joint):
-            return f"its forward writes {read[0]} and reads it, too"
-        return self._what_changed(besides={position for _, position in joint.write_backs})
+        read = decided_by_updates(joint)
+        written = {p for _, p in joint.write_backs if joint.sources[p].name in read}
+        made: dict[int, Any] = {}
+
+        def made_again(given: Any, run: Run, output: int) -> Any:
+            if given is not None and not written:
+                return None
+            other = run.output_once_more(output)
+            if other is not None:
+                made[id(other)] = given
+            return None if other is None else other.requires_grad_()
+
+        given = self._given.now(made_again)
+        reason = self._what_changed(given, made, {position for _, position in joint.write_backs})
+        if reason is not None or given is None:
+            return reason or ""
+        inputs = self._owner().inputs(self._step, given)
+        late = [joint.sources[p].name for p in written if id(inputs[p]) not in made]
+        return f"its forward writes {late[0]} and reads it, too" if late else given
 
     def _inputs_once_more(self, given: Arguments) -> list[Any]:
         """Return the placeholders; what is written has been written, and is a copy."""
@@ -220,32 +261,37 @@ class CalledAgain(Generic[_Step]):
         finally:
             now.restore()
 
-    def _what_changed(self, besides: Set[int] = frozenset()) -> str | None:
-        """Return what keeps the call from being run as it was; some placeholders do not count."""
-        owner, step, given = self._owner(), self._step, self._given.now()
+    def _what_changed(
+        self, given: Arguments | None, made: Container[int], besides: Set[int] = frozenset()
+    ) -> str | None:
+        """Return what keeps the call from being run as it was.
+
+        Parameters
+        ----------
+        given : Arguments or None
+            What it is to be run on; None: some of it is gone.
+        made : container of int
+            The identities of what was made again.
+        besides : set of int
+            Placeholders that may be others.
+        """
+        owner, step = self._owner(), self._step
         if given is None:
             return "one of its inputs was let go of; such inputs are held from the next call on"
         with torch.enable_grad():
             if not owner.serves(step, given):
                 return "modules or modes were changed since the call"
-            now = _state_of(owner.inputs(step, given))
-            pairs = enumerate(zip(now, self._as_they_were, strict=True))
-            if any(one != other for i, (one, other) in pairs if i not in besides):
+            inputs = owner.inputs(step, given)
+            now = zip(inputs, _state_of(inputs), self._as_they_were, strict=True)
+            changed = (
+                i for i, (x, one, other) in enumerate(now) if one != other and id(x) not in made
+            )
+            if not besides.issuperset(changed):
                 return (
                     "a parameter, buffer or input was changed since the call: change it after "
                     "backward"
                 )
         return None
-
-
-def _replaced(given: Arguments, instead: Callable[[Any], Any]) -> Arguments:
-    """Return arguments with others in the place of some."""
-    if not isinstance(given, GraphArguments):
-        return given
-    others = {id(x): instead(x) for x in given.args}
-    args = tuple(others[id(x)] for x in given.args)
-    inputs = tuple(others.get(id(x), x) for x in given.inputs)
-    return dataclasses.replace(given, args=args, leaves=args, inputs=inputs)
 
 
 def _state_of(inputs: Sequence[Any]) -> list[Any]:

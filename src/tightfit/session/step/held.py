@@ -1,77 +1,86 @@
-"""What a call was given, for as long as it may be run again."""
+"""What a call of a graph was given, for as long as it may be run again."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Set
-from typing import Any
+from collections.abc import Callable, Set
+from typing import Any, TypeAlias
 
 import torch
 
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments
+from tightfit.execution.runtime import Run, made_by
 
-__all__ = ["GivenToCall"]
+__all__ = ["GivenToCall", "Instead"]
+
+Instead: TypeAlias = Callable[[Any, Run, int], Any]
+"""Given an input, or None if it is gone, and which output of which call it was: what stands for it;
+None: itself."""
 
 
 class GivenToCall:
-    """What a call was given: held, or there as long as somebody else holds it.
+    """What a call was given: held, or there as long as somebody else holds it, or made again.
 
     Parameters
     ----------
     given : Arguments
-        Its arguments.
+        Its arguments, before it runs.
     """
 
     def __init__(self, given: Arguments) -> None:
-        self._given: Arguments | None = given
-        self._of_graph: _OfGraph | None = None
-
-    def now(self) -> Arguments | None:
-        """Return it; None if any of it has been let go of."""
-        return self._given if self._of_graph is None else self._of_graph.now()
+        assert isinstance(given, GraphArguments)
+        self._given: GraphArguments | None = given
+        self._inputs: list[Any] = []
+        self._places: list[int] = []
+        self._spec = given.spec
+        self._makers: dict[int, tuple[weakref.ref[Run], int]] = {}
+        for place, x in enumerate(given.inputs):
+            made = made_by(x)
+            if made is not None:
+                self._makers[place] = weakref.ref(made[0]), made[1]
 
     def hold_only(self, leaves: Set[int]) -> None:
-        """Hold only some of the flattened inputs of a graph from now on, and what is no tensor."""
-        assert isinstance(self._given, GraphArguments)
-        self._of_graph = _OfGraph(self._given, leaves)
-        self._given = None
+        """Hold only some of the flattened inputs from now on, and what is no tensor."""
+        given, self._given = self._given, None
+        assert given is not None
+        places = {id(x): place for place, x in enumerate(given.inputs)}
+        self._places = [places[id(x)] for x in given.args]
+        own = {self._places[leaf] for leaf in leaves}
+        self._inputs = [
+            weakref.ref(x) if isinstance(x, torch.Tensor) and place not in own else x
+            for place, x in enumerate(given.inputs)
+        ]
 
     def hold_all(self) -> None:
         """Hold all that is there."""
-        if self._of_graph is not None and (given := self._of_graph.now()) is not None:
-            self._given, self._of_graph = given, None
+        if self._given is None:
+            pairs = zip(self._inputs, self._there(), strict=True)
+            self._inputs = [own if there is None else there for own, there in pairs]
 
-
-class _OfGraph:
-    """The arguments of a call of a graph, most of them held by others.
-
-    Parameters
-    ----------
-    given : GraphArguments
-        The arguments.
-    held : set of int
-        Which of the flattened inputs this holds.
-    """
-
-    def __init__(self, given: GraphArguments, held: Set[int]) -> None:
-        self._spec = given.spec
-        places = {id(x): place for place, x in enumerate(given.inputs)}
-        self._args = [places[id(x)] for x in given.args]
-        own = {self._args[leaf] for leaf in held}
-        self._held: dict[int, Any] = {}
-        self._others: dict[int, weakref.ref[torch.Tensor]] = {}
-        for place, x in enumerate(given.inputs):
-            if isinstance(x, torch.Tensor) and place not in own:
-                self._others[place] = weakref.ref(x)
-            else:
-                self._held[place] = x
-
-    def now(self) -> GraphArguments | None:
-        """Return the arguments; None if a tensor is gone."""
-        found = self._held | {place: other() for place, other in self._others.items()}
-        if any(found[place] is None for place in self._others):
+    def now(self, instead: Instead = lambda given, run, output: None) -> Arguments | None:
+        """Return it, with what stands for what other calls have made; None if any of it is gone."""
+        inputs = self._there()
+        for place, (reference, output) in self._makers.items():
+            run = reference()
+            other = instead(inputs[place], run, output) if run is not None else None
+            inputs[place] = inputs[place] if other is None else other
+        if self._given is not None:
+            places = {id(x): place for place, x in enumerate(self._given.inputs)}
+            args = tuple(inputs[places[id(x)]] for x in self._given.args)
+        elif any(inputs[place] is None for place in self._weakly):
             return None
-        inputs = tuple(found[place] for place in range(len(found)))
-        args = tuple(inputs[place] for place in self._args)
-        return GraphArguments(args, {}, args, self._spec, inputs)
+        else:
+            args = tuple(inputs[place] for place in self._places)
+        return GraphArguments(args, {}, args, self._spec, tuple(inputs))
+
+    @property
+    def _weakly(self) -> list[int]:
+        """Which inputs others hold."""
+        return [place for place, x in enumerate(self._inputs) if isinstance(x, weakref.ref)]
+
+    def _there(self) -> list[Any]:
+        """Return all that the graph was called with; None where it is gone."""
+        if self._given is not None:
+            return [*self._given.inputs]
+        return [x() if isinstance(x, weakref.ref) else x for x in self._inputs]

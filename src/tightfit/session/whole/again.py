@@ -81,6 +81,10 @@ class StepsAgain:
         """Plan a call for one backward more, with what is held now."""
         return self._there(self._plan_once_more)(step, inputs)
 
+    def planned_forward(self, step: Specialisation, inputs: list[Any]) -> Planned:
+        """Plan a call of which only the forward runs."""
+        return self.planned_once_more(step, inputs)
+
     def _there(self, reference: weakref.ref[Callable[..., Planned]]) -> Callable[..., Planned]:
         found = reference()
         if found is None:
