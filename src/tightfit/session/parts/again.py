@@ -50,11 +50,9 @@ class PartStep:
         return self.kind.captured
 
     def leaves_of(self, positions: Sequence[int], leaves: int) -> set[int]:
-        """Return which of so many flattened inputs placeholders are that nothing writes into."""
-        joint = self.captured.joint
-        written = {position for _, position in joint.write_backs}
+        """Return which of so many flattened inputs placeholders are."""
         places = [*range(leaves), *self.kind.repeated]
-        sources = (joint.sources[p] for p in positions if p not in written)
+        sources = (self.captured.joint.sources[p] for p in positions)
         return {places[source.index] for source in sources if source.kind in ("input", "base")}
 
 

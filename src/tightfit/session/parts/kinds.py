@@ -219,6 +219,10 @@ class KnownCalls:
         """Whether calls may be run again in their backward: so they were, or none has been seen."""
         return key not in self._shown or key in self._repeated
 
+    def is_repeated(self, key: Any) -> bool:
+        """Whether calls have been run again in their backward."""
+        return key in self._repeated
+
     def note_repeated(self, key: Any) -> None:
         """Note that calls are run again in their backward."""
         self._repeated.add(key)

@@ -284,8 +284,10 @@ class PartSteps:
         outputs = runner(inputs, run)
         if again is not None:
             again.noted(inputs, outputs)
-            held = range(len(inputs)) if again.is_expected else runner.program.kept
-            again.hold_only(step.leaves_of(held, len(call.given.leaves)))
+            leaves = len(call.given.leaves)
+            kept = step.leaves_of(runner.program.kept, leaves)
+            written = step.leaves_of([p for _, p in kind.captured.joint.write_backs], leaves)
+            again.hold_only(kept, written, is_repeated=self.known.is_repeated(key))
         writer.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
 

@@ -105,8 +105,8 @@ class CalledAgain(Generic[_Step]):
         self._given = GivenToCall(given)
         owner = self._owner()
         self._name = owner.name
-        self.is_expected = owner.may_repeat(step)
-        remembers = self.is_expected and _draws(step)
+        self._is_expected = owner.may_repeat(step)
+        remembers = self._is_expected and _draws(step)
         self._before = GeneratorStates(owner.modules(step)) if remembers else None
         self._as_they_were: list[Any] = []
 
@@ -132,9 +132,20 @@ class CalledAgain(Generic[_Step]):
         self._as_they_were = _state_of(inputs)
         return outputs
 
-    def hold_only(self, leaves: Set[int]) -> None:
-        """Hold only some of the flattened inputs from now on; others as long as they are there."""
-        self._given.hold_only(leaves)
+    def hold_only(self, kept: Set[int], written: Set[int], *, is_repeated: bool) -> None:
+        """Hold only some of the inputs from now on; others are there while somebody holds them.
+
+        Parameters
+        ----------
+        kept : set of int
+            The flattened inputs that the plan keeps.
+        written : set of int
+            Those that the call writes into.
+        is_repeated : bool
+            Whether such calls were run again before.
+        """
+        others = "data" if self._is_expected else "none"
+        self._given.hold_only(kept, written, "all" if is_repeated else others)
 
     def retained(self) -> None:
         """Hold the inputs that are there: a further backward may come."""

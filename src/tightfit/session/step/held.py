@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Set
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
+from tightfit.allocator.tally import before_refusals
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments
 from tightfit.execution.runtime import Run, made_by
 
-__all__ = ["GivenToCall", "Instead"]
+__all__ = ["GivenToCall", "Instead", "let_go_of_retained"]
 
+Others: TypeAlias = Literal["none", "data", "all"]
 Instead: TypeAlias = Callable[[Any, Run, int], Any]
 """Given an input, or None if it is gone, and which output of which call it was: what stands for it;
 None: itself."""
@@ -33,6 +35,7 @@ class GivenToCall:
         self._given: GraphArguments | None = given
         self._inputs: list[Any] = []
         self._places: list[int] = []
+        self._written: Set[int] = frozenset()
         self._spec = given.spec
         self._makers: dict[int, tuple[weakref.ref[Run], int]] = {}
         for place, x in enumerate(given.inputs):
@@ -40,23 +43,49 @@ class GivenToCall:
             if made is not None:
                 self._makers[place] = weakref.ref(made[0]), made[1]
 
-    def hold_only(self, leaves: Set[int]) -> None:
-        """Hold only some of the flattened inputs from now on, and what is no tensor."""
+    def hold_only(self, kept: Set[int], written: Set[int], others: Others) -> None:
+        """Hold only some of the inputs from now on, and what is no tensor.
+
+        Parameters
+        ----------
+        kept : set of int
+            The flattened inputs that the plan keeps.
+        written : set of int
+            Those that the call writes into: they may have its own history.
+        others : str
+            Which to hold of those that no call can make again: ``"none"``, ``"data"`` (without a
+            history) or ``"all"``.
+        """
         given, self._given = self._given, None
         assert given is not None
         places = {id(x): place for place, x in enumerate(given.inputs)}
         self._places = [places[id(x)] for x in given.args]
-        own = {self._places[leaf] for leaf in leaves}
+        own = {self._places[leaf] for leaf in kept}
+        self._written = {self._places[leaf] for leaf in written}
+        for place in self._places if others != "none" else ():
+            x = given.inputs[place]
+            if place not in self._makers and isinstance(x, torch.Tensor):
+                own |= {place} if others == "all" or x.grad_fn is None else set()
+        own -= self._written
         self._inputs = [
             weakref.ref(x) if isinstance(x, torch.Tensor) and place not in own else x
             for place, x in enumerate(given.inputs)
         ]
 
     def hold_all(self) -> None:
-        """Hold all that is there."""
+        """Hold all that is there: what other calls can make again as long as there is room."""
         if self._given is None:
-            pairs = zip(self._inputs, self._there(), strict=True)
-            self._inputs = [own if there is None else there for own, there in pairs]
+            for place in self._places:
+                there = self._there()[place]
+                if there is not None and place not in self._written:
+                    self._inputs[place] = there
+            _RETAINED.add(self)
+
+    def let_go(self) -> None:
+        """Let go of what other calls can make again."""
+        for place in self._makers:
+            x = self._inputs[place]
+            self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
 
     def now(self, instead: Instead = lambda given, run, output: None) -> Arguments | None:
         """Return it, with what stands for what other calls have made; None if any of it is gone."""
@@ -84,3 +113,16 @@ class GivenToCall:
         if self._given is not None:
             return [*self._given.inputs]
         return [x() if isinstance(x, weakref.ref) else x for x in self._inputs]
+
+
+_RETAINED: weakref.WeakSet[GivenToCall] = weakref.WeakSet()
+"""Of the calls that a further backward may come to, and that hold what others can make again."""
+
+
+def let_go_of_retained() -> None:
+    """Let go of what is held for further backwards and can be made again."""
+    while _RETAINED:
+        _RETAINED.pop().let_go()
+
+
+before_refusals(let_go_of_retained)
