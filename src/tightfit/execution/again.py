@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
@@ -32,7 +33,8 @@ class RanPlainly:
     inputs : sequence
         Its placeholders.
     owners : sequence
-        The placeholders of the call itself. Others stand for those that were run again, too.
+        The same where they are those of the call itself; None where another call was run again,
+        too, and has made what stands for one.
     """
 
     outputs: Sequence[Any]
@@ -91,17 +93,19 @@ class Again:
     """
 
     def __init__(self, joint: JointGraph, ran: RanPlainly, before: Sequence[Again]) -> None:
-        self._joint = joint
-        self._inputs, self._owners = ran.inputs, ran.owners
+        pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
+        own = {p: x for p, (x, owner) in pairs if x is owner}
+        self._owners = {p: own[p] for _, p in joint.gradients if p in own}
+        self._ends = {engine.gradient_node(x) for x in own.values() if _has_history(x)}
         raw = raw_outputs(joint, ran.outputs)
-        self._outputs = {i: x for i, x in raw.items() if x.requires_grad}
+        self._made = {i: x for i, x in raw.items() if x.requires_grad}
+        self._outputs = {i: get_gradient_edge(x) for i, x in self._made.items()}
         self._before = before
         self._computed: tuple[int, dict[int, torch.Tensor | None]] = (-1, {})
 
     def output(self, index: int, canonical: Mapping[int, int]) -> torch.Tensor | None:
         """Return a raw output as the forward that was run again has made it; None: it has not."""
-        same = (x for i, x in self._outputs.items() if canonical.get(i, i) == index)
-        return next(same, None)
+        return next((x for i, x in self._made.items() if canonical.get(i, i) == index), None)
 
     def gradients(
         self, by_position: Mapping[int, torch.Tensor | None], canonical: Mapping[int, int]
@@ -116,8 +120,8 @@ class Again:
             Which of the raw outputs stands for others that are the same.
         """
         came = {
-            output: gradient
-            for base, output in self._outputs.items()
+            base: gradient
+            for base in self._outputs
             if (gradient := by_position.get(canonical.get(base, base))) is not None
         }
         (backward, computed), self._computed = self._computed, (-1, {})
@@ -128,16 +132,18 @@ class Again:
         if not came:
             return {}
         calls = self._calls()
+        for call in calls:
+            call._made = {}  # autograd holds of it what plain PyTorch does
         wanted = {call: call._wanted() for call in calls}
         if not any(wanted.values()):
             return {}
         if not torch.is_grad_enabled() and self._meets_its_derivative(calls):
             if any(bool(gradient.any()) for gradient in came.values()):
                 raise _used_with()
-            return {position: torch.zeros_like(self._inputs[position]) for position in wanted[self]}
-        asked = {id(x): x for call in calls for x in map(call._inputs.__getitem__, wanted[call])}
+            return {position: torch.zeros_like(x) for position, x in wanted[self].items()}
+        asked = {id(x): x for each in wanted.values() for x in each.values()}
         found = torch.autograd.grad(
-            list(came),
+            [self._outputs[base] for base in came],
             list(asked.values()),
             list(came.values()),
             create_graph=torch.is_grad_enabled(),
@@ -146,38 +152,32 @@ class Again:
         )
         gradients = dict(zip(asked, found, strict=True))
         for call in calls:  # what several calls take is handed over once
-            own = {p: gradients.pop(id(call._inputs[p]), None) for p in wanted[call]}
+            own = {p: gradients.pop(id(x), None) for p, x in wanted[call].items()}
             call._computed = engine.running_backward(), own
         own, self._computed = self._computed[1], (-1, {})
         return own
 
-    def _wanted(self) -> list[int]:
+    def _wanted(self) -> dict[int, torch.Tensor]:
         """Return the placeholders whose gradients the backward that runs now asks for.
 
         Those are left out that another call has made: their gradients stay within.
         """
-        return [
-            position
-            for _, position in self._joint.gradients
-            if self._inputs[position] is self._owners[position]
-            and engine.asks_for_gradient(self._owners[position])
-        ]
+        return {p: x for p, x in self._owners.items() if engine.asks_for_gradient(x)}
 
     def _calls(self) -> list[Again]:
-        """Return the call and those that were run again before it, the last first."""
+        """Return the call and all that were run again before it."""
         found = {self: None}
-        for call in self._before:
-            for each in call._calls():
-                found.pop(each, None)  # one that several take comes after them
-                found[each] = None
+        waiting = [self]
+        while waiting:
+            before = [call for call in waiting.pop()._before if call not in found]
+            found |= dict.fromkeys(before)
+            waiting += before
         return list(found)
 
     def _meets_its_derivative(self, calls: Sequence[Again]) -> bool:
         """Whether the backward that runs now goes through forwards that were run again."""
-        owners = [x for call in calls for x in call._owners]
-        owners = [x for x in owners if isinstance(x, torch.Tensor) and x.requires_grad]
-        seen = {engine.gradient_node(x) for x in owners}
-        waiting = [engine.gradient_node(output) for output in self._outputs.values()]
+        seen = {node for call in calls for node in call._ends}
+        waiting = [edge.node for edge in self._outputs.values()]
         while waiting:
             node = waiting.pop()
             if node in seen:
@@ -187,6 +187,10 @@ class Again:
                 return True
             waiting.extend(before for before, _ in node.next_functions if before is not None)
         return False
+
+
+def _has_history(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
 
 
 def _of_several() -> TightfitError:

@@ -288,6 +288,7 @@ class Run:
                 return other
 
             self._again = Again(self.runner.joint, self._repeated.plainly(instead), before)
+            self._repeated = None
         return self._again
 
     def output_run_again(self, place: int) -> tuple[Again | None, torch.Tensor | None]:

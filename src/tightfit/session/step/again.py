@@ -155,12 +155,11 @@ class CalledAgain(Generic[_Step]):
         """Run the forward again under autograd, on what stands for its inputs."""
         owner, step = self._owner(), self._step
         owner.note_repeated(step)
-        made: dict[int, Any] = {}  # what stands for an input, and that
+        made: set[int] = set()
 
         def noted(given: Any, run: Run, output: int) -> Any:
             other = instead(given, run, output)
-            if other is not None:
-                made[id(other)] = given
+            made.update([id(other)] if other is not None else [])
             return other
 
         given = self._given.now(noted)
@@ -172,7 +171,7 @@ class CalledAgain(Generic[_Step]):
             output = owner.function(step)(*given.args, **given.kwargs)
         tensors, _ = structure_of(output, self._name)
         assert len(tensors) == step.captured.joint.metadata.num_outputs
-        return RanPlainly(tensors, inputs, [made.get(id(x), x) for x in inputs])
+        return RanPlainly(tensors, inputs, [None if id(x) in made else x for x in inputs])
 
     def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
         """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
