@@ -16,9 +16,9 @@ import torch
 
 from tightfit.allocator.tally import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
-from tightfit.errors import TightfitError
 from tightfit.execution import refused
 from tightfit.execution.again import Again, Repeated
+from tightfit.execution.chain import Chained, goes_on_through
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
@@ -33,7 +33,7 @@ from tightfit.progress import announce
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine, tools
 
-__all__ = ["Run", "Runner", "made_by"]
+__all__ = ["Run", "Runner"]
 
 
 class Runner:
@@ -131,7 +131,7 @@ def _chained(given: list[Any]) -> dict[int, Any]:
     return dict(zip(runner.returned.plain, raw, strict=True)) | run.take_aliases()
 
 
-class Run:
+class Run(Chained):
     """One forward that awaits its backward.
 
     Parameters
@@ -242,6 +242,16 @@ class Run:
         self.sums.start(node, runner.program.groups)
         begun = (self.sums.begin,) if runner.program.sums else ()
         self.generator = runner.program.backward(saved or [], tangents, *begun)
+        self._end_with_backward()
+
+    def _end_with_backward(self) -> None:
+        """See to it that what runs ends where autograd asks for some of the gradients only."""
+        assert self.runner is not None
+        if len(self.runner.program.groups) > 1:
+            running = self.generator
+            engine.after_this_backward(
+                lambda: self._end("done") if self.generator is running else None
+            )
 
     def _let_go_of_repeated(self) -> None:
         """Let go of what would run the call again, unless another backward may come."""
@@ -281,7 +291,7 @@ class Run:
             before: list[Again] = []
 
             def instead(given: Any, run: Run, output: int) -> Any:
-                if given is not None and not _goes_on_through(given.grad_fn, run):
+                if given is not None and not goes_on_through(given.grad_fn, run):
                     return None
                 call, other = run.output_run_again(output)
                 before.extend([call] if call is not None and other is not None else [])
@@ -326,14 +336,10 @@ class Run:
         for index, (reference, version) in enumerate(self.versions):
             tensor = reference()
             if tensor is not None and tensor._version != version:
-                raise self._changed(index, tensor)
-
-    def _changed(self, index: int, tensor: torch.Tensor) -> TightfitError:
-        """Return the error that one of the saved tensors is not what it was."""
-        assert self.runner is not None
-        kept = self.runner.program.kept
-        source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
-        return refused.changed(source, tuple(tensor.shape))
+                assert self.runner is not None
+                kept = self.runner.program.kept
+                source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
+                raise refused.changed(source, tuple(tensor.shape))
 
     def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
         """Note which outputs have gradients; return those that were to have none, and have."""
@@ -381,6 +387,7 @@ class Run:
                     what = "A further backward (retain_graph=True) runs the forward again."
                 raise budget_exceeded(error, what) from error
             raise
+        self._end_with_backward()
 
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
         """Return the next group of finished gradients; None as in eager, where nothing comes in."""
@@ -476,26 +483,3 @@ class _Node(torch.autograd.Function):
 
 
 tools.hide_all_from_dynamo(_Node.backward)  # code that Dynamo follows may call backward
-
-
-def made_by(tensor: Any) -> tuple[Run, int] | None:
-    """Return which call has made a tensor, and as which output of its chain; None: none has."""
-    node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
-    run = _run_of(node)
-    return None if run is None or node.index > 0 else (run, tensor.output_nr)
-
-
-def _run_of(node: Any) -> Run | None:
-    """Return the call whose chain of nodes one is of; None if it is of none."""
-    run = getattr(node, "run", None)
-    return run if isinstance(run, Run) else None
-
-
-def _goes_on_through(node: Any, run: Run) -> bool:
-    """Whether the backward that runs now goes on behind a call's chain of nodes."""
-    while _run_of(node) is run:
-        following, *edges = node.next_functions
-        if any(before is not None and engine.asks_for_gradient_at(before) for before, _ in edges):
-            return True
-        node = following[0]
-    return False

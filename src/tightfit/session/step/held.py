@@ -11,7 +11,8 @@ import torch
 from tightfit.allocator.tally import before_refusals
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import GraphArguments
-from tightfit.execution.runtime import Run, made_by
+from tightfit.execution.chain import made_by
+from tightfit.execution.runtime import Run
 
 __all__ = ["GivenToCall", "Instead", "let_go_of_retained"]
 
