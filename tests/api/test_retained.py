@@ -64,7 +64,16 @@ def projected(model: nn.Module, losses: list[Tensor]) -> None:
         parameter.grad.sub_(torch.minimum(one * other, torch.zeros(())))
 
 
-WAYS: list[Backward] = [one_after_the_other, more_than_needed, the_same_thrice, projected]
+def balanced(model: nn.Module, losses: list[Tensor]) -> None:
+    """Weigh tasks by the norms of their gradients on what they share, as GradNorm does."""
+    shared = model.trunk[0].weight
+    norms = [torch.autograd.grad(loss, shared, retain_graph=True)[0].norm() for loss in losses]
+    (losses[0] / norms[0] + losses[1] / norms[1]).backward()
+
+
+WAYS: list[Backward] = [
+    one_after_the_other, more_than_needed, the_same_thrice, projected, balanced,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["no buffers", "running statistics"])
@@ -89,6 +98,32 @@ def test_every_backward_has_the_bits_of_plain_pytorch(
 
     plain = live(trained, Run(None, steps=4, small=True, costs="unit"))
     fitted = live(trained, Run(plain.whole_bytes, steps=4, small=True, costs="unit"))
+    assert not fitted.error
+    assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
+    assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+@pytest.mark.parametrize("way", [balanced, projected], ids=lambda way: way.__name__)
+def test_gradients_that_are_there_at_the_forward_keep_nothing_from_a_second_backward(
+    way: Backward, share: float
+) -> None:
+    def trained(run: Run) -> None:
+        model = TwoHeads()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        run.fit(model, optimizer=optimizer)
+        for step in range(run.steps):
+            losses = [y.square().mean() for y in model(torch.randn(128, 32))]
+            if step % 3 == 2:
+                optimizer.zero_grad()  # else they are added up, or there until after the forward
+            way(model, losses)
+            optimizer.step()
+            run.note(losses[0] + losses[1], torch.rand(1).item())
+            del losses
+        run.trained(model)
+
+    plain = live(trained, Run(None, steps=6, small=True, costs="unit"))
+    fitted = live(trained, Run(int(share * plain.whole_bytes), steps=6, small=True, costs="unit"))
     assert not fitted.error
     assert fitted.losses == plain.losses and fitted.parameters == plain.parameters
     assert fitted.largest_bytes <= (fitted.budget_bytes or 0)
@@ -157,12 +192,17 @@ class Words(nn.Module):
         return self.layers(self.words(x))
 
 
-def test_a_model_of_several_graphs_says_that_it_keeps_nothing() -> None:
-    model = tightfit.fit(Words(), "1GiB", costs="unit", cache=False)
-    loss = model(torch.randint(50, (8,))).sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(TightfitError, match=r"second time.*in blocks.*call the model again"):
+def test_a_model_of_several_graphs_has_the_same_bits() -> None:
+    torch.manual_seed(0)
+    plain = Words()
+    found: list[list[Tensor]] = []
+    for model in (plain, tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit", cache=False)):
+        loss = model(torch.arange(8)).square().sum()
+        loss.backward(retain_graph=True)
         loss.backward()
+        found.append([p.grad.to_dense() for p in model.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1])
+    assert all(map(torch.equal, *found))
 
 
 def test_a_parameter_changed_between_two_backwards_is_refused() -> None:

@@ -20,9 +20,13 @@ MORE_BYTES = {
     "autocast with GradScaler": 9216,
     "bfloat16 weights": 9216,
     "training in eval mode (frozen BatchNorm)": 9216,
+    "several backwards through a forward of several graphs": 57344,
+    "tasks weighed by their gradients (GradNorm) in a model of several graphs": 57344,
+    "a gradient penalty (`create_graph`) through a model of several graphs": 98304,
 }
 """LBFGS holds flat directions and gradients; every call that is open keeps something; some
-processors' kernels work with a column for each place of an image."""
+processors' kernels work with a column for each place of an image. Graphs of one operator each
+keep what they take and give; a derivative that is differentiated takes what plain PyTorch takes."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -437,8 +437,8 @@ REFUSED = [
         "FSDP2 (`fully_shard`), then fit",
     ),
     Refused(
-        "a second backward (`retain_graph`) where the forward reads buffers that it writes, or is "
-        "planned in blocks",
+        "a second backward (`retain_graph`) where the forward reads buffers that it writes, or "
+        "its parameters are spread over processes (`fully_shard`)",
         second_backward,
         TightfitError,
         "further time.*sum the losses",

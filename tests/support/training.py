@@ -128,6 +128,55 @@ def retained(model, fit):
     return losses
 
 
+@way("several backwards through a forward of several graphs")
+def retained_by_graphs(model, fit):
+    handle = model.body[3].register_forward_hook(lambda *_: print(end=""))
+    losses = retained(model, fit)
+    handle.remove()
+    return losses
+
+
+@way("tasks weighed by their gradients (GradNorm) in a model of several graphs")
+def balanced(model, fit):
+    handle = model.body[3].register_forward_hook(lambda *_: print(end=""))
+    optimizer = sgd(model)
+    fit(model, optimizer)
+    losses = []
+    for x, y in batches():
+        output = model(x)
+        tasks = [F.cross_entropy(output, y), output.square().mean()]
+        shared = model.body[0].weight
+        slopes = [torch.autograd.grad(task, shared, retain_graph=True)[0] for task in tasks]
+        loss = sum((task / slope.norm() for task, slope in zip(tasks, slopes, strict=True)), 0)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses += [loss.detach(), torch.rand(1)]
+        del output, tasks, slopes, loss
+    handle.remove()
+    return losses
+
+
+@way("a gradient penalty (`create_graph`) through a model of several graphs")
+def penalised_by_graphs(model, fit):
+    handle = model.body[3].register_forward_hook(lambda *_: print(end=""))
+    optimizer = sgd(model)
+    fit(model.eval(), optimizer)
+    losses = []
+    for x, _ in batches():
+        x.requires_grad_()
+        score = model(x)[:, 0].sum()
+        (slope,) = torch.autograd.grad(score, x, create_graph=True)
+        loss = (slope.flatten(1).norm(dim=1) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        del score, slope, loss
+    handle.remove()
+    return losses
+
+
 @way("autocast with GradScaler")
 def scaler(model, fit):
     optimizer = sgd(model)

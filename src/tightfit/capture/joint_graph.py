@@ -98,6 +98,17 @@ class JointGraph:
             node.target is aten._local_scalar_dense.default for node in self.module.graph.nodes
         )
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the step.
+
+        Every node of its chain in autograd's graph carries a tensor of that device: autograd then
+        runs them all in that device's thread and on its stream, in order.
+        """
+        tensors = (node.meta.get("val") for node in self.placeholders)
+        devices = (x.device for x in tensors if isinstance(x, torch.Tensor))
+        return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
     def made_from_gradients(self, outputs: Set[int]) -> set[fx.Node]:
         """Return the gradients of some outputs, and all that is computed from any of them.
 

@@ -7,40 +7,105 @@ and differentiates that. From then on the call is held as plain PyTorch holds it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.errors import WITHOUT_A_PLAN, TightfitError
 from tightfit.execution.returned import raw_outputs
 from tightfit.torch_private import engine
 
-__all__ = ["Again", "Plainly"]
+__all__ = ["Again", "RanPlainly", "Repeated"]
 
-Plainly = Callable[[], tuple[Sequence[Any], Sequence[Any]]]
-"""Runs a call again under autograd: its flattened outputs, and its placeholders."""
+
+@dataclass(frozen=True)
+class RanPlainly:
+    """What a forward that was run again under autograd has given.
+
+    Parameters
+    ----------
+    outputs : sequence
+        What it has returned, flattened.
+    inputs : sequence
+        Its placeholders.
+    owners : sequence
+        The same where they are those of the call itself; None where another call was run again,
+        too, and has made what stands for one.
+    """
+
+    outputs: Sequence[Any]
+    inputs: Sequence[Any]
+    owners: Sequence[Any]
+
+
+class Repeated(Protocol):
+    """Runs a call again in its backward, where its plan does not do."""
+
+    def plainly(self, instead: Callable[[Any, Any, int], Any]) -> RanPlainly:
+        """Run it under autograd, on what stands for those inputs that other calls have made.
+
+        `instead` is given an input, or None if it is gone, and which output of which run it was.
+        """
+        ...
+
+    def outputs_once_more(self) -> list[Any]:
+        """Run its forward once more, drawing what it drew; return its raw outputs."""
+        ...
+
+    def otherwise(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
+        """Plan it for the gradients of outputs that came; return those of placeholders."""
+        ...
+
+    def once_more(
+        self, came: dict[int, torch.Tensor], begun: Callable[[int, torch.Tensor], torch.Tensor]
+    ) -> Iterator[dict[int, torch.Tensor | None]]:
+        """Run it for a further backward; return the gradients of placeholders as they come.
+
+        `begun` tells what the sum that a gradient is begins with, as of `Program`.
+        """
+        ...
+
+    def retained(self) -> None:
+        """Hear that a further backward may come: what is there now must be there then."""
+        ...
 
 
 class Again:
     """A call whose gradients are differentiated.
 
     Every backward that is differentiated goes through one forward that was run again: what is
-    derived of their gradients meets there, in the order of plain PyTorch.
+    derived of their gradients meets there, in the order of plain PyTorch. Calls whose outputs it
+    takes are run again before it: all of them are one graph of autograd's, whose gradients the last
+    call computes for those before.
 
     Parameters
     ----------
     joint : JointGraph
         What was planned of it.
-    plainly : callable
-        Runs it again.
+    ran : RanPlainly
+        Its forward that was run again.
+    before : sequence of Again
+        The calls that have made what it was run on.
     """
 
-    def __init__(self, joint: JointGraph, plainly: Plainly) -> None:
-        self._joint = joint
-        outputs, self._inputs = plainly()
-        self._outputs = {i: x for i, x in raw_outputs(joint, outputs).items() if x.requires_grad}
+    def __init__(self, joint: JointGraph, ran: RanPlainly, before: Sequence[Again]) -> None:
+        pairs = enumerate(zip(ran.inputs, ran.owners, strict=True))
+        own = {p: x for p, (x, owner) in pairs if x is owner}
+        self._owners = {p: own[p] for _, p in joint.gradients if p in own}
+        self._ends = {engine.gradient_node(x) for x in own.values() if _has_history(x)}
+        raw = raw_outputs(joint, ran.outputs)
+        self._made = {i: x for i, x in raw.items() if x.requires_grad}
+        self._outputs = {i: get_gradient_edge(x) for i, x in self._made.items()}
+        self._before = before
+        self._computed: tuple[int, dict[int, torch.Tensor | None]] = (-1, {})
+
+    def output(self, index: int, canonical: Mapping[int, int]) -> torch.Tensor | None:
+        """Return a raw output as the forward that was run again has made it; None: it has not."""
+        return next((x for i, x in self._made.items() if canonical.get(i, i) == index), None)
 
     def gradients(
         self, by_position: Mapping[int, torch.Tensor | None], canonical: Mapping[int, int]
@@ -55,32 +120,64 @@ class Again:
             Which of the raw outputs stands for others that are the same.
         """
         came = {
-            output: gradient
-            for base, output in self._outputs.items()
+            base: gradient
+            for base in self._outputs
             if (gradient := by_position.get(canonical.get(base, base))) is not None
         }
-        wanted = [p for _, p in self._joint.gradients if engine.asks_for_gradient(self._inputs[p])]
-        if not wanted or not came:
+        (backward, computed), self._computed = self._computed, (-1, {})
+        if backward == engine.running_backward():  # of what a later call has led here
+            if any(bool(gradient.any()) for gradient in came.values()):
+                raise _of_several()
+            return computed
+        if not came:
             return {}
-        if not torch.is_grad_enabled() and self._meets_its_derivative():
+        calls = self._calls()
+        for call in calls:
+            call._made = {}  # autograd holds of it what plain PyTorch does
+        wanted = {call: call._wanted() for call in calls}
+        if not any(wanted.values()):
+            return {}
+        if not torch.is_grad_enabled() and self._meets_its_derivative(calls):
             if any(bool(gradient.any()) for gradient in came.values()):
                 raise _used_with()
-            return {position: torch.zeros_like(self._inputs[position]) for position in wanted}
+            return {position: torch.zeros_like(x) for position, x in wanted[self].items()}
+        asked = {id(x): x for each in wanted.values() for x in each.values()}
         found = torch.autograd.grad(
-            list(came),
-            [self._inputs[position] for position in wanted],
+            [self._outputs[base] for base in came],
+            list(asked.values()),
             list(came.values()),
             create_graph=torch.is_grad_enabled(),
             retain_graph=True,
             allow_unused=True,
         )
-        return dict(zip(wanted, found, strict=True))
+        gradients = dict(zip(asked, found, strict=True))
+        for call in calls:  # what several calls take is handed over once
+            own = {p: gradients.pop(id(x), None) for p, x in wanted[call].items()}
+            call._computed = engine.running_backward(), own
+        own, self._computed = self._computed[1], (-1, {})
+        return own
 
-    def _meets_its_derivative(self) -> bool:
-        """Whether the backward that runs now goes through the forward that was run again."""
-        owners = [x for x in self._inputs if isinstance(x, torch.Tensor) and x.requires_grad]
-        seen = {engine.gradient_node(x) for x in owners}
-        waiting = [engine.gradient_node(output) for output in self._outputs.values()]
+    def _wanted(self) -> dict[int, torch.Tensor]:
+        """Return the placeholders whose gradients the backward that runs now asks for.
+
+        Those are left out that another call has made: their gradients stay within.
+        """
+        return {p: x for p, x in self._owners.items() if engine.asks_for_gradient(x)}
+
+    def _calls(self) -> list[Again]:
+        """Return the call and all that were run again before it."""
+        found = {self: None}
+        waiting = [self]
+        while waiting:
+            before = [call for call in waiting.pop()._before if call not in found]
+            found |= dict.fromkeys(before)
+            waiting += before
+        return list(found)
+
+    def _meets_its_derivative(self, calls: Sequence[Again]) -> bool:
+        """Whether the backward that runs now goes through forwards that were run again."""
+        seen = {node for call in calls for node in call._ends}
+        waiting = [edge.node for edge in self._outputs.values()]
         while waiting:
             node = waiting.pop()
             if node in seen:
@@ -90,6 +187,20 @@ class Again:
                 return True
             waiting.extend(before for before, _ in node.next_functions if before is not None)
         return False
+
+
+def _has_history(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
+
+
+def _of_several() -> TightfitError:
+    return TightfitError(
+        "outputs of several graphs of a model go back together in a backward that is "
+        "differentiated (create_graph=True): they meet inside, where plain PyTorch adds in another "
+        "order, and gradients would differ in their last bits. Put together inside of the fitted "
+        "module what the derivative is taken of (have it return their sum, say), or take the "
+        f"derivative inside of it. {WITHOUT_A_PLAN}"
+    )
 
 
 def _used_with() -> TightfitError:

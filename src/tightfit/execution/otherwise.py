@@ -8,8 +8,8 @@ kept: the plan's forward runs again, and its backward in step with autograd's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 
+Begun: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
+
+
 class Planned(Protocol):
     """What runs a plan; `execution.runtime.Runner` is one."""
 
@@ -45,12 +48,15 @@ def gradients_at_once(
     planned: Planned, inputs: Sequence[Any], came: Mapping[int, torch.Tensor]
 ) -> dict[int, torch.Tensor | None]:
     """Run forward and backward of a call; return the gradients by positions of placeholders."""
-    groups = gradients_in_turn(planned, inputs, came)
+    groups = gradients_in_turn(planned, inputs, came, lambda _, term: term)
     return {position: gradient for group in groups for position, gradient in group.items()}
 
 
 def gradients_in_turn(
-    planned: Planned, inputs: Sequence[Any], came: Mapping[int, torch.Tensor]
+    planned: Planned,
+    inputs: Sequence[Any],
+    came: Mapping[int, torch.Tensor],
+    begun: Begun,
 ) -> Iterator[dict[int, torch.Tensor | None]]:
     """Run the forward of a call; return what runs its backward, a group of gradients at a time.
 
@@ -62,6 +68,8 @@ def gradients_in_turn(
         The placeholders.
     came : mapping of int to Tensor
         The gradients of outputs.
+    begun : callable
+        Tells what the sum that a gradient is begins with, as of `Program`.
 
     Raises
     ------
@@ -78,13 +86,14 @@ def gradients_in_turn(
         _, saved = planned.program.forward(ready)
     tangents = [tangent(left.pop(index, None), meta) for index, meta in planned.tangents]
     nothing = planned.without_gradient(missing) if missing else frozenset[int]()
-    return _by_position(planned.program, saved, tangents, nothing)
+    sums = (begun,) if planned.program.sums else ()
+    coming = planned.program.backward(saved, tangents, *sums)
+    return _by_position(planned.program, coming, nothing)
 
 
 def _by_position(
-    program: Program, saved: list[Any], tangents: list[Any], nothing: Set[int]
+    program: Program, backward: Iterator[list[Any]], nothing: Set[int]
 ) -> Iterator[dict[int, torch.Tensor | None]]:
-    backward = program.backward(saved, tangents)
     for positions in program.groups:
         with private.without_autocast():
             gradients = next(backward)
@@ -127,7 +136,7 @@ def refuse_others(
     """
     expected = {position for group in groups for position in group}
     if any(g is not None for position, g in found.items() if position not in expected):
-        raise unplanned(late[0], "parameters have gradients that were to have none")
+        raise unplanned(late[0], "parameters or inputs have gradients that were to have none")
 
 
 def tangent(gradient: torch.Tensor | None, meta: torch.Tensor) -> torch.Tensor:

@@ -9,16 +9,16 @@ freed while the rest of backward goes on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import fx
 
 from tightfit.allocator.tally import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
-from tightfit.errors import WITHOUT_A_PLAN, TightfitError
-from tightfit.execution.again import Again
+from tightfit.execution import refused
+from tightfit.execution.again import Again, Repeated
+from tightfit.execution.chain import Chained, goes_on_through
 from tightfit.execution.lower import Program
 from tightfit.execution.otherwise import grouped, refuse_others, tangent, unplanned
 from tightfit.execution.reached import Reached
@@ -33,7 +33,7 @@ from tightfit.progress import announce
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine, tools
 
-__all__ = ["Repeated", "Run", "Runner"]
+__all__ = ["Run", "Runner"]
 
 
 class Runner:
@@ -58,7 +58,7 @@ class Runner:
             for node, source in zip(self.placeholders, joint.sources, strict=True)
             if source.kind == "tangent"
         ]
-        self.device = _device_of(self.placeholders)
+        self.device = joint.device
         self.returned = Returned(joint, _chained)
         self.differentiable = frozenset(index for index, _ in self.tangents)
         self._read_by_others = read_by_others(joint)
@@ -131,23 +131,7 @@ def _chained(given: list[Any]) -> dict[int, Any]:
     return dict(zip(runner.returned.plain, raw, strict=True)) | run.take_aliases()
 
 
-class Repeated(Protocol):
-    """Runs a call again in its backward, where its plan does not do."""
-
-    def plainly(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Run it under autograd: its flattened outputs, and its placeholders."""
-        ...
-
-    def otherwise(self, came: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor | None]:
-        """Plan it for the gradients of outputs that came; return those of placeholders."""
-        ...
-
-    def once_more(self, came: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
-        """Run it for a further backward; return the gradients of placeholders as they come."""
-        ...
-
-
-class Run:
+class Run(Chained):
     """One forward that awaits its backward.
 
     Parameters
@@ -232,12 +216,7 @@ class Run:
         outputs = (reference() for reference in self.read_by_others)
         if any(x is not None and (x._backward_hooks or x.retains_grad) for x in outputs):
             self._end("failed")
-            raise TightfitError(
-                "an output has a hook on its gradient, or is to keep it (retain_grad), and other "
-                "outputs of the same planned step are computed of it: that part of its gradient "
-                "never leaves the step. Way out: return only one of them, or compute the other "
-                f"outside. {WITHOUT_A_PLAN}"
-            )
+            raise refused.looks_at_parts()
 
     def start(self, gradients: Sequence[torch.Tensor | None], node: Any) -> None:
         """Begin the backward program with the gradients of the outputs, which came to a node."""
@@ -251,8 +230,9 @@ class Run:
             return
         self._check_startable()
         if self._note_gradients(by_position) or self.reached.backwards > 1:
-            self._start_otherwise(by_position)
+            self._start_otherwise(by_position, node)
             return
+        self._let_go_of_repeated()
         runner.look_at_views(by_position)
         tangents = [tangent(by_position.pop(i, None), meta) for i, meta in runner.tangents]
         saved, self.saved = self.saved, None
@@ -262,22 +242,36 @@ class Run:
         self.sums.start(node, runner.program.groups)
         begun = (self.sums.begin,) if runner.program.sums else ()
         self.generator = runner.program.backward(saved or [], tangents, *begun)
+        self._end_with_backward()
+
+    def _end_with_backward(self) -> None:
+        """See to it that what runs ends where autograd asks for some of the gradients only."""
+        assert self.runner is not None
+        if len(self.runner.program.groups) > 1:
+            running = self.generator
+            engine.after_this_backward(
+                lambda: self._end("done") if self.generator is running else None
+            )
+
+    def _let_go_of_repeated(self) -> None:
+        """Let go of what would run the call again, unless another backward may come."""
+        if not self.reached.is_retained:
+            self._repeated = None
+        elif self._repeated is not None:
+            self._repeated.retained()
 
     def _start_again(self, by_position: dict[int, torch.Tensor | None]) -> None:
         """Differentiate the call as plain PyTorch does: its gradients are to have a history."""
-        runner, repeated = self.runner, self._repeated
+        runner = self.runner
         assert runner is not None
-        if self._again is None:
-            self._check_startable()
+        if self.state != "again":
+            if self._again is None:
+                self._check_startable()
             if late := self._note_gradients(by_position):
                 self._refuse(late)
-            self.saved, self.versions = None, []
             self.on_start(self)
         try:
-            if self._again is None:
-                assert repeated is not None
-                self._again = Again(runner.joint, repeated.plainly)
-            found = self._again.gradients(by_position, runner.returned.canonical)
+            found = self._ran_again().gradients(by_position, runner.returned.canonical)
         except BaseException as error:
             self._end("failed")
             if is_refusal(error):
@@ -289,46 +283,63 @@ class Run:
         groups = runner.program.groups or ((),)
         self.generator = ([found.get(p) for p in positions] for positions in groups)
 
+    def _ran_again(self) -> Again:
+        """Return the call as it was run again under autograd; it is now, the first time."""
+        if self._again is None:
+            assert self.runner is not None and self._repeated is not None
+            self.saved, self.versions = None, []
+            before: list[Again] = []
+
+            def instead(given: Any, run: Run, output: int) -> Any:
+                if given is not None and not goes_on_through(given.grad_fn, run):
+                    return None
+                call, other = run.output_run_again(output)
+                before.extend([call] if call is not None and other is not None else [])
+                return other
+
+            self._again = Again(self.runner.joint, self._repeated.plainly(instead), before)
+            self._repeated = None
+        return self._again
+
+    def output_run_again(self, place: int) -> tuple[Again | None, torch.Tensor | None]:
+        """Run the call again under autograd, as a later one does; return an output that it makes.
+
+        Parameters
+        ----------
+        place : int
+            Which of the tensors that leave the chain of nodes.
+        """
+        if self._again is None:
+            if self._repeated is None or self.state not in ("forward done", "retained"):
+                return None, None
+            self._check_startable()
+        assert self.runner is not None
+        again, returned = self._ran_again(), self.runner.returned
+        return again, again.output(returned.plain[place], returned.canonical)
+
+    def output_once_more(self, place: int) -> torch.Tensor | None:
+        """Run the call's forward once more; return an output, None if that cannot be.
+
+        Parameters are those of `output_run_again`.
+        """
+        if self._repeated is None or self.state not in ("forward done", "retained"):
+            return None
+        assert self.runner is not None
+        return self._repeated.outputs_once_more()[self.runner.returned.plain[place]]
+
     def _check_startable(self) -> None:
         if self.state not in ("forward done", "retained"):
-            why, first = "", "say retain_graph=True to the first, "
-            if self.reached.is_retained:
-                why, first = ", whatever retain_graph says: the model is planned in blocks", ""
-            raise TightfitError(
-                "backward ran through a tightfit step a second time, but its activations are "
-                f"freed by the first{why}. Way out: {first}call the model again, or sum the "
-                f"losses and call backward once. {WITHOUT_A_PLAN}"
-            )
+            is_let_go = self.reached.is_retained and self.state == "done"
+            raise refused.second_time(is_let_go=is_let_go)
         if torch.is_grad_enabled() and self._repeated is None:
-            raise TightfitError(
-                "tightfit cannot differentiate through its backward (create_graph=True): leave "
-                "the part that needs double backward out of the fitted module, or tightfit.unfit"
-                f"(model) first. {WITHOUT_A_PLAN}"
-            )
+            raise refused.differentiated()
         for index, (reference, version) in enumerate(self.versions):
             tensor = reference()
             if tensor is not None and tensor._version != version:
-                raise self._changed(index, tensor)
-
-    def _changed(self, index: int, tensor: torch.Tensor) -> TightfitError:
-        """Return the error that one of the saved tensors is not what it was."""
-        assert self.runner is not None
-        kept = self.runner.program.kept
-        source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
-        shape = tuple(tensor.shape)
-        what = f"a tensor that the forward returned or was given (shape {shape})"
-        way_out = "change parameters after backward, and clone outputs before changing them"
-        if source is not None and source.kind == "input":
-            what = f"{source.name} (shape {shape})"
-            way_out = "give the model a copy of it (x.clone()), or change a copy"
-        elif source is not None:
-            what = f"{source.kind} {source.name}"
-            way_out = "change it after backward"
-        return TightfitError(
-            f"{what} was changed in place between forward and backward, and the plan computes "
-            f"what it has let go of from it again: gradients would be wrong. Way out: {way_out}. "
-            f"{WITHOUT_A_PLAN}"
-        )
+                assert self.runner is not None
+                kept = self.runner.program.kept
+                source = self.runner.joint.sources[kept[index]] if index < len(kept) else None
+                raise refused.changed(source, tuple(tensor.shape))
 
     def _note_gradients(self, by_position: dict[int, torch.Tensor | None]) -> tuple[int, ...]:
         """Note which outputs have gradients; return those that were to have none, and have."""
@@ -346,14 +357,14 @@ class Run:
         self.on_start(self)
         raise unplanned(late[0])
 
-    def _start_otherwise(self, by_position: dict[int, torch.Tensor | None]) -> None:
+    def _start_otherwise(self, by_position: dict[int, torch.Tensor | None], node: Any) -> None:
         """Run the call again: outputs have gradients that were to have none, or others before."""
         runner, repeated, reached = self.runner, self._repeated, self.reached
         assert runner is not None
         if repeated is None:
             self._refuse(reached.unplanned)
             return
-        self.state = "otherwise"
+        self.state = "otherwise" if reached.unplanned else "once more"
         self.saved, self.versions = None, []
         self.on_start(self)
         groups = runner.program.groups
@@ -365,7 +376,9 @@ class Run:
                 refuse_others(found, groups, reached.unplanned)
                 self.generator = ([found.get(p) for p in group] for group in groups or ((),))
             else:
-                self.generator = grouped(repeated.once_more(came), groups)
+                assert self.sums is not None
+                self.sums.start(node, groups)
+                self.generator = grouped(repeated.once_more(came, self.sums.begin), groups)
         except BaseException as error:
             self._end("failed")
             if is_refusal(error):
@@ -374,14 +387,14 @@ class Run:
                     what = "A further backward (retain_graph=True) runs the forward again."
                 raise budget_exceeded(error, what) from error
             raise
+        self._end_with_backward()
 
     def next_gradients(self, index: int) -> list[torch.Tensor | None]:
         """Return the next group of finished gradients; None as in eager, where nothing comes in."""
         assert self.runner is not None
         if self._again is not None:
             return next(self.generator)
-        is_otherwise = self.state == "otherwise"
-        if not is_otherwise:
+        if self.state == "backward":
             self._check_late_reads(index)
         try:
             with private.without_autocast():
@@ -399,7 +412,7 @@ class Run:
             for place, position in enumerate(positions):
                 if position in nothing:
                     gradients[place] = None
-        if self.sums is not None and not is_otherwise:
+        if self.sums is not None and self.state != "otherwise":
             self.sums.hand_over(positions, gradients)
         if index + 1 >= len(groups):
             self._end("done")
@@ -416,11 +429,7 @@ class Run:
             tensor = reference() if reference is not None else None
             if index <= last and tensor is not None and tensor._version != version:
                 self._end("failed")
-                raise TightfitError(
-                    f"{self.runner.joint.sources[position].name} was changed during backward "
-                    "(by a hook or an optimizer that steps there) while the plan still reads it. "
-                    "Step after backward, or raise the budget so that less is recomputed"
-                )
+                raise refused.changed_during(self.runner.joint.sources[position].name)
 
     def _end(self, state: str) -> None:
         is_retained = self.reached.is_retained and self._repeated is not None
@@ -432,7 +441,7 @@ class Run:
         self.generator = None
         self.versions = []
         if self.sums is not None:
-            self.sums.end()
+            self.sums.end(goes_on=self.state == "retained")
         self.on_finish(self)
 
     @property
@@ -474,14 +483,3 @@ class _Node(torch.autograd.Function):
 
 
 tools.hide_all_from_dynamo(_Node.backward)  # code that Dynamo follows may call backward
-
-
-def _device_of(placeholders: Sequence[fx.Node]) -> torch.device:
-    """Return the device of a step.
-
-    Every node of its chain carries a tensor of that device: autograd then runs them all in that
-    device's thread and on its stream, in order.
-    """
-    tensors = [node.meta.get("val") for node in placeholders]
-    devices = [t.device for t in tensors if isinstance(t, torch.Tensor) and t.device.type != "cpu"]
-    return devices[0] if devices else torch.device("cpu")

@@ -240,8 +240,11 @@ class Sums:
         is_plain = lies_without_gaps(gradient) and not private.is_zero_tensor(gradient)
         return is_plain and gradient.data_ptr() not in self._noted
 
-    def end(self) -> None:
-        """Let go of all but what is said once gradients arrive."""
-        _OPEN.discard(self)
+    def end(self, *, goes_on: bool) -> None:
+        """Let go of all but what is said once gradients arrive; `goes_on`: more backwards come."""
+        if not goes_on:
+            _OPEN.discard(self)
+        self._noted.clear()
+        self._noted_terms.clear()
         self._edges.clear()
         self._begun.clear()

@@ -10,6 +10,7 @@ import torch
 __all__ = [
     "after_this_backward",
     "asks_for_gradient",
+    "asks_for_gradient_at",
     "gradient_edge",
     "gradient_node",
     "in_backward",
@@ -52,8 +53,13 @@ def gradient_node(tensor: torch.Tensor) -> Any:
 
 def asks_for_gradient(tensor: torch.Tensor) -> bool:
     """Whether the backward that runs now computes the gradient of a tensor."""
+    return asks_for_gradient_at(gradient_node(tensor))
+
+
+def asks_for_gradient_at(node: Any) -> bool:
+    """Whether the backward that runs now computes what goes to a node of autograd."""
     try:
-        return runs_in_this_backward(gradient_node(tensor))
+        return runs_in_this_backward(node)
     except RuntimeError:  # a leaf for which `torch.autograd.grad` was called
         return True
 

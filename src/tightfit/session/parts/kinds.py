@@ -60,12 +60,22 @@ class Part:
         callable.
     alike : int
         How many modules of the model are of its class.
+    is_gathered : bool
+        Whether its parameters are there while it runs only: it cannot be run again.
     """
 
-    def __init__(self, name: str, modules: Mapping[str, nn.Module], *, alike: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        modules: Mapping[str, nn.Module],
+        *,
+        alike: int = 1,
+        is_gathered: bool = False,
+    ) -> None:
         self.name = name
         self.modules = modules
         self.alike = alike
+        self.is_gathered = is_gathered
         self.function = HandedGraphs(modules)
         self._keys: dict[int, Any] = {}
         self._calls = GraphCalls(self.function)
@@ -88,6 +98,12 @@ class Part:
         if not torch.is_grad_enabled():
             return False
         return any(x.requires_grad for x in tensors) or bool(self.function.leaves(given.args[-1]))
+
+    def is_as_it_was(self, given: Arguments, key: Any) -> bool:
+        """Whether a call with these inputs would run now what the one with a key has run."""
+        if self.key(given) != key:
+            return False
+        return not isinstance(given, GraphArguments) or self._calls.is_as_it_was(given, key[0])
 
     def is_of_class(self, other: Part) -> bool:
         """Whether both are modules of the same class."""
@@ -128,6 +144,8 @@ class KnownCalls:
         self._detached: dict[Any, frozenset[int]] = {}
         self._usage = Usage()
         self._called: dict[Any, Part] = {}
+        self._shown: set[Any] = set()  # of calls that have had a backward
+        self._repeated: set[Any] = set()  # of calls that were run again in it
 
     def __len__(self) -> int:
         """Return how many kinds of calls are known."""
@@ -190,11 +208,24 @@ class KnownCalls:
 
     def learn_outputs(self, part: Part, key: Any, run: Run) -> None:
         """Note which outputs of a call have received no gradient, or did though planned without."""
-        if run.state == "refused":
+        self._shown.add(key)
+        if run.reached.unplanned:
             self._detached[key] = self._detached.get(key, frozenset()) - run.reached.used
             self._known.pop(key, None)
         self._usage.note(key, run.reached)
         self._called.setdefault(key, part)
+
+    def may_repeat(self, key: Any) -> bool:
+        """Whether calls may be run again in their backward: so they were, or none has been seen."""
+        return key not in self._shown or key in self._repeated
+
+    def is_repeated(self, key: Any) -> bool:
+        """Whether calls have been run again in their backward."""
+        return key in self._repeated
+
+    def note_repeated(self, key: Any) -> None:
+        """Note that calls are run again in their backward."""
+        self._repeated.add(key)
 
     def settle_outputs(self) -> None:
         """Plan from now on without the gradients of outputs that received none in any call."""

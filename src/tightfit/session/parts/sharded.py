@@ -78,7 +78,7 @@ class ShardedModel(PartsRoute):
         classes = Counter(map(type, parts.values()))
         self.parts: list[_Unit] = []
         for name, m in parts.items():
-            part = Part(name, {"part": m}, alike=classes[type(m)])
+            part = Part(name, {"part": m}, alike=classes[type(m)], is_gathered=True)
             self.parts.append(_Unit(part, self.steps, original_forward(m), follower))
 
     def attach_parts(self) -> None:

@@ -21,9 +21,11 @@ from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run
 from tightfit.plan.plan import Plan
 from tightfit.session.options import Options
+from tightfit.session.parts.again import PartsAgain, PartStep
 from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
 from tightfit.session.parts.planning import StepPlans
 from tightfit.session.report import PlannedPart, Report
+from tightfit.session.step.again import CalledAgain
 from tightfit.session.step.holding import Holding, overhead_of
 from tightfit.session.step.ledger import StepLedger
 from tightfit.session.step.observed import LedgerWriter
@@ -94,6 +96,12 @@ class PartSteps:
         self._open: weakref.WeakSet[Run] = weakref.WeakSet()
         self._writer: LedgerWriter | None = None
         self._last: tuple[StepLedger[Kind], int] | None = None
+        self._again = PartsAgain(self)
+
+    @property
+    def writer(self) -> LedgerWriter | None:
+        """What writes the ledger of the step under way."""
+        return self._writer
 
     def change_options(self, options: Options) -> None:
         """Plan the next step with other options; what was captured stays."""
@@ -214,6 +222,10 @@ class PartSteps:
         known = self.known.known(part, given)
         if known is not None:
             return known
+        return self.captured_anew(part, given)
+
+    def captured_anew(self, part: Part, given: Arguments) -> PartCall:
+        """Capture a call; what that takes belongs to no step."""
         with self.looking(), self.guard.paused():
             return self.known.capture(part, given, self.plans.options)
 
@@ -241,28 +253,41 @@ class PartSteps:
         number = writer.forward_begins(kind, holding, part)
 
         def started(run: Run) -> None:
+            self.known.learn_outputs(part, key, run)
+            if run.reached.backwards > 1:
+                return  # what is run again is a call of its own
             is_first = not writer.has_turned
             writer.backward_begins(number)
             if is_first:
                 self.guard.before_backward()
-            self.known.learn_outputs(part, key, run)
 
         def finished(run: Run) -> None:
             if run.state == "failed":
                 self.abandon()
-            else:
-                writer.backward_ended()
-                if writer.is_complete:
+            elif self._writer is not None:
+                self._writer.backward_ended()
+                if self._writer.is_complete:
                     self.guard.after_backward()
-            if not self.is_under_way:
+            if run.state != "again" and not self.is_under_way:  # else what derives of it is to come
                 self._resident.rest()
 
-        run = Run(started, finished)
+        step = PartStep(weakref.ref(part), kind, key)
+        again = None
+        if not part.is_gathered:
+            again = CalledAgain(weakref.ref(self._again), step, call.given)
+        run = Run(started, finished, again)
         self._open.add(run)
         weakref.finalize(run, _drop, writer, self.guard, number)
         leaves = kind.inputs(call.given.leaves)
         inputs = placeholder_tensors(kind.captured.joint, part.modules, leaves)
-        outputs = kind.runner(holding)(inputs, run)
+        runner = kind.runner(holding)
+        outputs = runner(inputs, run)
+        if again is not None:
+            again.noted(inputs, outputs)
+            leaves = len(call.given.leaves)
+            kept = step.leaves_of(runner.program.kept, leaves)
+            written = step.leaves_of([p for _, p in kind.captured.joint.write_backs], leaves)
+            again.hold_only(kept, written, is_repeated=self.known.is_repeated(key))
         writer.forward_ended(number)
         return kind.captured.joint.structure.filled(outputs)
 

@@ -25,7 +25,8 @@ from tightfit.session.memory.account import Account
 from tightfit.session.memory.living import Living
 from tightfit.session.options import Options
 from tightfit.session.report import Report
-from tightfit.session.whole.again import CalledAgain
+from tightfit.session.step.again import CalledAgain
+from tightfit.session.whole.again import StepsAgain
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.plans import Plans
@@ -75,7 +76,8 @@ class WholeSteps:
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.watch)
         self._calls = 0
-        self._replans = (
+        self._again = StepsAgain(
+            self.captures,
             weakref.WeakMethod(self._planned_otherwise),
             weakref.WeakMethod(self._planned_once_more),
         )
@@ -263,7 +265,7 @@ class WholeSteps:
         """Run the forward of a plan; return its flattened outputs."""
         planned = self.last = self._planned(one, inputs)
         self._addresses.begin_step((one.key, planned.number), self)
-        again = CalledAgain(self.captures, one, given, *self._replans)
+        again = CalledAgain(weakref.ref(self._again), one, given)
         run = Run(_while_alive(self._started, one), self._ended, again)
         self.runs.add(run)
         self._plans.shares.called(one, run, self.options, self.watch.live_bytes())

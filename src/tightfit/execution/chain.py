@@ -1,0 +1,38 @@
+"""What a tensor, or a node of autograd's, tells of the planned call that has made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tightfit.torch_private import engine
+
+__all__ = ["Chained", "goes_on_through", "made_by"]
+
+
+class Chained:
+    """A call whose outputs leave a chain of nodes of autograd's, each of which has it as `run`."""
+
+
+def made_by(tensor: Any) -> tuple[Any, int] | None:
+    """Return which call has made a tensor, and as which output of its chain; None: none has."""
+    node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
+    run = _run_of(node)
+    return None if run is None or node.index > 0 else (run, tensor.output_nr)
+
+
+def goes_on_through(node: Any, run: Chained) -> bool:
+    """Whether the backward that runs now goes on behind a call's chain of nodes."""
+    while _run_of(node) is run:
+        following, *edges = node.next_functions
+        if any(before is not None and engine.asks_for_gradient_at(before) for before, _ in edges):
+            return True
+        node = following[0]
+    return False
+
+
+def _run_of(node: Any) -> Chained | None:
+    """Return the call whose chain of nodes one is of; None if it is of none."""
+    run = getattr(node, "run", None)
+    return run if isinstance(run, Chained) else None

@@ -1,0 +1,83 @@
+"""What a backward of a planned call is refused for, in words."""
+
+from __future__ import annotations
+
+from tightfit.capture.joint_graph import Source
+from tightfit.errors import WITHOUT_A_PLAN, TightfitError
+
+__all__ = ["changed", "changed_during", "differentiated", "looks_at_parts", "second_time"]
+
+
+def looks_at_parts() -> TightfitError:
+    """Return the error that somebody looks at a part of a gradient."""
+    return TightfitError(
+        "an output has a hook on its gradient, or is to keep it (retain_grad), and other "
+        "outputs of the same planned step are computed of it: that part of its gradient "
+        "never leaves the step. Way out: return only one of them, or compute the other "
+        f"outside. {WITHOUT_A_PLAN}"
+    )
+
+
+def second_time(*, is_let_go: bool) -> TightfitError:
+    """Return the error that a backward came after another one.
+
+    Parameters
+    ----------
+    is_let_go : bool
+        Whether that one was to keep what it had (retain_graph).
+    """
+    why, first = "", "say retain_graph=True to the first, "
+    if is_let_go:
+        why = (
+            ", whatever retain_graph says: its parameters are spread over processes (fully_shard) "
+            "and are not there any more"
+        )
+        first = ""
+    return TightfitError(
+        "backward ran through a tightfit step a second time, but its activations are "
+        f"freed by the first{why}. Way out: {first}call the model again, or sum the "
+        f"losses and call backward once. {WITHOUT_A_PLAN}"
+    )
+
+
+def differentiated() -> TightfitError:
+    """Return the error that a backward is to be differentiated whose call cannot be run again."""
+    return TightfitError(
+        "tightfit cannot differentiate through its backward (create_graph=True) where parameters "
+        "are spread over processes (fully_shard): leave the part that needs double backward out "
+        f"of the fitted module, or tightfit.unfit(model) first. {WITHOUT_A_PLAN}"
+    )
+
+
+def changed(source: Source | None, shape: tuple[int, ...]) -> TightfitError:
+    """Return the error that a tensor was changed between forward and backward.
+
+    Parameters
+    ----------
+    source : Source or None
+        The placeholder that it is; None: it is none.
+    shape : tuple of int
+        Its own.
+    """
+    what = f"a tensor that the forward returned or was given (shape {shape})"
+    way_out = "change parameters after backward, and clone outputs before changing them"
+    if source is not None and source.kind == "input":
+        what = f"{source.name} (shape {shape})"
+        way_out = "give the model a copy of it (x.clone()), or change a copy"
+    elif source is not None:
+        what = f"{source.kind} {source.name}"
+        way_out = "change it after backward"
+    return TightfitError(
+        f"{what} was changed in place between forward and backward, and the plan computes "
+        f"what it has let go of from it again: gradients would be wrong. Way out: {way_out}. "
+        f"{WITHOUT_A_PLAN}"
+    )
+
+
+def changed_during(name: str) -> TightfitError:
+    """Return the error that a tensor was changed during backward."""
+    return TightfitError(
+        f"{name} was changed during backward "
+        "(by a hook or an optimizer that steps there) while the plan still reads it. "
+        "Step after backward, or raise the budget so that less is recomputed"
+    )

@@ -1,0 +1,207 @@
+"""How calls of parts are run again in their backward."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.captured import Captured, placeholder_tensors
+from tightfit.errors import TightfitError
+from tightfit.execution.lower import Program
+from tightfit.execution.otherwise import Planned, unplanned
+from tightfit.execution.returned import Returned
+from tightfit.execution.runtime import Runner
+from tightfit.progress import announce
+from tightfit.session.parts.kinds import Kind, KnownCalls, Part, PartCall
+from tightfit.session.parts.planning import StepPlans
+from tightfit.session.step.observed import LedgerWriter
+
+__all__ = ["PartStep", "PartsAgain"]
+
+
+@dataclass(frozen=True, eq=False)
+class PartStep:
+    """What a call of a part runs: the part is not held, as a buffer of it may hold the call.
+
+    Parameters
+    ----------
+    part : weakref.ref of Part
+        The part.
+    kind : Kind
+        What was captured.
+    key : hashable
+        Of calls that are alike.
+    """
+
+    part: weakref.ref[Part]
+    kind: Kind
+    key: Any
+
+    @property
+    def captured(self) -> Captured:
+        """What was captured of it."""
+        return self.kind.captured
+
+    def leaves_of(self, positions: Sequence[int], leaves: int) -> set[int]:
+        """Return which of so many flattened inputs placeholders are."""
+        places = [*range(leaves), *self.kind.repeated]
+        sources = (self.captured.joint.sources[p] for p in positions)
+        return {places[source.index] for source in sources if source.kind in ("input", "base")}
+
+
+class _Steps(Protocol):
+    """The steps of a model in parts."""
+
+    name: str
+    known: KnownCalls
+    plans: StepPlans
+
+    @property
+    def writer(self) -> LedgerWriter | None:
+        """What writes the ledger of the step under way."""
+        ...
+
+    def captured_anew(self, part: Part, given: Arguments) -> PartCall:
+        """Capture a call."""
+        ...
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Leave out of all steps what is done to find out what is to run."""
+        ...
+
+
+class PartsAgain:
+    """Knows how parts of a model are run again.
+
+    A call that is run again is one more call of its part in the step under way: planned, measured.
+
+    Parameters
+    ----------
+    steps : PartSteps
+        Of the model.
+    """
+
+    def __init__(self, steps: _Steps) -> None:
+        self._steps = weakref.ref(steps)
+        self.name = steps.name
+
+    def function(self, step: PartStep) -> Callable[..., Any]:
+        """Return what runs the graphs of a part."""
+        return self._part(step).function
+
+    def modules(self, step: PartStep) -> Mapping[str, nn.Module]:
+        """Return the modules of a part."""
+        return self._part(step).modules
+
+    def inputs(self, step: PartStep, given: Arguments) -> list[Any]:
+        """Return the tensors of the placeholders of a call."""
+        leaves = step.kind.inputs(given.leaves)
+        return placeholder_tensors(step.captured.joint, self._part(step).modules, leaves)
+
+    def serves(self, step: PartStep, given: Arguments) -> bool:
+        """Whether what was captured is that of a call, as modules and inputs are now."""
+        part = self._part(step)
+        leaves = step.kind.inputs(given.leaves)
+        decides = step.captured.joint.decisions.hold(leaves, part.modules)
+        return decides and part.is_as_it_was(given, step.key)
+
+    def may_repeat(self, step: PartStep) -> bool:
+        """Whether calls may be run again: so they were, or none has been seen."""
+        return self._there().known.may_repeat(step.key)
+
+    def note_repeated(self, step: PartStep) -> None:
+        """Note that a call is run again."""
+        self._there().known.note_repeated(step.key)
+
+    def planned_otherwise(self, step: PartStep, given: Arguments) -> Planned:
+        """Capture a call anew, with the gradients that its outputs have, and plan it."""
+        steps, part = self._there(), self._part(step)
+        call = steps.known.known(part, given) or steps.captured_anew(part, given)
+        if not _take_the_same(call.kind, step.kind):
+            late = step.captured.joint.detached - call.kind.captured.joint.detached
+            raise unplanned(min(late, default=0), "an input is used otherwise")
+        announce(f"{part.name}: an output that had no gradient before has one: planned anew")
+        return self._planned(part, call.kind)
+
+    def planned_once_more(self, step: PartStep, inputs: list[Any]) -> Planned:
+        """Plan a call for one backward more, with what is held now."""
+        return self._planned(self._part(step), step.kind)
+
+    def planned_forward(self, step: PartStep, inputs: list[Any]) -> Planned:
+        """Plan a call of which only the forward runs."""
+        return step.kind.runner(step.kind.least)
+
+    def _planned(self, part: Part, kind: Kind) -> Planned:
+        """Return what runs a call within the step under way; the least plan where none is."""
+        steps = self._there()
+        writer = steps.writer
+        if writer is None:
+            return kind.runner(kind.least)
+        holding = steps.plans.holding_for(part, kind)
+        return _Measured(kind.runner(holding), writer, writer.forward_begins(kind, holding, part))
+
+    def _part(self, step: PartStep) -> Part:
+        part = step.part()
+        if part is None:
+            raise self._gone()
+        return part
+
+    def _there(self) -> _Steps:
+        steps = self._steps()
+        if steps is None:
+            raise self._gone()
+        return steps
+
+    def _gone(self) -> TightfitError:
+        return TightfitError(
+            f"backward is to run a part of {self.name} again, and the model is gone, or fitted "
+            "anew. Way out: call it again"
+        )
+
+
+class _Measured(Planned):
+    """Runs a plan at once, forward and backward, as a call of the step under way.
+
+    Parameters
+    ----------
+    runner : Runner
+        Runs it.
+    writer : LedgerWriter
+        Writes the ledger of the step.
+    call : int
+        The number of the call, whose forward begins.
+    """
+
+    def __init__(self, runner: Runner, writer: LedgerWriter, call: int) -> None:
+        self._runner = runner
+        self._writer = writer
+        self._call = call
+        self.tangents = runner.tangents
+        self.returned: Returned = runner.returned
+        self.program: Program = dataclasses.replace(runner.program, forward=self._forward)
+
+    def without_gradient(self, missing: frozenset[int]) -> frozenset[int]:
+        """Return the placeholders that have no gradient where some outputs have none."""
+        return self._runner.without_gradient(missing)
+
+    def _forward(self, inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+        _, saved = self._runner.program.forward(inputs)
+        del _  # nobody takes what it returns
+        self._writer.forward_ended(self._call)
+        self._writer.backward_begins(self._call)
+        return [], saved
+
+
+def _take_the_same(one: Kind, other: Kind) -> bool:
+    """Whether two captured steps have the same placeholders."""
+    of_one, of_other = (
+        [s for s in kind.captured.joint.sources if s.kind != "tangent"] for kind in (one, other)
+    )
+    return of_one == of_other and one.repeated == other.repeated

@@ -1,0 +1,344 @@
+"""A planned call that can be run again in its backward, where its plan does not do."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from tightfit.capture.calls.structure import Arguments, structure_of
+from tightfit.capture.captured import Captured
+from tightfit.capture.side_effects.generators import GeneratorStates
+from tightfit.capture.updates import decided_by_updates
+from tightfit.errors import WITHOUT_A_PLAN, TightfitError
+from tightfit.execution.again import RanPlainly
+from tightfit.execution.otherwise import Planned, gradients_at_once, gradients_in_turn, unplanned
+from tightfit.execution.runtime import Run
+from tightfit.session.step.held import GivenToCall, Instead
+from tightfit.torch_private import tools
+
+__all__ = ["CalledAgain", "RunsAgain", "Step"]
+
+_T = TypeVar("_T")
+
+
+class Step(Protocol):
+    """What a call runs."""
+
+    @property
+    def captured(self) -> Captured:
+        """What was captured of it."""
+        ...
+
+
+_Step = TypeVar("_Step", bound=Step)
+_Any = TypeVar("_Any", bound=Step, contravariant=True)
+
+
+class RunsAgain(Protocol[_Any]):
+    """Knows how calls are run again: of a callable that is one graph, or of parts of one."""
+
+    @property
+    def name(self) -> str:
+        """The callable's, for messages."""
+        ...
+
+    def function(self, step: _Any) -> Callable[..., Any]:
+        """Return what a call runs where there is no plan."""
+        ...
+
+    def modules(self, step: _Any) -> Mapping[str, nn.Module]:
+        """Return the modules whose generators a call may draw from."""
+        ...
+
+    def inputs(self, step: _Any, given: Arguments) -> list[Any]:
+        """Return the tensors of the placeholders of a call."""
+        ...
+
+    def serves(self, step: _Any, given: Arguments) -> bool:
+        """Whether what was captured is that of a call, as modules and inputs are now."""
+        ...
+
+    def may_repeat(self, step: _Any) -> bool:
+        """Whether calls may be run again: so they were, or none has been seen."""
+        ...
+
+    def note_repeated(self, step: _Any) -> None:
+        """Note that a call is run again."""
+        ...
+
+    def planned_otherwise(self, step: _Any, given: Arguments) -> Planned:
+        """Plan a call as what is known by now of the gradients of its outputs asks for."""
+        ...
+
+    def planned_once_more(self, step: _Any, inputs: list[Any]) -> Planned:
+        """Plan a call, on tensors, for one backward more, with what is held now."""
+        ...
+
+    def planned_forward(self, step: _Any, inputs: list[Any]) -> Planned:
+        """Plan a call, on tensors, of which only the forward runs."""
+        ...
+
+
+class CalledAgain(Generic[_Step]):
+    """One planned call, to be run again if its backward is differentiated, or not the only one.
+
+    It runs what the call was captured from, on what the call was given, as long as all of that is
+    what it was. The model is not held: its buffers may hold this call.
+
+    Parameters
+    ----------
+    runs : weakref.ref of RunsAgain
+        Knows how calls are run again.
+    step : Step
+        The captured step.
+    given : Arguments
+        What the call was given: a plan counts it until its backward.
+    """
+
+    def __init__(self, runs: weakref.ref[RunsAgain[_Step]], step: _Step, given: Arguments) -> None:
+        self._runs = runs
+        self._step = step
+        self._given = GivenToCall(given)
+        owner = self._owner()
+        self._name = owner.name
+        self._is_expected = owner.may_repeat(step)
+        remembers = self._is_expected and _draws(step)
+        self._before = GeneratorStates(owner.modules(step)) if remembers else None
+        self._as_they_were: list[Any] = []
+
+    def _owner(self) -> RunsAgain[_Step]:
+        """Return what knows how calls are run again.
+
+        Raises
+        ------
+        TightfitError
+            If the callable is gone.
+        """
+        found = self._runs()
+        if found is None:
+            raise TightfitError(
+                f"backward is to run a step of {self._name} again (create_graph=True, "
+                "retain_graph=True, or an output that had no gradient before), and the model is "
+                "gone. Way out: keep a reference to it until then"
+            )
+        return found
+
+    def noted(self, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+        """Note how the placeholders are once the forward has run; return what it has given."""
+        self._as_they_were = _state_of(inputs)
+        return outputs
+
+    def hold_only(self, kept: Set[int], written: Set[int], *, is_repeated: bool) -> None:
+        """Hold only some of the inputs from now on; others are there while somebody holds them.
+
+        Parameters
+        ----------
+        kept : set of int
+            The flattened inputs that the plan keeps.
+        written : set of int
+            Those that the call writes into.
+        is_repeated : bool
+            Whether such calls were run again before.
+        """
+        others = "data" if self._is_expected else "none"
+        self._given.hold_only(kept, written, "all" if is_repeated else others)
+
+    def retained(self) -> None:
+        """Hold the inputs that are there: a further backward may come."""
+        self._given.hold_all()
+
+    def plainly(self, instead: Instead) -> RanPlainly:
+        """Run the forward again under autograd, on what stands for its inputs."""
+        owner, step = self._owner(), self._step
+        owner.note_repeated(step)
+        made: set[int] = set()
+
+        def noted(given: Any, run: Run, output: int) -> Any:
+            other = instead(given, run, output)
+            made.update([id(other)] if other is not None else [])
+            return other
+
+        given = self._given.now(noted)
+        reason = _why_not_plainly(step) or self._what_changed(given, made)
+        if reason is not None or given is None:
+            raise _cannot(self._name, reason or "")
+        with torch.enable_grad(), tools.WithoutDynamo():
+            inputs = owner.inputs(step, given)
+            output = owner.function(step)(*given.args, **given.kwargs)
+        tensors, _ = structure_of(output, self._name)
+        assert len(tensors) == step.captured.joint.metadata.num_outputs
+        return RanPlainly(tensors, inputs, [None if id(x) in made else x for x in inputs])
+
+    def otherwise(self, came: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
+        """Run the call with a plan for the gradients of outputs that came, drawing what it drew.
+
+        What it writes goes into copies: it has been written. Returns the gradients of
+        placeholders.
+        """
+        given = self._given_once_more()
+        if isinstance(given, str):
+            raise unplanned(max(came), given)
+        with torch.enable_grad():
+            planned = self._owner().planned_otherwise(self._step, given)
+            inputs = self._inputs_once_more(given)
+        return self._drawing_the_same(lambda: gradients_at_once(planned, inputs, came))
+
+    def once_more(
+        self, came: dict[int, torch.Tensor], begun: Callable[[int, torch.Tensor], torch.Tensor]
+    ) -> Iterator[dict[int, torch.Tensor | None]]:
+        """Run the call with its plan for a further backward, drawing what it drew.
+
+        What it writes goes into copies: it has been written. Returns what runs the backward and
+        yields the gradients of placeholders.
+        """
+        planned, inputs = self._planned_once_more(self._owner().planned_once_more)
+        return self._drawing_the_same(lambda: gradients_in_turn(planned, inputs, came, begun))
+
+    def outputs_once_more(self) -> list[Any]:
+        """Run the forward once more, drawing what it drew; return its raw outputs."""
+        planned, inputs = self._planned_once_more(self._owner().planned_forward)
+        ready = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+        del inputs
+        return self._drawing_the_same(lambda: planned.program.forward(ready)[0])
+
+    def _planned_once_more(
+        self, plan: Callable[[_Step, list[Any]], Planned]
+    ) -> tuple[Planned, list[Any]]:
+        """Return a plan, and the placeholders to run it on.
+
+        Raises
+        ------
+        TightfitError
+            If the call cannot be run again.
+        """
+        self._owner().note_repeated(self._step)
+        given = self._given_once_more()
+        if isinstance(given, str):
+            raise _only_once(self._name, given)
+        with torch.enable_grad():
+            inputs = self._inputs_once_more(given)
+            return plan(self._step, inputs), inputs
+
+    def _given_once_more(self) -> Arguments | str:
+        """Return what to run the planned forward on once more, or why it cannot be.
+
+        What it was given by another call and is gone, or was written into, that call makes again.
+        """
+        joint = self._step.captured.joint
+        if self._before is None and _draws(self._step):
+            return "its forward drew random numbers, which are kept from the next call on"
+        if joint.opaque.changes_state:
+            return "an opaque module writes its state"
+        read = decided_by_updates(joint)
+        written = {p for _, p in joint.write_backs if joint.sources[p].name in read}
+        made: dict[int, Any] = {}
+
+        def made_again(given: Any, run: Run, output: int) -> Any:
+            if given is not None and not written:
+                return None
+            other = run.output_once_more(output)
+            if other is not None:
+                made[id(other)] = given
+            return None if other is None else other.requires_grad_()
+
+        given = self._given.now(made_again)
+        reason = self._what_changed(given, made, {position for _, position in joint.write_backs})
+        if reason is not None or given is None:
+            return reason or ""
+        inputs = self._owner().inputs(self._step, given)
+        late = [joint.sources[p].name for p in written if id(inputs[p]) not in made]
+        return f"its forward writes {late[0]} and reads it, too" if late else given
+
+    def _inputs_once_more(self, given: Arguments) -> list[Any]:
+        """Return the placeholders; what is written has been written, and is a copy."""
+        inputs = list(self._owner().inputs(self._step, given))
+        for _, position in self._step.captured.joint.write_backs:
+            inputs[position] = inputs[position].detach().clone()
+        return inputs
+
+    def _drawing_the_same(self, run: Callable[[], _T]) -> _T:
+        """Run something with the random numbers that the call has drawn."""
+        if self._before is None:
+            return run()
+        now = GeneratorStates(self._owner().modules(self._step))
+        self._before.restore()
+        try:
+            return run()
+        finally:
+            now.restore()
+
+    def _what_changed(
+        self, given: Arguments | None, made: Container[int], besides: Set[int] = frozenset()
+    ) -> str | None:
+        """Return what keeps the call from being run as it was.
+
+        Parameters
+        ----------
+        given : Arguments or None
+            What it is to be run on; None: some of it is gone.
+        made : container of int
+            The identities of what was made again.
+        besides : set of int
+            Placeholders that may be others.
+        """
+        owner, step = self._owner(), self._step
+        if given is None:
+            return "one of its inputs was let go of; such inputs are held from the next call on"
+        with torch.enable_grad():
+            if not owner.serves(step, given):
+                return "modules or modes were changed since the call"
+            inputs = owner.inputs(step, given)
+            now = zip(inputs, _state_of(inputs), self._as_they_were, strict=True)
+            changed = (
+                i for i, (x, one, other) in enumerate(now) if one != other and id(x) not in made
+            )
+            if not besides.issuperset(changed):
+                return (
+                    "a parameter, buffer or input was changed since the call: change it after "
+                    "backward"
+                )
+        return None
+
+
+def _state_of(inputs: Sequence[Any]) -> list[Any]:
+    """Return what shows whether tensors were changed in place or their memory replaced."""
+    return [
+        (x._version, x.data_ptr()) if isinstance(x, torch.Tensor) else x  # pyright: ignore
+        for x in inputs
+    ]
+
+
+def _draws(step: Step) -> bool:
+    """Whether a step draws random numbers."""
+    return any(op.random_state_bytes for op in step.captured.graph.ops)
+
+
+def _why_not_plainly(step: Step) -> str | None:
+    """Return why a forward cannot be run twice with the same result and no further effect."""
+    joint = step.captured.joint
+    if _draws(step):
+        return "its forward draws random numbers"
+    if joint.write_backs or joint.opaque.changes_state:
+        return "its forward writes buffers or inputs"
+    return "it returns numbers" if joint.structure.numbers else None
+
+
+def _only_once(name: str, reason: str) -> TightfitError:
+    return TightfitError(
+        f"backward runs through a step of {name} a further time (retain_graph=True): for that its "
+        f"forward is run again, and here it cannot be, as {reason}. Call the model again, or sum "
+        f"the losses and call backward once. {WITHOUT_A_PLAN}"
+    )
+
+
+def _cannot(name: str, reason: str) -> TightfitError:
+    return TightfitError(
+        f"the backward of {name} is to be differentiated itself (create_graph=True): for that its "
+        f"forward is run again, plainly, and here it cannot be, as {reason}. Take the derivative "
+        "inside of what is planned (tightfit.step), leave the part that needs it out of the fitted "
+        f"module, or tightfit.unfit(model) first. {WITHOUT_A_PLAN}"
+    )

@@ -1,0 +1,129 @@
+"""What a call of a graph was given, for as long as it may be run again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Set
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from tightfit.allocator.tally import before_refusals
+from tightfit.capture.calls.structure import Arguments
+from tightfit.capture.handed import GraphArguments
+from tightfit.execution.chain import made_by
+from tightfit.execution.runtime import Run
+
+__all__ = ["GivenToCall", "Instead", "let_go_of_retained"]
+
+Others: TypeAlias = Literal["none", "data", "all"]
+Instead: TypeAlias = Callable[[Any, Run, int], Any]
+"""Given an input, or None if it is gone, and which output of which call it was: what stands for it;
+None: itself."""
+
+
+class GivenToCall:
+    """What a call was given: held, or there as long as somebody else holds it, or made again.
+
+    Parameters
+    ----------
+    given : Arguments
+        Its arguments, before it runs.
+    """
+
+    def __init__(self, given: Arguments) -> None:
+        assert isinstance(given, GraphArguments)
+        self._given: GraphArguments | None = given
+        self._inputs: list[Any] = []
+        self._places: list[int] = []
+        self._written: Set[int] = frozenset()
+        self._spec = given.spec
+        self._makers: dict[int, tuple[weakref.ref[Run], int]] = {}
+        for place, x in enumerate(given.inputs):
+            made = made_by(x)
+            if made is not None:
+                self._makers[place] = weakref.ref(made[0]), made[1]
+
+    def hold_only(self, kept: Set[int], written: Set[int], others: Others) -> None:
+        """Hold only some of the inputs from now on, and what is no tensor.
+
+        Parameters
+        ----------
+        kept : set of int
+            The flattened inputs that the plan keeps.
+        written : set of int
+            Those that the call writes into: they may have its own history.
+        others : str
+            Which to hold of those that no call can make again: ``"none"``, ``"data"`` (without a
+            history) or ``"all"``.
+        """
+        given, self._given = self._given, None
+        assert given is not None
+        places = {id(x): place for place, x in enumerate(given.inputs)}
+        self._places = [places[id(x)] for x in given.args]
+        own = {self._places[leaf] for leaf in kept}
+        self._written = {self._places[leaf] for leaf in written}
+        for place in self._places if others != "none" else ():
+            x = given.inputs[place]
+            if place not in self._makers and isinstance(x, torch.Tensor):
+                own |= {place} if others == "all" or x.grad_fn is None else set()
+        own -= self._written
+        self._inputs = [
+            weakref.ref(x) if isinstance(x, torch.Tensor) and place not in own else x
+            for place, x in enumerate(given.inputs)
+        ]
+
+    def hold_all(self) -> None:
+        """Hold all that is there: what other calls can make again as long as there is room."""
+        if self._given is None:
+            for place in self._places:
+                there = self._there()[place]
+                if there is not None and place not in self._written:
+                    self._inputs[place] = there
+            _RETAINED.add(self)
+
+    def let_go(self) -> None:
+        """Let go of what other calls can make again."""
+        for place in self._makers:
+            x = self._inputs[place]
+            self._inputs[place] = weakref.ref(x) if isinstance(x, torch.Tensor) else x
+
+    def now(self, instead: Instead = lambda given, run, output: None) -> Arguments | None:
+        """Return it, with what stands for what other calls have made; None if any of it is gone."""
+        inputs = self._there()
+        for place, (reference, output) in self._makers.items():
+            run = reference()
+            other = instead(inputs[place], run, output) if run is not None else None
+            inputs[place] = inputs[place] if other is None else other
+        if self._given is not None:
+            places = {id(x): place for place, x in enumerate(self._given.inputs)}
+            args = tuple(inputs[places[id(x)]] for x in self._given.args)
+        elif any(inputs[place] is None for place in self._weakly):
+            return None
+        else:
+            args = tuple(inputs[place] for place in self._places)
+        return GraphArguments(args, {}, args, self._spec, tuple(inputs))
+
+    @property
+    def _weakly(self) -> list[int]:
+        """Which inputs others hold."""
+        return [place for place, x in enumerate(self._inputs) if isinstance(x, weakref.ref)]
+
+    def _there(self) -> list[Any]:
+        """Return all that the graph was called with; None where it is gone."""
+        if self._given is not None:
+            return [*self._given.inputs]
+        return [x() if isinstance(x, weakref.ref) else x for x in self._inputs]
+
+
+_RETAINED: weakref.WeakSet[GivenToCall] = weakref.WeakSet()
+"""Of the calls that a further backward may come to, and that hold what others can make again."""
+
+
+def let_go_of_retained() -> None:
+    """Let go of what is held for further backwards and can be made again."""
+    while _RETAINED:
+        _RETAINED.pop().let_go()
+
+
+before_refusals(let_go_of_retained)

@@ -1,0 +1,67 @@
+"""What a call was given is held for as long as its plan needs it, and for further backwards."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+
+from tightfit.capture.calls.structure import flat_spec
+from tightfit.capture.handed import GraphArguments
+from tightfit.session.step.held import GivenToCall, let_go_of_retained
+
+
+def given() -> GraphArguments:
+    weight, x, hidden = torch.nn.Parameter(torch.ones(3)), torch.ones(3), torch.ones(3)
+    args = x, hidden * weight, 0
+    return GraphArguments(args, {}, args, flat_spec(3), (weight, *args))
+
+
+def test_only_what_a_plan_keeps_is_held() -> None:
+    arguments = given()
+    weight, x, hidden = (weakref.ref(tensor) for tensor in arguments.inputs[:3])
+    held = GivenToCall(arguments)
+    held.hold_only({0}, frozenset(), "none")
+    assert held.now() is not None
+    del arguments
+    gc.collect()
+    assert x() is not None
+    assert weight() is None and hidden() is None
+    assert held.now() is None
+
+
+def test_data_is_held_where_nothing_is_known_of_calls_like_it() -> None:
+    arguments = given()
+    x, hidden = (weakref.ref(tensor) for tensor in arguments.args[:2])
+    held = GivenToCall(arguments)
+    held.hold_only(frozenset(), frozenset(), "data")
+    del arguments
+    gc.collect()
+    assert x() is not None and hidden() is None
+
+
+def test_what_a_call_writes_into_is_never_held() -> None:
+    arguments = given()
+    hidden = weakref.ref(arguments.args[1])
+    held = GivenToCall(arguments)
+    held.hold_only({1}, {1}, "all")
+    held.hold_all()
+    del arguments
+    gc.collect()
+    assert hidden() is None
+
+
+def test_what_nobody_makes_again_stays_for_a_further_backward() -> None:
+    arguments = given()
+    weight = arguments.inputs[0]
+    held = GivenToCall(arguments)
+    held.hold_only(frozenset(), frozenset(), "none")
+    held.hold_all()
+    let_go_of_retained()
+    expected = [t.clone() for t in arguments.args[:2]]
+    del arguments
+    gc.collect()
+    now = held.now()
+    assert now is not None and weight is not None
+    assert all(map(torch.equal, expected, now.args[:2]))
