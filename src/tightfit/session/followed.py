@@ -97,6 +97,7 @@ class FollowedCalls(HandedCalls):
         """Run one call of a graph; or answer what is asked of it."""
         if self._asks is not None:
             raise Asked(self._asks(graph, inputs))
+        self._follower.let_go_of_errors()
         output = super()._called(graph, inputs)
         self._has_run = True
         return output
