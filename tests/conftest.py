@@ -48,9 +48,9 @@ def alone() -> None:
         left.keep_to(None)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def settled() -> Iterator[None]:
-    """Let later collections of garbage not look through what a module's tests have left.
+    """Let later collections of garbage not look through what a test has left.
 
     PyTorch keeps some hundred to some thousand objects of every graph that it has traced (caches
     of fake tensors, finalizers of guards). After a thousand tests, each full collection, of which
