@@ -48,6 +48,19 @@ def alone() -> None:
         left.keep_to(None)
 
 
+@pytest.fixture(autouse=True)
+def settled() -> Iterator[None]:
+    """Let later collections of garbage not look through what a test has left.
+
+    PyTorch keeps some hundred to some thousand objects of every graph that it has traced (caches
+    of fake tensors, finalizers of guards). After a thousand tests, each full collection, of which
+    a test has several, walked through more than a million.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_finish() -> None:
     """Let no collection of garbage look through all that was imported, or is by the first trace."""
     for name in IMPORTED_BY_TRACING:

@@ -1,4 +1,7 @@
-"""Fitted models compute what plain PyTorch computes, bit for bit, whatever is recomputed."""
+"""Fitted models compute what plain PyTorch computes, bit for bit, whatever is recomputed.
+
+That their own plans do is tested with the features of models (`features/test_models.py`).
+"""
 
 from __future__ import annotations
 
@@ -61,18 +64,6 @@ def _parts(tensor: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     if tensor is None:
         return ()
     return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
-
-
-@pytest.mark.parametrize("case", BY_NAME)
-def test_three_steps_equal_plain_pytorch(case: Case):
-    torch.manual_seed(0)
-    plain = case.model()
-    inputs = case.inputs()
-    fitted = tightfit.fit(copy.deepcopy(plain), "1GiB", costs="unit")
-    own_inputs = copy.deepcopy(inputs)
-    for step in range(3):
-        reference = train_step(case, plain, inputs, step)
-        assert_equal(train_step(case, fitted, own_inputs, step), reference)
 
 
 @pytest.mark.parametrize("case", BY_NAME)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tightfit
-from support.memory import held_pages
+from support.memory import fresh_process, held_pages
 from tightfit.allocator import anonymous_bytes
 from tightfit.allocator.replay import poisoned
 from tightfit.api.report import Report
@@ -73,7 +73,18 @@ def assert_same(ours: list[torch.Tensor], plain: list[torch.Tensor]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 
-def test_plans_leave_room_for_what_the_process_holds_beside_tensors() -> None:
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """What runs a function where nothing is held that earlier tests have left."""
+    with fresh_process() as run:
+        yield run
+
+
+def test_plans_leave_room_for_what_the_process_holds_beside_tensors(elsewhere) -> None:
+    elsewhere(_leaves_room_for_ballast)
+
+
+def _leaves_room_for_ballast() -> None:
     plain = trained(wide_net(), images(), 8)
     gc.collect()
     model = fitted(wide_net(), "112MiB")
@@ -96,7 +107,11 @@ def test_plans_leave_room_for_what_the_process_holds_beside_tensors() -> None:
     assert report.arena.height_bytes >= 48 * MIB and report.arena.exact_steps >= 2
 
 
-def test_the_first_plan_leaves_room_for_what_is_there_before_it_runs() -> None:
+def test_the_first_plan_leaves_room_for_what_is_there_before_it_runs(elsewhere) -> None:
+    elsewhere(_first_plan_leaves_room_for_ballast)
+
+
+def _first_plan_leaves_room_for_ballast() -> None:
     model = fitted(wide_net(), "112MiB")
     ballast = held_pages(24 * MIB)
     trained(model, images(), 1)

@@ -65,8 +65,16 @@ class Following:
         self._call = self._call[0] + 1, given
 
     def end(self) -> None:
-        """End the call under way; what errors in frames hold in cycles is let go of."""
+        """End the call under way."""
         self._call = self._call[0], None
+        self.let_go_of_errors()
+
+    def let_go_of_errors(self) -> None:
+        """Collect what errors in frames hold in cycles, if there were any since the last time.
+
+        Before a graph is run and measured: whatever garbage is freed while it waits for its
+        backward would hide what the loss holds.
+        """
         if self._has_skipped:
             self._has_skipped = False
             gc.collect()

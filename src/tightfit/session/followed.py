@@ -132,6 +132,7 @@ class FollowedCalls(HandedCalls):
             self._follow_again(graph)
         if self._asks is not None:
             raise Asked(self._asks(graph, inputs))
+        self._follower.let_go_of_errors()
         output = super()._called(graph, inputs)
         self._has_run = True
         return output

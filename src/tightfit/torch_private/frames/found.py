@@ -152,8 +152,12 @@ def global_state() -> Any:
 
 
 def configuration() -> str:
-    """Return how Dynamo is set up, where that is not as ever."""
-    return repr(sorted(config._get_dict(skip_default=True).items()))
+    """Return how Dynamo is set up, where that is not as ever.
+
+    A setting that was put back (`config.patch`) is held as one of the user's, with PyTorch's value.
+    """
+    held = sorted(config._get_dict(skip_default=True).items())
+    return repr([(name, now) for name, now in held if now != config._config[name].default])
 
 
 # -- values ---------------------------------------------------------------------------------------
