@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,17 +48,32 @@ def alone() -> None:
         left.keep_to(None)
 
 
+_HAS_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note which tests have failed."""
+    report = yield
+    item.stash[_HAS_FAILED] = report.failed or item.stash.get(_HAS_FAILED, False)
+    return report
+
+
 @pytest.fixture(autouse=True)
-def settled() -> Iterator[None]:
+def settled(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let later collections of garbage not look through what a test has left.
 
     PyTorch keeps some hundred to some thousand objects of every graph that it has traced (caches
     of fake tensors, finalizers of guards). After a thousand tests, each full collection, of which
-    a test has several, walked through more than a million.
+    a test has several, walked through more than a million. What a failed test has left is not
+    kept: its limits would be those of all tests to come.
     """
     yield
-    gc.collect()
-    gc.freeze()
+    if not request.node.stash.get(_HAS_FAILED, False):
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_finish() -> None:

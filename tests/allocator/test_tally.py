@@ -38,7 +38,7 @@ def test_a_request_beyond_the_limit_is_refused_before_it_is_given() -> None:
     error = budget_exceeded(refused.value, "A test was refused.")
     more = 3 * MIB // 8  # what would be asked for next is not known
     assert (error.budget_bytes, error.measured_bytes) == (3 * MIB, 3 * MIB + 64 + more)
-    assert f"try a budget of {error.measured_bytes} bytes" in str(error)
+    assert f"Try a budget of {error.measured_bytes} bytes" in str(error)
     error = budget_exceeded(refused.value, "A test was refused.", further_bytes=100)
     assert error.measured_bytes == 3 * MIB + 164
     assert "try a budget" not in str(error)
