@@ -15,7 +15,7 @@ from support.libraries import LIBRARIES
 from support.models import CASES, OUTSIDE, PARTLY, PLANNED, SEVERAL
 from support.replicas import DATA_PARALLEL
 from support.sharded import SHARDED
-from support.training import WAYS
+from support.training import UNCOMPILED_WAYS, WAYS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "features.md"
@@ -63,10 +63,10 @@ def document() -> str:
         "",
         "## Compiled (`compile=True`): close to plain PyTorch",
         "",
-        "All models and ways of training above, as far as plans hold them, but for these models, "
+        "All models and ways of training above, as far as plans hold them, but for these, "
         "which are refused by name (the way out is `compile=False`):",
         "",
-        *(f"- {name}" for name in UNCOMPILED),
+        *(f"- {name}" for name in (*UNCOMPILED, *UNCOMPILED_WAYS)),
         "",
         "## Refused",
         "",

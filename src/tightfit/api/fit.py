@@ -118,8 +118,8 @@ def fit(
     Raises
     ------
     BadInput
-        For a malformed budget, an optimizer of another model, or a model that is wrapped, compiled
-        or fitted in part. Nothing has changed then.
+        For a malformed budget or a model that is wrapped, compiled or fitted in part. Nothing has
+        changed then.
     InfeasibleBudget
         If one of `shapes` does not fit. Nothing has changed then either.
     """
@@ -133,7 +133,7 @@ def fit(
     if not names:
         _refuse_without_forward(type(inner))
     if optimizer is not None:
-        _refuse_optimizer_of_another(optimizer, inner)
+        _tell_of_optimizer_of_another(optimizer, inner)
     options = make_options(
         _in_common(budget) if names else budget,
         optimizer=optimizer,
@@ -168,15 +168,15 @@ def _refuse_without_forward(kind: type[nn.Module]) -> None:
         )
 
 
-def _refuse_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
-    """Raise if an optimizer trains nothing of a model that has parameters to train."""
+def _tell_of_optimizer_of_another(optimizer: Any, model: nn.Module) -> None:
+    """Say so if an optimizer trains nothing of a model that has parameters to train."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
     if trained and held and not trained & held:
-        raise BadInput(
-            f"the optimizer given for {type(model).__name__} holds none of its "
-            f"{len(trained)} trained parameters, but {len(held)} others. Pass the one that trains "
-            "it, or none: it is found when it is there"
+        announce(
+            f"{type(model).__name__}: the optimizer that fit was given holds none of its "
+            f"{len(trained)} trained parameters, but {len(held)} others: its state is counted. "
+            "Pass the one that trains the model, or none: it is found when it is there"
         )
 
 

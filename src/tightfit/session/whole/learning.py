@@ -88,12 +88,18 @@ class Watch:
             self.guard = Guard(str(account.device), options.on_exceed)
             self.guard.change_budget(budget_bytes)
 
+        earlier_bytes = 0
+
         def constant_bytes() -> int:
+            nonlocal earlier_bytes
             standing = account.standing(inputs, options.beside(account), one.input_bytes)
+            earlier_bytes = standing.earlier_input_bytes
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
-            return graph.constant_bytes + held - standing.earlier_input_bytes
+            return graph.constant_bytes + held
 
         self.guard.before_forward(constant_bytes, budget_bytes, options.shared, runs)
+        if earlier_bytes:  # of the peak, but not of what the limit counts
+            self.guard.change_budget(budget_bytes + earlier_bytes)
         if self.guard.steps and last is not None:
             self._learn(one, options, last, self.guard, alone, more_bytes)
 
@@ -180,7 +186,7 @@ class Watch:
         announce(
             f"{self._name}: planned peak {format_bytes(last.outcome.peak_bytes)}, measured "
             f"{format_bytes(step.program_bytes)}; whole step {format_bytes(step.peak_bytes)} of a "
-            f"budget of {format_bytes(guard.budget_bytes)}; the process holds "
+            f"budget of {format_bytes(options.usable_bytes)}; the process holds "
             f"{format_bytes(held)}{libraries}"
             f"{'' if options.arena else ': the budget bounds tensors, arena=True all of it'}"
         )
