@@ -55,23 +55,23 @@ _HAS_FAILED = pytest.StashKey[bool]()
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note which tests have failed."""
+    """Note whether any test has failed."""
     report = yield
-    item.stash[_HAS_FAILED] = report.failed or item.stash.get(_HAS_FAILED, False)
+    if report.failed:
+        item.config.stash[_HAS_FAILED] = True
     return report
 
 
 @pytest.fixture(autouse=True)
-def settled(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let later collections of garbage not look through what a test has left.
+def settled(request: pytest.FixtureRequest) -> None:
+    """Let collections of garbage not look through what earlier tests have left.
 
     PyTorch keeps some hundred to some thousand objects of every graph that it has traced (caches
     of fake tensors, finalizers of guards). After a thousand tests, each full collection, of which
-    a test has several, walked through more than a million. What a failed test has left is not
-    kept: its limits would be those of all tests to come.
+    a test has several, walked through more than a million. Pytest has let go of the test before by
+    now; what a failed one has left is not kept, for its limits would be those of all to come.
     """
-    yield
-    if not request.node.stash.get(_HAS_FAILED, False):
+    if not request.config.stash.get(_HAS_FAILED, False):
         gc.collect()
         gc.freeze()
 

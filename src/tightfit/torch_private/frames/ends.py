@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +49,33 @@ _OF_SIZES = (
 
 @contextlib.contextmanager
 def noting_ends(note: Callable[[End], None]) -> Iterator[None]:
-    """Tell of each end of a graph, before anything of it runs."""
-    compile_subgraph = OutputGraph.compile_subgraph
+    """Tell of each end of a graph that this thread makes, before anything of it runs."""
+    before = getattr(_THREAD, "note", None)
+    _THREAD.note = note
+    with _LOCK:
+        _NOTES.append(note)
+        OutputGraph.compile_subgraph = _note_and_compile  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _THREAD.note = before
+        with _LOCK:
+            _NOTES.remove(note)
+            if not _NOTES:
+                OutputGraph.compile_subgraph = _COMPILE_SUBGRAPH  # type: ignore[method-assign]
 
-    @functools.wraps(compile_subgraph)
-    def noting(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
+
+_THREAD = threading.local()
+_LOCK = threading.Lock()
+_COMPILE_SUBGRAPH: Any = OutputGraph.compile_subgraph
+_NOTES: list[Callable[[End], None]] = []
+"""Those that are told in any thread: two of them may follow at once, and end in any order."""
+
+
+@functools.wraps(_COMPILE_SUBGRAPH)
+def _note_and_compile(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
+    note = getattr(_THREAD, "note", None)
+    if note is not None:
         frames = tuple((each.filename, each.lineno or 0) for each in reason.user_stack)
         acts = bool(
             changed_variables(self.side_effects)
@@ -60,10 +83,4 @@ def noting_ends(note: Callable[[End], None]) -> Iterator[None]:
             or self.random_calls
         )
         note(End(reason.reason.strip() if reason.graph_break else "", frames, acts))
-        return compile_subgraph(self, tx, reason, *args, **kwargs)
-
-    OutputGraph.compile_subgraph = noting  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        OutputGraph.compile_subgraph = compile_subgraph  # type: ignore[method-assign]
+    return _COMPILE_SUBGRAPH(self, tx, reason, *args, **kwargs)
