@@ -41,7 +41,9 @@ def test_a_detector_is_planned_around_what_matches() -> None:
     comparison = Comparison(Example(Detector(), None, inputs, None), costs="unit", limits=(1, 0.01))
     for budget in (comparison.budget_of(1.0), comparison.least_bytes()):
         proof = comparison.at(budget, rounds=0)
-        assert proof.succeeded and abs(proof.prediction_error) <= 0.01
+        assert proof.succeeded
+        # less where the backward lets go of what the caller does not hold: a plan counts it
+        assert -0.02 <= proof.prediction_error <= 0.01
 
 
 class Packing(nn.Module):
