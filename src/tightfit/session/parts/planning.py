@@ -121,10 +121,9 @@ class StepPlans:
         """Return the peak of a step if all parts run that may, by least plans."""
         possible = self._may_run(ledger)
         worst = self._worst(ledger, possible)
-        least = {kind: kind.least for kind in worst.calls}
         # a step without its first part is thought to hold that part's output longer than it does
-        spare = max((holding.output_bytes for holding in least.values()), default=0)
-        return worst.peak_with(least) + (spare if possible else 0)
+        spare = max((kind.least.output_bytes for kind in worst.calls), default=0)
+        return _peak_at_least(worst) + (spare if possible else 0)
 
     def _has_room(self, ledger: StepLedger[Kind]) -> bool:
         """Whether a step of such calls fits with plans that hold little."""
@@ -135,8 +134,8 @@ class StepPlans:
         )
 
     def _fits_at_least(self, ledger: StepLedger[Kind]) -> bool:
-        least = ledger.peak_with({kind: kind.least for kind in ledger.calls})
-        return least <= self.limit_bytes - self.late_bytes - self.options.left_bytes
+        room_bytes = self.limit_bytes - self.late_bytes - self.options.left_bytes
+        return _peak_at_least(ledger) <= room_bytes
 
     def _worst(
         self, ledger: StepLedger[Kind], possible: Mapping[Part, PossibleCall[Kind]]
@@ -246,8 +245,7 @@ class StepPlans:
         }
 
     def _infeasible(self, ledger: StepLedger[Kind]) -> InfeasibleBudget:
-        least = ledger.peak_with({kind: kind.least for kind in ledger.calls})
-        needed = max(least, ledger.beside_bytes, self._stepping_bytes)
+        needed = max(_peak_at_least(ledger), ledger.beside_bytes, self._stepping_bytes)
         return InfeasibleBudget(
             f"no plans were found for the {len(ledger.calls)} parts of {self._name} within "
             f"{format_bytes(self.limit_bytes)}: {format_bytes(ledger.base_bytes)} are held between "
@@ -334,6 +332,11 @@ class StepPlans:
                 peak = max(peak, held + kind.least.needed_bytes)
                 held += kind.least.staying_bytes
         return peak
+
+
+def _peak_at_least(ledger: StepLedger[Kind]) -> int:
+    """Return the peak of a step whose calls all run the plans that save least."""
+    return ledger.peak_with({kind: kind.least for kind in ledger.calls})
 
 
 def _fit(plans: PartPlans, ledger: StepLedger[Kind], most_bytes: int) -> bool:

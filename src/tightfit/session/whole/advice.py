@@ -63,7 +63,7 @@ def advised(
     account: Account,
     options: Options,
     beside: Beside,
-    expected: Expected,
+    expected: Expected | None,
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
@@ -84,8 +84,8 @@ def advised(
         The user's.
     beside : Beside
         Its other calls that are open at the same time.
-    expected : Expected
-        What of what lies around it nobody has seen yet.
+    expected : Expected or None
+        What of what lies around it was not seen yet; None: the text says nothing of that.
     """
     error = _with_more_room(error, one, around)
     more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
@@ -117,7 +117,7 @@ def advised(
     most = max(every, key=every.__getitem__)
     needed = every[most] + options.reserve_bytes
     text, proven = str(error), error.proven
-    if isinstance(error, NoPlan):
+    if isinstance(error, NoPlan) and expected is not None:
         text = infeasible_message(error.task, error.outcome, error.least, expected)
         proven = proven and expected.proven_bytes > options.planned_bytes
     return InfeasibleBudget(

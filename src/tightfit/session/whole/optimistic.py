@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from tightfit.errors import InfeasibleBudget
 from tightfit.graph.liveness import eager_peak_bytes
-from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.infeasible import Expected
 from tightfit.planners.questions.minimum import minimum_budget
@@ -21,6 +20,7 @@ from tightfit.progress import SILENT
 from tightfit.session.memory.account import Standing
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
+from tightfit.session.step.holding import holding_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
@@ -143,5 +143,5 @@ def less_expected(
 def _forward_bytes(planned: Planned) -> int:
     """Return the peak of a plan's forward."""
     assert planned.outcome.plan is not None
-    simulation = simulate(planned.graph, planned.outcome.plan)
-    return max(simulation.during_bytes[: simulation.crossing_index], default=0)
+    graph = planned.graph
+    return graph.constant_bytes + holding_of(graph, planned.outcome.plan).forward_bytes

@@ -163,7 +163,7 @@ class Plans:
             others=self._captures.other_plans,
             waits=waits,
         )
-        optimistic = None if one.plans.get(around) else one.optimistic(around)
+        optimistic = one.optimistic(around)
         if optimistic is not None and one.fitting(one.seen_around(around)) is None:
             return optimistic
         try:
@@ -199,7 +199,8 @@ class Plans:
         may_try = may_try and not (options.compile or options.arena or self.shares.is_beside)
         planned = less.planned(one, plan, options.planned_bytes) if may_try else None
         beside = self.shares.beside(one, around, options)
-        advice = advised(error, one, around, account, options, beside, less.expected(one))
+        expected = less.expected(one) if planned is None else None  # for a text that is read
+        advice = advised(error, one, around, account, options, beside, expected)
         if planned is None:
             self._watch.abandon()
             raise advice from None
