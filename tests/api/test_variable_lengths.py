@@ -10,6 +10,7 @@ from torch import nn
 
 import tightfit
 from support.planning import planners_called
+from support.searches import wait_for_searches
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.attach import attached
 from tightfit.planners.background import Search, searching
@@ -54,12 +55,6 @@ def eager_peak_bytes(length: int) -> int:
     return session.last.outcome.peak_bytes
 
 
-def settle(model: nn.Module) -> None:
-    for shape in attached(model).specialisations:
-        for search in shape.searches.values():
-            search.wait()
-
-
 class TestFurtherShapes:
     def test_every_length_holds_the_budget_and_equals_plain_pytorch(self, capsys):
         budget_bytes = int(0.8 * eager_peak_bytes(256))
@@ -72,7 +67,7 @@ class TestFurtherShapes:
             assert attached(model).close_step().peak_bytes <= budget_bytes
             for own, theirs in zip(mine, plainly, strict=True):
                 assert torch.equal(own, theirs)
-            settle(model)
+            wait_for_searches(model)
         assert capsys.readouterr().err.count("making a new plan") == 3
 
     def test_costs_are_scaled_not_measured(self):
@@ -97,7 +92,7 @@ class TestFurtherShapes:
         gradients(model, sequence(64))
         gradients(model, sequence(256))
         at_once = session.last.outcome
-        settle(model)
+        wait_for_searches(model)
         gradients(model, sequence(256))
         assert session.last.outcome.overhead <= at_once.overhead
         assert not any(shape.searches for shape in session.specialisations)
@@ -112,7 +107,7 @@ class TestFurtherShapes:
             tightfit.fit(model, budget_bytes, optimizer=optimizer, costs="unit")
             gradients(model, sequence(64))
             gradients(model, sequence(256))
-            settle(model)
+            wait_for_searches(model)
             assert bool(searched) == (process == 0)
             searched.clear()
 

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tightfit
 from support.processes import end_rank
+from support.searches import wait_for_searches
 from tightfit.allocator import Meter, meter_for
 from tightfit.errors import BadInput
 from tightfit.execution.attach import attached
@@ -104,14 +105,6 @@ def wait_until_held(meter: Meter, most_bytes: int) -> None:
     while (held := meter.live_bytes()) > most_bytes:
         assert time.monotonic() < deadline, f"{held} bytes are held, not {most_bytes}"
         time.sleep(0.001)
-
-
-def wait_for_searches(model: nn.Module) -> None:
-    """Wait until no better plan is searched: the ranks find the same, but not at the same time."""
-    fitted = attached(model)
-    for shape in () if fitted is None else fitted.specialisations:
-        for search in shape.searches.values():
-            search.wait()
 
 
 def train(
