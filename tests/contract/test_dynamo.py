@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.output_graph import OutputGraph
 
 from tightfit.allocator import meter_for
 from tightfit.torch_private import dynamo as private
-from tightfit.torch_private.frames.ends import noting_ends
 from tightfit.torch_private.frames.values import following_values
 
 
@@ -248,22 +245,3 @@ def test_a_forward_in_which_data_decide_sizes_is_asked_about() -> None:
     assert file == __file__ and line > Masked.forward.__code__.co_firstlineno
     (given,) = watched.given
     assert given is not None and given.module is inner and given.args[0].shape == (6, 4)
-
-
-def test_threads_that_follow_at_once_leave_nothing_behind_in_whichever_order_they_end() -> None:
-    own = OutputGraph.compile_subgraph
-    began, ends = threading.Event(), threading.Event()
-
-    def follow() -> None:
-        with noting_ends(lambda end: None):
-            began.set()
-            ends.wait(10)
-
-    with noting_ends(lambda end: None):
-        thread = threading.Thread(target=follow)
-        thread.start()
-        began.wait(10)
-        assert OutputGraph.compile_subgraph is not own
-    ends.set()
-    thread.join()
-    assert OutputGraph.compile_subgraph is own

@@ -9,6 +9,8 @@ from typing import Any
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.utils import checkpoint
 
+from tightfit.torch_private.patches import Patch
+
 __all__ = ["watched_checkpoints"]
 
 
@@ -21,21 +23,20 @@ def watched_checkpoints(seen: Callable[[bool], None]) -> Iterator[None]:
     seen : callable
         Told whether the region, run again, draws the random numbers that it drew at first.
     """
-    regions = checkpoint._checkpoint_without_reentrant_generator
-    graphs = TagActivationCheckpoint.__call__
 
-    def region(function: Any, preserve: bool = True, *args: Any, **kwargs: Any) -> Any:
+    def region(
+        regions: Any, function: Any, preserve: bool = True, *args: Any, **kwargs: Any
+    ) -> Any:
         seen(preserve)
         return regions(function, preserve, *args, **kwargs)
 
-    def graph(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def graph(graphs: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         seen(bool(kwargs.get("preserve_rng_state", True)))
         return graphs(self, module, *args, **kwargs)
 
-    checkpoint._checkpoint_without_reentrant_generator = region
-    TagActivationCheckpoint.__call__ = graph  # type: ignore[method-assign]
-    try:
+    with _REGIONS.by(region), _GRAPHS.by(graph):
         yield
-    finally:
-        checkpoint._checkpoint_without_reentrant_generator = regions
-        TagActivationCheckpoint.__call__ = graphs  # type: ignore[method-assign]
+
+
+_REGIONS = Patch(checkpoint, "_checkpoint_without_reentrant_generator")
+_GRAPHS = Patch(TagActivationCheckpoint, "__call__")

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tightfit.torch_private.patches import Patch
+
 __all__ = ["saving_hook", "watched_saving_hooks"]
 
 _KNOWN = ("torch.utils.checkpoint", "tightfit.")
@@ -23,20 +25,18 @@ def saving_hook() -> str:
 @contextlib.contextmanager
 def watched_saving_hooks(entered: Callable[[str], None]) -> Iterator[None]:
     """Call a function with the name of every foreign hook that code sets in the context."""
-    kind = torch.autograd.graph.saved_tensors_hooks
-    enter = kind.__enter__
 
-    def watched(self: Any) -> None:
+    def watched(enter: Any, self: Any) -> None:
         name = _named(self.pack_hook)
         if name:
             entered(name)
         enter(self)
 
-    kind.__enter__ = watched  # type: ignore[method-assign]
-    try:
+    with _ENTER.by(watched):
         yield
-    finally:
-        kind.__enter__ = enter  # type: ignore[method-assign]
+
+
+_ENTER = Patch(torch.autograd.graph.saved_tensors_hooks, "__enter__")
 
 
 def _named(pack: Any) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from torch._dynamo.output_graph import OutputGraph
 
 from tightfit.torch_private.frames.outermost import changed_variables
+from tightfit.torch_private.patches import Patch
 
 __all__ = ["End", "noting_ends"]
 
@@ -50,32 +49,8 @@ _OF_SIZES = (
 @contextlib.contextmanager
 def noting_ends(note: Callable[[End], None]) -> Iterator[None]:
     """Tell of each end of a graph that this thread makes, before anything of it runs."""
-    before = getattr(_THREAD, "note", None)
-    _THREAD.note = note
-    with _LOCK:
-        _NOTES.append(note)
-        OutputGraph.compile_subgraph = _note_and_compile  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        _THREAD.note = before
-        with _LOCK:
-            _NOTES.remove(note)
-            if not _NOTES:
-                OutputGraph.compile_subgraph = _COMPILE_SUBGRAPH  # type: ignore[method-assign]
 
-
-_THREAD = threading.local()
-_LOCK = threading.Lock()
-_COMPILE_SUBGRAPH: Any = OutputGraph.compile_subgraph
-_NOTES: list[Callable[[End], None]] = []
-"""Those that are told in any thread: two of them may follow at once, and end in any order."""
-
-
-@functools.wraps(_COMPILE_SUBGRAPH)
-def _note_and_compile(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
-    note = getattr(_THREAD, "note", None)
-    if note is not None:
+    def noted(go_on: Any, self: Any, tx: Any, reason: Any, *rest: Any, **more: Any) -> Any:
         frames = tuple((each.filename, each.lineno or 0) for each in reason.user_stack)
         acts = bool(
             changed_variables(self.side_effects)
@@ -83,4 +58,10 @@ def _note_and_compile(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any
             or self.random_calls
         )
         note(End(reason.reason.strip() if reason.graph_break else "", frames, acts))
-    return _COMPILE_SUBGRAPH(self, tx, reason, *args, **kwargs)
+        return go_on(self, tx, reason, *rest, **more)
+
+    with _COMPILE_SUBGRAPH.by(noted):
+        yield
+
+
+_COMPILE_SUBGRAPH = Patch(OutputGraph, "compile_subgraph")

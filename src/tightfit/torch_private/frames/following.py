@@ -18,6 +18,8 @@ from torch._dynamo.variables.misc import (
     RandomVariable,
 )
 
+from tightfit.torch_private.patches import Patch
+
 __all__ = ["following_ours"]
 
 
@@ -38,11 +40,8 @@ def following_ours() -> Iterator[None]:
 @contextlib.contextmanager
 def _signs_of_zeros() -> Iterator[None]:
     """Have Dynamo tell 0.0 from -0.0, which are equal."""
-    kind = guards.GuardBuilder
-    are_equal = kind.EQUALS_MATCH
 
-    @functools.wraps(are_equal)
-    def have_equal_signs(self: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
+    def have_equal_signs(are_equal: Any, self: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
         are_equal(self, guard, *args, **kwargs)
         value = self.get(guard)
         if type(value) is float and value == 0:
@@ -53,11 +52,8 @@ def _signs_of_zeros() -> Iterator[None]:
                 guard.user_stack,
             )
 
-    kind.EQUALS_MATCH = have_equal_signs
-    try:
+    with _EQUALS.by(have_equal_signs):
         yield
-    finally:
-        kind.EQUALS_MATCH = are_equal
 
 
 @contextlib.contextmanager
@@ -66,12 +62,8 @@ def _own_numbers_drawn_by_python() -> Iterator[None]:
 
     Dynamo would draw in every call what was drawn while it followed the first.
     """
-    is_supported = RandomVariable.is_supported_random_obj
-    RandomVariable.is_supported_random_obj = staticmethod(lambda _: False)  # type: ignore
-    try:
+    with _SUPPORTED_GENERATORS.by(lambda is_supported, value: False):
         yield
-    finally:
-        RandomVariable.is_supported_random_obj = staticmethod(is_supported)  # type: ignore
 
 
 @contextlib.contextmanager
@@ -80,13 +72,8 @@ def _collectives_left_to_python() -> Iterator[None]:
 
     Dynamo would put functions in its place that have other gradients.
     """
-    kind = CollectiveFunctionRewriteVariable
-    can_rewrite = kind.can_rewrite
-    kind.can_rewrite = staticmethod(lambda _: False)  # type: ignore[method-assign]
-    try:
+    with _REWRITTEN_COLLECTIVES.by(lambda can_rewrite, function: False):
         yield
-    finally:
-        kind.can_rewrite = staticmethod(can_rewrite)  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -97,30 +84,26 @@ def _derivatives_inside() -> Iterator[None]:
     with their derivatives; but not a leaf that is returned, whose gradient somebody may ask for.
     PyTorch before 2.13 cannot: there they end a graph.
     """
-    if not hasattr(OutputGraph, "_check_requires_grad_intermediate_outputs"):
+    if not hasattr(OutputGraph, _CHECK_NAME):
         yield
         return
-    backward = TensorVariable.method_backward
-    check = OutputGraph._check_requires_grad_intermediate_outputs
 
-    def left_to_python(*args: Any, **kwargs: Any) -> Any:
+    def left_to_python(backward: Any, *args: Any, **kwargs: Any) -> Any:
         with config.patch(trace_autograd_ops=False):
             return backward(*args, **kwargs)
 
-    def checked(self: Any, returned: list[Any], tx: Any) -> None:
+    def checked(check: Any, self: Any, returned: list[Any], tx: Any) -> None:
         nodes = {x.as_proxy().node for x in returned if isinstance(x, TensorVariable)}
         leaves = (x for x in self.leaf_var_creation_order if isinstance(x, TensorVariable))
         if not nodes.isdisjoint(x.as_proxy().node for x in leaves):
             check(self, returned, tx)
 
-    TensorVariable.method_backward = left_to_python  # type: ignore[method-assign]
-    OutputGraph._check_requires_grad_intermediate_outputs = checked  # type: ignore[method-assign]
-    try:
-        with config.patch(trace_autograd_ops=True):
-            yield
-    finally:
-        TensorVariable.method_backward = backward  # type: ignore[method-assign]
-        OutputGraph._check_requires_grad_intermediate_outputs = check  # type: ignore[method-assign]
+    with (
+        _BACKWARD.by(left_to_python),
+        _CHECKED_OUTPUTS.by(checked),
+        config.patch(trace_autograd_ops=True),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -129,18 +112,13 @@ def _changing_functions_left_to_python() -> Iterator[None]:
 
     Where that is an input of the graph, Dynamo would have its gradient wrong.
     """
-    kind = AutogradFunctionContextVariable
-    call_method = kind.call_method
 
-    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def called(call_method: Any, self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         asked = "mark_dirty, of an input" if name == "mark_dirty" else name
         return call_method(self, tx, asked, args, kwargs)
 
-    kind.call_method = called  # type: ignore[method-assign]
-    try:
+    with _CALL_OF_CONTEXT.by(called):
         yield
-    finally:
-        kind.call_method = call_method  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -150,9 +128,10 @@ def _messages_said_once() -> Iterator[None]:
     Those are said by methods that remember their calls (`functools.lru_cache`), as transformers
     has them. Other messages end a graph.
     """
-    call_method = LoggingLoggerVariable.call_method
 
-    def called(self: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def called(
+        call_method: Any, self: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
         method = getattr(self.value, name, None)
         is_once = isinstance(getattr(method, "__func__", None), functools._lru_cache_wrapper)
         if not is_once or not all(x.is_python_constant() for x in (*args, *kwargs.values())):
@@ -161,8 +140,15 @@ def _messages_said_once() -> Iterator[None]:
         method(*(x.as_python_constant() for x in args), **said)
         return ConstantVariable.create(None)
 
-    LoggingLoggerVariable.call_method = called  # type: ignore[method-assign]
-    try:
+    with _CALL_OF_LOGGER.by(called):
         yield
-    finally:
-        LoggingLoggerVariable.call_method = call_method  # type: ignore[method-assign]
+
+
+_CHECK_NAME = "_check_requires_grad_intermediate_outputs"
+_EQUALS = Patch(guards.GuardBuilder, "EQUALS_MATCH")
+_SUPPORTED_GENERATORS = Patch(RandomVariable, "is_supported_random_obj")
+_REWRITTEN_COLLECTIVES = Patch(CollectiveFunctionRewriteVariable, "can_rewrite")
+_BACKWARD = Patch(TensorVariable, "method_backward")
+_CHECKED_OUTPUTS = Patch(OutputGraph, _CHECK_NAME)
+_CALL_OF_CONTEXT = Patch(AutogradFunctionContextVariable, "call_method")
+_CALL_OF_LOGGER = Patch(LoggingLoggerVariable, "call_method")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch._functorch.config as functorch
 from torch._dynamo import config
 from torch.fx.experimental import symbolic_shapes
+
+from tightfit.torch_private.patches import Patch
 
 __all__ = ["following_values", "follows_values"]
 
@@ -47,23 +48,22 @@ def following_values() -> Iterator[None]:
 @contextlib.contextmanager
 def _let_go_of_afterwards() -> Iterator[None]:
     """Let go of the tensors that were computed: sizes hold them in cycles that nobody collects."""
-    kind = symbolic_shapes.ShapeEnv
-    init = kind.__init__
     made: list[symbolic_shapes.ShapeEnv] = []
 
-    @functools.wraps(init)
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+    def noted(init: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         made.append(self)
 
-    kind.__init__ = noted  # type: ignore[method-assign]
     try:
-        yield
+        with _MAKE_SHAPES.by(noted):
+            yield
     finally:
-        kind.__init__ = init  # type: ignore[method-assign]
         for sizes in made:
             if sizes.tracked_fakes is not None:
                 sizes.tracked_fakes.clear()
-        for each in vars(kind).values():
+        for each in vars(symbolic_shapes.ShapeEnv).values():
             if hasattr(each, "cache_clear"):
                 each.cache_clear()
+
+
+_MAKE_SHAPES = Patch(symbolic_shapes.ShapeEnv, "__init__")
