@@ -16,7 +16,7 @@ from tightfit.cli import main
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.scripts import child, prove
 from tightfit.scripts.prove import ScriptProof, prove_script
-from tightfit.scripts.record import Ended, Generator, Line, Record, Step, differences
+from tightfit.scripts.record import Ended, Failure, Generator, Line, Record, Step, differences
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK = {"costs": "unit", "cache": False, "limits": (0.1, 0.01)}
@@ -227,3 +227,23 @@ def test_where_two_records_differ(tmp_path: Path) -> None:
     assert [d.kind for d in found] == ["line", "tensor", "generator", "order"]
     assert (found[1].name, found[1].others, found[1].step) == ("y", 1, 1)
     assert found[0].name == "'a' and 'b'" and "is over" in found[3].name
+
+
+def test_a_run_that_failed_says_with_what(tmp_path: Path) -> None:
+    failed = Ended(
+        code=1,
+        trained=True,
+        fitted=(),
+        budget_bytes=None,
+        peak_bytes=None,
+        seconds=0.0,
+        failure=Failure("RuntimeError", "no room for a further 5 bytes"),
+    )
+    one, other = Record(tmp_path / "one"), Record(tmp_path / "other")
+    for event in (Step(1, "SGD", {}), Step(2, "SGD", {})):
+        one.add(event)
+    for event in (Step(1, "SGD", {}), Generator("torch", ""), failed):
+        other.add(event)
+    (found,) = differences(one, other)
+    said = "takes step 2 (SGD), the other one ends with RuntimeError: no room for a further 5 bytes"
+    assert (found.kind, found.step, found.name) == ("order", 2, said)

@@ -162,7 +162,10 @@ def differences(a: Record, b: Record) -> Iterator[Difference]:
     for index, (one, other) in enumerate(itertools.zip_longest(a, b)):
         if isinstance(one, Step):
             step = one.number
-        found = _difference(index, step, one, other)
+        compared = one, other
+        if isinstance(one, Generator) != isinstance(other, Generator):
+            compared = _or_end(a, one), _or_end(b, other)  # and not what is noted before it
+        found = _difference(index, step, *compared)
         if found is not None:
             yield found
             if found.kind == "order":
@@ -184,6 +187,10 @@ def _difference(index: int, step: int, a: Event | None, b: Event | None) -> Diff
     return Difference(index, step, "order", f"{_told(a)}, the other one {_told(b)}")
 
 
+def _or_end(record: Record, event: Event | None) -> Event | None:
+    return record.ended() if isinstance(event, Generator) else event
+
+
 def _same_end(a: Ended, b: Ended) -> bool:
     return a.code == b.code and a.failure == b.failure
 
@@ -197,7 +204,7 @@ def _told(event: Event | None) -> str:
     if isinstance(event, Generator) or event is None:
         return "is over"
     if event.failure is not None:
-        return f"ends with {event.failure.kind}: {_short(event.failure.message)}"
+        return f"ends with {event.failure.kind}: {event.failure.message}"
     return f"ends with code {event.code}"
 
 
