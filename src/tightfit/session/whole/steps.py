@@ -149,6 +149,7 @@ class WholeSteps:
         if _asks_otherwise(options, self.options):
             for one in self.captures:
                 one.forget_plans()
+            self.watch.learn_again()
         self.options = options
 
     def measure_anew(self) -> None:
