@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import fx
 
-from tightfit.allocator.tally import if_room, is_refusal
+from tightfit.allocator.refusals import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import fx
 
-from tightfit.allocator.tally import if_room, is_refusal
+from tightfit.allocator.refusals import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.costs.cache import Cache

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from torch import nn
 
+from tightfit.allocator.caching import return_cached
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.alone import captured_alone
 from tightfit.capture.capture import capture
@@ -87,6 +88,7 @@ def capture_step(
             )
         )
     captured.joint.opaque.forget_examples()
+    return_cached(device_of_modules(call.modules))  # operators that were measured left holes
     return captured
 
 

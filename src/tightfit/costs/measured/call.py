@@ -17,8 +17,8 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.refusals import if_room
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
-from tightfit.allocator.tally import if_room
 from tightfit.torch_private import core as private
 
 __all__ = [

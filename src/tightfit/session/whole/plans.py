@@ -203,7 +203,10 @@ class Plans:
         advice = advised(error, one, around, account, options, beside, expected)
         if planned is None:
             self._watch.abandon()
-            raise advice from None
+            try:
+                raise advice from None
+            finally:
+                del advice, error  # else their tracebacks hold them, this frame and the inputs
         if not one.was_optimistic:
             announce(
                 f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
