@@ -21,8 +21,9 @@ from tightfit.costs.measured.call import (
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
+from tightfit.pricing.keys import is_opaque, key_of
 from tightfit.pricing.promises import keeping_promises
-from tightfit.pricing.records import UNKNOWN, is_opaque, key_of, recorded
+from tightfit.pricing.records import UNKNOWN, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
 

@@ -28,6 +28,7 @@ __all__ = [
     "draw_normal",
     "environment_of",
     "fixed_generators",
+    "kind_of",
     "materialise",
     "measure_call",
     "measure_once",
@@ -35,7 +36,7 @@ __all__ = [
     "metered_run",
 ]
 
-_FORMAT = 1
+_FORMAT = 2
 _FLUSHED_BYTES = 16 << 20
 _CALM_RATIO = 1.2
 _CALM_S = 20e-6
@@ -65,6 +66,9 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
         storage it shares; -1: its own storage.
     none_outputs : tuple of int
         Positions of the outputs that are no tensors.
+    output_kinds : tuple of (str or None)
+        For each output its type and where it lies, as `kind_of` says it; None if it is no tensor.
+        (): not known.
     """
 
     workspace_bytes: int
@@ -72,6 +76,12 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     output_strides: tuple[tuple[int, ...] | None, ...]
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]
+    output_kinds: tuple[str | None, ...] = ()
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """Return the type of a tensor's numbers and of the device on which it lies."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tensor.device.type}"
 
 
 class Measurement(Footprint, frozen=True, kw_only=True):
@@ -245,6 +255,7 @@ def _describe(
         "output_strides": tuple(strides),
         "aliases": tuple(aliases),
         "none_outputs": tuple(i for i, s in enumerate(strides) if s is None),
+        "output_kinds": tuple(kind_of(x) if isinstance(x, torch.Tensor) else None for x in flat),
     }
 
 
