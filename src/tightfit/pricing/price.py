@@ -22,7 +22,7 @@ from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
 from tightfit.pricing.keys import is_opaque, key_of
-from tightfit.pricing.promises import keeping_promises
+from tightfit.pricing.promises import keeping_promises, promises_kept
 from tightfit.pricing.records import UNKNOWN, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
@@ -41,6 +41,7 @@ __all__ = [
     "without_room",
 ]
 
+_COMPARING_S = 3.0  # in a first call
 _CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chosen by shape
 
 
@@ -109,7 +110,7 @@ def with_prices(captured: Captured, prices: Prices) -> Captured:
     return captured.with_graph(prices.graph)
 
 
-def measured_costs(captured: Captured, progress: Progress) -> Priced:
+def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = False) -> Priced:
     """Return the captured step with the cost and workspace of every alternative measured.
 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
@@ -121,12 +122,21 @@ def measured_costs(captured: Captured, progress: Progress) -> Priced:
         The step.
     progress : Progress
         Told of each call that is measured.
+    postpones : bool
+        Whether to compare alternatives for three seconds only, and to leave what takes long for
+        later: `Captured.hoped` has them.
     """
-    captured = keeping_promises(captured, progress)
+    kept = promises_kept(captured, progress, postpones=postpones, seconds=_COMPARING_S)
+    captured = kept.captured
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Measurement, measure_call, progress)
     unknown = without_room(calls, known)
-    return priced_by(captured, known, "measured", unknown)
+    if not kept.postponed:
+        return priced_by(captured, known, "measured", unknown)
+    ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
+    priced = priced_by(ready, known, "measured", unknown)
+    hoped = priced_by(captured, known, "measured", unknown).captured
+    return Priced(dataclasses.replace(priced.captured, hoped=hoped), priced.strides)
 
 
 def measured_workspaces(captured: Captured, progress: Progress) -> Priced:

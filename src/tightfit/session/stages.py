@@ -135,13 +135,15 @@ def _priced(
     if options.costs != "measured":
         modelled = captured.with_graph(with_costs(captured.graph, options.costs))
         return measured_workspaces(modelled, options.progress)
+    postpones = postpones and not captured.conditions  # of which nobody knows later
     if room_bytes is not None and captured.graph.device.kind == "cpu":  # steps will teach the rest
-        postpones = postpones and not captured.conditions  # of which nobody knows later
         how = {"room_bytes": room_bytes, "neighbour": neighbour, "postpones": postpones}
         return quick_costs(captured, options.progress, **how)
     if neighbour is not None:
         return scaled_costs(captured, neighbour, options.progress)
-    return measured_costs(captured, options.progress)
+    return measured_costs(
+        captured, options.progress, postpones=postpones and room_bytes is not None
+    )
 
 
 def less_exact_step(
