@@ -30,6 +30,7 @@ from tightfit.units import rounded_up
 __all__ = [
     "Priced",
     "Prices",
+    "including_launches",
     "may_need_workspace",
     "measured_costs",
     "measured_workspaces",
@@ -131,12 +132,33 @@ def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = 
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Measurement, measure_call, progress)
     unknown = without_room(calls, known)
+    known = including_launches(captured, known)
     if not kept.postponed:
         return priced_by(captured, known, "measured", unknown)
     ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
     priced = priced_by(ready, known, "measured", unknown)
     hoped = priced_by(captured, known, "measured", unknown).captured
     return Priced(dataclasses.replace(priced.captured, hoped=hoped), priced.strides)
+
+
+def including_launches(
+    captured: Captured, known: Mapping[str, Measurement]
+) -> Mapping[str, Measurement]:
+    """Return what calls cost: their launches, where those of a step take longer than its kernels.
+
+    A GPU waits for them then, and what is computed again costs what it takes to ask for it.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    known : mapping of str to Measurement
+        By the key of a call.
+    """
+    usual = [known[key] for calls in captured.calls if (key := key_of(calls[0])) in known]
+    if sum(one.launch_s for one in usual) <= sum(one.cost_s for one in usual):
+        return known
+    return {k: msgspec.structs.replace(r, cost_s=r.launch_s) for k, r in known.items()}
 
 
 def measured_workspaces(captured: Captured, progress: Progress) -> Priced:
