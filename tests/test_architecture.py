@@ -117,7 +117,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "options copies handed_calls",
         "followed",
         "stages anywhere",
-        "device_addresses",
+        "on_gpu",
         "addresses",
         "parts whole",
         "graphs",

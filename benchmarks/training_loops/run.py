@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import tightfit
 from tightfit.allocator import meter_for
+from tightfit.allocator.refusals import is_refusal, likely_further_bytes, refused_bytes
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
-from tightfit.allocator.tally import is_refusal, likely_further_bytes, refused_bytes
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
 
 __all__ = ["Life", "Run", "live"]

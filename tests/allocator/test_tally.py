@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tightfit.allocator import CpuMeter
-from tightfit.allocator.tally import CpuTally, budget_exceeded, is_refusal, tally_for
+from tightfit.allocator.refusals import budget_exceeded, is_refusal
+from tightfit.allocator.tally import CpuTally, tally_for
 
 MIB = 1 << 20
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,18 @@ from torch import nn
 
 import tightfit
 from tightfit.allocator import CpuMeter, measure_peak
+from tightfit.alternatives.registry import with_alternatives
+from tightfit.capture.capture import capture
+from tightfit.capture.traced_call import TracedCall
 from tightfit.errors import InfeasibleBudget
 from tightfit.execution.attach import attached
+from tightfit.pricing.price import measured_costs
+from tightfit.pricing.promises import ComparedInTurns
+from tightfit.progress import SILENT
+from tightfit.session.whole.postponed import Postponed
 from tightfit.session.whole.specialisation import Specialisation
+
+MOST_STEPS = 120  # of 5 % of which all is compared
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +74,7 @@ def test_alternatives_come_into_use_while_training_goes_on() -> None:
     model = images()
     plain = copy.deepcopy(model)
     budget = int(0.75 * needs(plain))
-    expected = train(plain, 16)
+    expected = train(plain, MOST_STEPS)
     del plain
     meter = CpuMeter()
     own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -76,7 +86,7 @@ def test_alternatives_come_into_use_while_training_goes_on() -> None:
     offered = {way.name for op in one.hoped.graph.ops for way in op.alternatives}
     before = ways(one)
     model.load_state_dict(images().state_dict())
-    losses = train(model, 16)
+    losses = train(model, MOST_STEPS)
     assert one.postponed is None
     assert before < ways(one) <= offered  # one that breaks its promise stays out
     assert one.tuner is None
@@ -84,6 +94,53 @@ def test_alternatives_come_into_use_while_training_goes_on() -> None:
     assert tightfit.report(model).overhead < 0.5
     assert all(torch.equal(a, b) for a, b in zip(losses, expected, strict=True))
     assert meter.peak_bytes() - start + own <= budget
+
+
+def test_comparing_takes_a_twentieth_of_the_time_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One comparison may take longer; steps after it make up for that."""
+    spent: list[float] = []
+    go_on = Postponed.go_on
+
+    def timed(postponed: Postponed, seconds: float, room_bytes: int) -> None:
+        began = time.perf_counter()
+        go_on(postponed, seconds, room_bytes)
+        spent.append(time.perf_counter() - began)
+        assert sum(spent) - max(spent) <= (time.perf_counter() - started) / 20
+
+    model = images()
+    tightfit.fit(model, int(0.75 * needs(model)), in_flight=1)
+    train(model, 1)
+    monkeypatch.setattr(Postponed, "go_on", timed)
+    started = time.perf_counter()
+    train(model, 20)
+    assert spent
+
+
+def test_where_every_operator_is_measured_what_takes_long_is_left_for_later_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, after three seconds."""
+    model = images()
+    given = TracedCall(model, {"model": model}, (torch.randn(32, 3, 32, 32),), {})
+    captured = with_alternatives(capture(given))
+    monkeypatch.setattr("tightfit.pricing.price._COMPARING_S", 0.0)
+    priced = measured_costs(captured, SILENT, postpones=True).captured
+    hoped = priced.hoped
+    assert hoped is not None
+    count = sum(len(op.alternatives) for op in priced.graph.ops)
+    assert count < sum(len(op.alternatives) for op in hoped.graph.ops)
+    assert ComparedInTurns(hoped).go_on(float("inf"), 1 << 30)
+    after = measured_costs(hoped, SILENT, postpones=True).captured
+    assert after.hoped is None
+    assert count < sum(len(op.alternatives) for op in after.graph.ops)
+
+
+def test_what_was_compared_in_time_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = images()
+    given = TracedCall(model, {"model": model}, (torch.randn(32, 3, 32, 32),), {})
+    captured = with_alternatives(capture(given))
+    monkeypatch.setattr("tightfit.pricing.price._COMPARING_S", 1000.0)
+    assert measured_costs(captured, SILENT, postpones=True).captured.hoped is None
 
 
 def test_a_budget_that_needs_them_waits_for_them() -> None:

@@ -12,7 +12,7 @@ import tightfit
 from tests.support.pools import FakeGround
 from tightfit.api.report import Report
 from tightfit.errors import BadInput
-from tightfit.session.device_addresses import DeviceAddresses
+from tightfit.session.on_gpu.addresses import DeviceAddresses
 
 MIB = 1 << 20
 

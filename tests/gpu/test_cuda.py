@@ -224,3 +224,40 @@ def test_the_device_is_the_budget() -> None:
     assert 0 < report.budget_bytes <= total - (1 << 30)
     model(image()).sum().backward()
     assert tightfit.report(model).budget_bytes == report.budget_bytes
+
+
+def test_a_fitted_step_is_recorded_as_a_cuda_graph() -> None:
+    """As docs/cuda-graph.md says: replayed it gives the gradients of a call."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)], nn.GELU()).cuda()
+    tightfit.fit(model, "1GiB", cache=False)
+    report = tightfit.prepare(model, torch.randn(512, 256, device="cuda"))
+    kept = report.planned_peak_bytes - report.constant_bytes
+    attached(model).change_budget(report.constant_bytes + round(0.8 * kept))
+    x = torch.randn(512, 256, device="cuda")
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            loss = model(x).square().mean()
+        loss.backward()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(12):
+            model.zero_grad()
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    model.zero_grad()
+    with torch.cuda.graph(graph):
+        step()
+    new = torch.randn(512, 256, device="cuda")
+    x.copy_(new)
+    for p in model.parameters():
+        p.grad.zero_()
+    graph.replay()
+    replayed = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    step()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), replayed, strict=True))

@@ -15,6 +15,7 @@ from tightfit.capture.traced_call import TracedCall
 from tightfit.graph.ir import Exactness
 from tightfit.pricing import records
 from tightfit.pricing.further import further_costs
+from tightfit.pricing.keys import name_of
 from tightfit.pricing.price import measured_costs
 from tightfit.progress import SILENT
 
@@ -42,7 +43,7 @@ def test_only_further_ways_run_and_all_else_keeps_its_price(
     measured = records._measured
 
     def counted(captured, call, measure, device):
-        ran.append(records.name_of(call.function))
+        ran.append(name_of(call.function))
         return measured(captured, call, measure, device)
 
     monkeypatch.setattr(records, "_measured", counted)

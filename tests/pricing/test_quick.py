@@ -24,9 +24,9 @@ from tightfit.costs.measured import call
 from tightfit.graph.ir import Graph
 from tightfit.pricing import records
 from tightfit.pricing.fewer_rows import FewerRows
+from tightfit.pricing.keys import key_of
 from tightfit.pricing.price import measured_costs
 from tightfit.pricing.quick import quick_costs
-from tightfit.pricing.records import key_of
 from tightfit.progress import SILENT
 
 
@@ -90,9 +90,9 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     ran: list[str] = []
     own = records.synthetic_arguments
 
-    def noted(module: Any, call: Any) -> Any:
+    def noted(module: Any, call: Any, made: Any) -> Any:
         ran.append(key_of(call))
-        return own(module, call)
+        return own(module, call, made)
 
     with monkeypatch.context() as patched:
         patched.setattr(records, "synthetic_arguments", noted)

@@ -42,7 +42,14 @@ class Meter(Protocol):
     allocator rounds. Only differences mean something: what the process allocated before the
     meter existed may or may not be in them. Every meter has a peak of its own, which starts from
     what is live when the meter is made.
+
+    Attributes
+    ----------
+    shares_peak : bool
+        Whether the device has one peak for all who ask, which `reset_peak` takes from others.
     """
+
+    shares_peak: bool
 
     def live_bytes(self) -> int:
         """Return the bytes given out and not yet freed."""
@@ -52,8 +59,15 @@ class Meter(Protocol):
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
         ...
 
-    def reset_peak(self) -> None:
-        """Let this meter's peak start again from what is live now."""
+    def reset_peak(self, *, quietly: bool = False) -> None:
+        """Let this meter's peak start again from what is live now.
+
+        Parameters
+        ----------
+        quietly : bool
+            Leave a peak that is shared as it is. `peak_bytes` then is what was live at least: it
+            is exact where it is the highest since the shared peak was last reset.
+        """
         ...
 
     def held_bytes(self) -> int:
@@ -73,6 +87,8 @@ class CpuMeter:
     HookUnavailable
         If the hook cannot be installed, or 1024 meters exist already.
     """
+
+    shares_peak = False
 
     def __init__(self) -> None:
         self._hook = installed_hook()
@@ -94,8 +110,8 @@ class CpuMeter:
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
         return self._hook.tightfit_hook_peak_bytes(self._slot)
 
-    def reset_peak(self) -> None:
-        """Let this meter's peak start again from what is live now."""
+    def reset_peak(self, *, quietly: bool = False) -> None:
+        """Let this meter's peak start again from what is live now; nobody else has it."""
         self._hook.tightfit_hook_peak_reset(self._slot)
 
     def held_bytes(self) -> int:
@@ -108,10 +124,13 @@ class CudaMeter:
 
     Not what the blocks given out are larger than asked for: up to 512 bytes each, or up to 1 MiB
     where a kept block is used again, which depends on what was freed before and is counted by
-    `held_bytes`. PyTorch has one peak per device. Before a meter resets it, every meter of the
-    device notes it; a ``torch.cuda.reset_peak_memory_stats`` of other code goes unnoticed.
+    `held_bytes`. PyTorch has one peak per device, which is the user's, too: it is reset only where
+    a meter's own is, and not quietly. Before a meter resets it, every meter of the device notes
+    it. A ``torch.cuda.reset_peak_memory_stats`` of other code is noticed unless it goes by before
+    the peak is read: what was live before it is then known at least.
     """
 
+    shares_peak = True
     _all: ClassVar[weakref.WeakSet[CudaMeter]] = weakref.WeakSet()
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -120,10 +139,11 @@ class CudaMeter:
 
         self._cuda = torch.cuda
         self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._noted_bytes = 0
+        self._least_bytes = 0  # what was live at least since the last reset of this meter
+        self._stale_bytes: int | None = None  # the shared peak, where it is from before that
         with self._lock:
             self._all.add(self)
-        self.reset_peak()
+        self.reset_peak(quietly=True)
 
     def live_bytes(self) -> int:
         """Return the bytes in live tensors and workspaces of the device."""
@@ -132,17 +152,27 @@ class CudaMeter:
     def peak_bytes(self) -> int:
         """Return the most that `live_bytes` was since the last `reset_peak` of this meter."""
         with self._lock:
-            return max(self._noted_bytes, self._statistic("peak"))
+            return self._known_bytes(self._statistic("peak"))
 
-    def reset_peak(self) -> None:
+    def reset_peak(self, *, quietly: bool = False) -> None:
         """Let this meter's peak start again from what is live now."""
         with self._lock:
-            peak_bytes = self._statistic("peak")
+            peak_bytes, live_bytes = self._statistic("peak"), self._statistic("current")
+            if quietly:
+                self._least_bytes, self._stale_bytes = live_bytes, peak_bytes
+                return
             for meter in self._all:
                 if meter._index == self._index:
-                    meter._noted_bytes = max(meter._noted_bytes, peak_bytes)
-            self._noted_bytes = 0
+                    meter._least_bytes = meter._known_bytes(peak_bytes)
+                    meter._stale_bytes = None
+            self._least_bytes = 0
             self._cuda.reset_peak_memory_stats(self._index)
+
+    def _known_bytes(self, peak_bytes: int) -> int:
+        """Return this meter's peak, as far as it is known where the shared one is so much."""
+        if peak_bytes == self._stale_bytes:
+            return max(self._least_bytes, self._statistic("current"))
+        return max(self._least_bytes, peak_bytes)
 
     def _statistic(self, which: str) -> int:
         # other allocators than PyTorch's own do not say what was asked for
@@ -214,6 +244,7 @@ def _measure_peak(
             result = function()
         return result, PeakMeasurement(profiler.peak_bytes(), profiler.live_bytes())
     meter = meter_for(device)
+    meter.reset_peak()
     before = meter.live_bytes()
     result = function()
     return result, PeakMeasurement(meter.peak_bytes() - before, meter.live_bytes() - before)

@@ -4,60 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import re
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
+from tightfit.allocator.cuda_tally import CudaTally, Refusals
 from tightfit.allocator.hook import BEFORE_REFUSAL, MAKE_ROOM, installed_hook
-from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
-from tightfit.errors import BudgetExceeded, HookUnavailable
+from tightfit.errors import HookUnavailable
 from tightfit.progress import announce
-from tightfit.units import format_bytes
 
-__all__ = [
-    "CpuTally",
-    "CudaTally",
-    "Refusals",
-    "Tally",
-    "before_refusals",
-    "budget_exceeded",
-    "if_room",
-    "is_refusal",
-    "likely_further_bytes",
-    "refused_bytes",
-    "tally_for",
-]
+__all__ = ["CpuTally", "CudaTally", "Refusals", "Tally", "before_refusals", "tally_for"]
 
-Result = TypeVar("Result")
-
-_REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception
 _NO_LIMIT = (1 << 63) - 1
 
 
 class _NoPlaceLeft(HookUnavailable):
     """There are as many tallies as there can be."""
-
-
-@dataclass(frozen=True)
-class Refusals:
-    """The requests that a limit has refused.
-
-    Parameters
-    ----------
-    count : int
-        How many.
-    asked_bytes, held_bytes : int
-        Of the last one: what it asked for, and what was held then.
-    """
-
-    count: int = 0
-    asked_bytes: int = 0
-    held_bytes: int = 0
 
 
 class Tally(Protocol):
@@ -179,46 +144,6 @@ class CpuTally:
         return Refusals(int(count), asked.value, held.value)
 
 
-class CudaTally:
-    """A tally of PyTorch's CUDA allocator: what is given out now minus what was then.
-
-    It refuses nothing; steps are measured, and planned for what is held.
-
-    Parameters
-    ----------
-    device : torch.device
-        The GPU.
-    before : iterable of torch.Tensor
-        Tensors that are there already, and are asked about later.
-    """
-
-    refuses = False
-
-    def __init__(self, device: torch.device, before: Iterable[Any]) -> None:
-        self._meter = CudaMeter(device)
-        self._start = self._meter.live_bytes()
-        self._before = {s.data_ptr() for s in storages_of(before)}
-
-    def given_bytes(self) -> int:
-        """Return how much more is given out now than when it was made."""
-        return self._meter.live_bytes() - self._start
-
-    def counted_bytes(self, tensors: Iterable[Any]) -> int:
-        """Return the bytes of the storages of tensors that were not there before."""
-        sizes = {s.data_ptr(): s.nbytes() for s in storages_of(tensors) if s.device.type == "cuda"}
-        return sum(n for address, n in sizes.items() if address not in self._before)
-
-    def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
-        """Do nothing: PyTorch's CUDA allocator has no limit of this kind."""
-
-    def advise(self, budget_bytes: int) -> None:
-        """Do nothing: it refuses nothing."""
-
-    def refusals(self) -> Refusals:
-        """Return that nothing was refused."""
-        return Refusals()
-
-
 def before_refusals(action: Callable[[], None]) -> None:
     """Call a function before any limit refuses a request, after a collection of garbage.
 
@@ -235,62 +160,6 @@ def _before_refusals() -> None:
 
 _ACTIONS: list[Callable[[], None]] = []
 _BEFORE_REFUSALS = BEFORE_REFUSAL(_before_refusals)
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether an error says that a limit has refused a request."""
-    return isinstance(error, RuntimeError) and str(error).startswith(_REFUSAL)
-
-
-def if_room(run: Callable[[], Result]) -> Result | None:
-    """Return what a call returns; None where a limit refuses what it asks for."""
-    try:
-        return run()
-    except RuntimeError as error:
-        if not is_refusal(error):
-            raise
-        return None
-
-
-def refused_bytes(error: BaseException) -> tuple[int, int, int]:
-    """Return the budget, what was asked for and what was held, of an error for `is_refusal`."""
-    budget, asked, held, _ = _numbers(error)
-    return budget, asked, held
-
-
-def likely_further_bytes(error: BaseException) -> int:
-    """Return what such an error takes for what would have been asked for next."""
-    _, asked, held, named = _numbers(error)
-    return named - held - asked
-
-
-def _numbers(error: BaseException) -> tuple[int, int, int, int]:
-    """Return the same, and which budget the error names."""
-    budget, asked, held, named = (int(n) for n in re.findall(r"(\d+) bytes", str(error))[:4])
-    return budget, asked, held, named
-
-
-def budget_exceeded(
-    error: BaseException, what: str, *, further_bytes: int | None = None
-) -> BudgetExceeded:
-    """Return the error of something that a limit has refused a request.
-
-    Parameters
-    ----------
-    error : BaseException
-        For which `is_refusal`.
-    what : str
-        What was refused it, and how things stand now.
-    further_bytes : int or None
-        What would have been asked for next; None: not known, and the error's own guess counts.
-    """
-    budget, asked, held, guessed = _numbers(error)
-    text = f"{what} {error}"
-    if further_bytes is None:
-        return BudgetExceeded(text, budget_bytes=budget, measured_bytes=guessed)
-    least = held + asked + further_bytes
-    text = text.split(". Try a budget of")[0] + f". Try {least} bytes ({format_bytes(least)})"
-    return BudgetExceeded(text, budget_bytes=budget, measured_bytes=least)
 
 
 def tally_for(device: torch.device, before: Iterable[Any]) -> Tally | None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from tightfit.allocator.alive import alive
+from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.allocator.resident import granularity_of, storages_of
-from tightfit.allocator.tally import CpuTally, Refusals, budget_exceeded, is_refusal
+from tightfit.allocator.tally import CpuTally, Refusals
 from tightfit.units import rounded_up
 
 __all__ = ["Room", "allocated_bytes", "budget_exceeded", "is_refusal", "storages_alive"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from tightfit.allocator.tally import is_refusal
+from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.origins import module_names
 from tightfit.errors import BadInput
 from tightfit.progress import announce

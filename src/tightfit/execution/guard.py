@@ -111,6 +111,40 @@ def left_out() -> Iterator[None]:
             guard.skip_peak()
 
 
+class _Exceeded:
+    """Says that a step held more than the budget, as the user asked to be told.
+
+    Parameters are those of `Guard`.
+    """
+
+    def __init__(self, device: str, on_exceed: Literal["raise", "warn"], advice: str) -> None:
+        self._device = device
+        self._on_exceed = on_exceed
+        self._advice = advice
+        self._warned = False
+
+    def tell(self, step: StepPeaks, budget_bytes: int, where: str | None) -> None:
+        """Raise, or warn the first time."""
+        parts = {
+            "in the forward program": step.forward_bytes,
+            "between forward and backward (the loss and what it keeps)": step.between_bytes,
+            "in the backward program": step.backward_bytes,
+            "after backward (the optimizer step and what user code keeps)": step.after_bytes,
+        }
+        where = where or max(parts, key=parts.__getitem__)
+        message = (
+            f"the last step held {format_bytes(step.peak_bytes)} on the {self._device}, "
+            f"{format_bytes(step.peak_bytes - budget_bytes)} more than the budget of "
+            f"{format_bytes(budget_bytes)}; the peak was {where} "
+            f"({format_bytes(step.constant_bytes)} of it constants). {self._advice}"
+        )
+        if self._on_exceed == "raise":
+            raise BudgetExceeded(message, budget_bytes=budget_bytes, measured_bytes=step.peak_bytes)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(message, stacklevel=3)
+
+
 class Guard:
     """Measures steps; raises or warns when one exceeds the budget.
 
@@ -122,14 +156,18 @@ class Guard:
         ``"raise"`` or ``"warn"``.
     advice : str
         What to try, for the message of a step that exceeded the budget.
+
+    Attributes
+    ----------
+    steps : list of StepPeaks
+        The last ones of which every peak is known: not those that were only checked.
     """
 
     def __init__(
         self, device: str, on_exceed: Literal["raise", "warn"], advice: str = _ADVICE
     ) -> None:
         self.device = device
-        self.on_exceed = on_exceed
-        self.advice = advice
+        self._exceeded = _Exceeded(device, on_exceed, advice)
         self.budget_bytes = 0
         self.steps: list[StepPeaks] = []
         self.growth_bytes = 0  # how much more was alive at the start of this step than of the last
@@ -141,7 +179,8 @@ class Guard:
         self._runs: Iterable[Opened] = ()
         self._beside: WeakSet[Guard] = WeakSet()
         self._others_ran = False
-        self._warned = False
+        self._is_checked_only = False
+        self._learns = True  # from the open step
         _GUARDS.add(self)
         try:
             self.meter = meter_for(device)
@@ -157,6 +196,8 @@ class Guard:
         budget_bytes: int,
         shared: object | None = None,
         runs: Iterable[Opened] = (),
+        *,
+        is_known: bool = False,
     ) -> None:
         """Close the window of the step before and open a new one.
 
@@ -173,8 +214,12 @@ class Guard:
             What it shares its budget with, if it does.
         runs : iterable of Opened
             Always tells which of its calls await a backward.
+        is_known : bool
+            Whether nothing is learned from the step any more: it is only checked, and a peak that
+            the device has for all who ask is left to the user.
         """
         self._shared, self._runs = shared, runs
+        self._is_checked_only = is_known and self.meter is not None and self.meter.shares_peak
         others = self._others()
         for other in others:
             other._end_after_backward()
@@ -188,9 +233,21 @@ class Guard:
             self.growth_bytes = live - self._start if self._start is not None else 0
             self._start = live
             self._open = {"constant_bytes": constant_bytes()}
+            self._learns = not self._is_checked_only
             self._phase = "forward"
-            self.meter.reset_peak()
+            self._reset_peak()
         self.budget_bytes = budget_bytes
+
+    def learn(self) -> None:
+        """Learn from the step that has just begun, although it was thought to be known."""
+        if self._is_checked_only:
+            self._is_checked_only, self._learns = False, True
+            self._reset_peak()
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether every peak of the step under way will be known."""
+        return not self._is_checked_only
 
     def change_budget(self, budget_bytes: int) -> None:
         """Judge the open step and those to come by another limit."""
@@ -200,7 +257,7 @@ class Guard:
         """Begin the open window anew: what happened in it so far belongs to no step."""
         if self.meter is not None and self._open is not None:
             self._start = self.meter.live_bytes()
-            self.meter.reset_peak()
+            self._reset_peak()
 
     def leave_out_garbage(self) -> None:
         """Leave out what lay about when the window was opened and has been collected since."""
@@ -257,11 +314,10 @@ class Guard:
 
     def skip_peak(self) -> None:
         """Leave out of the open step what was held since its peak was last noted."""
-        if self.meter is not None:
-            self.meter.reset_peak()
+        self._reset_peak()
 
     def close(self, where: str | None = None) -> StepPeaks | None:
-        """End the window of the open step; return what it held.
+        """End the window of the open step; return what it held, at least if it was only checked.
 
         Parameters
         ----------
@@ -282,10 +338,11 @@ class Guard:
             self._beside.clear()
         beside = {"beside_bytes": beside_bytes, "others_ran": self._others_ran}
         step, self._open = StepPeaks(**self._open, **beside), None
-        self.steps.append(step)
-        del self.steps[:-8]
+        if self._learns:
+            self.steps.append(step)
+            del self.steps[:-8]
         if step.peak_bytes > self.budget_bytes + beside_bytes:
-            self._exceeded(step, where)
+            self._exceeded.tell(step, self.budget_bytes, where)
         return step
 
     def abandon(self) -> None:
@@ -322,31 +379,13 @@ class Guard:
         if self.meter is None or self._open is None or self._phase == "over":
             return 0
         peak = self.meter.peak_bytes() - (self._start or 0)
-        self.meter.reset_peak()
+        self._reset_peak()
         name = f"{ended}_bytes"
         # below 0 where garbage that lay about at the start was collected meanwhile
         self._open[name] = max(self._open.get(name, peak), peak)
         self._phase = begun
         return peak
 
-    def _exceeded(self, step: StepPeaks, where: str | None) -> None:
-        parts = {
-            "in the forward program": step.forward_bytes,
-            "between forward and backward (the loss and what it keeps)": step.between_bytes,
-            "in the backward program": step.backward_bytes,
-            "after backward (the optimizer step and what user code keeps)": step.after_bytes,
-        }
-        where = where or max(parts, key=parts.__getitem__)
-        message = (
-            f"the last step held {format_bytes(step.peak_bytes)} on the {self.device}, "
-            f"{format_bytes(step.peak_bytes - self.budget_bytes)} more than the budget of "
-            f"{format_bytes(self.budget_bytes)}; the peak was {where} "
-            f"({format_bytes(step.constant_bytes)} of it constants). {self.advice}"
-        )
-        if self.on_exceed == "raise":
-            raise BudgetExceeded(
-                message, budget_bytes=self.budget_bytes, measured_bytes=step.peak_bytes
-            )
-        if not self._warned:
-            self._warned = True
-            warnings.warn(message, stacklevel=3)
+    def _reset_peak(self) -> None:
+        if self.meter is not None:
+            self.meter.reset_peak(quietly=self._is_checked_only)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tightfit.allocator.tally import budget_exceeded, is_refusal
+from tightfit.allocator.refusals import budget_exceeded, is_refusal
 from tightfit.capture.captured import Captured
 from tightfit.execution import refused
 from tightfit.execution.again import Again, Repeated

@@ -17,7 +17,7 @@ from torch import fx
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs
 from tightfit.graph.ir import Alternative, Exactness, OpId
-from tightfit.pricing.records import key_of, name_of
+from tightfit.pricing.keys import key_of, name_of
 from tightfit.torch_private import core as private
 
 __all__ = ["Claim", "claims_of"]

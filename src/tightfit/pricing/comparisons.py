@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import fx
 
-from tightfit.allocator.tally import if_room, is_refusal
+from tightfit.allocator.refusals import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
 from tightfit.costs.cache import Cache
@@ -24,7 +24,8 @@ from tightfit.costs.measured.call import SHORT_S, environment_of
 from tightfit.graph.ir import ValueId
 from tightfit.pricing.claims import Claim
 from tightfit.pricing.fewer_rows import FewerRows, rows_of, shortened
-from tightfit.pricing.records import DOES_NOT_RUN, Brief, device_of, keep, key_of, name_of
+from tightfit.pricing.keys import key_of, name_of
+from tightfit.pricing.records import DOES_NOT_RUN, Brief, device_of, keep
 from tightfit.pricing.trial import Results, Trial
 from tightfit.progress import Progress
 

@@ -11,9 +11,10 @@ from torch import fx
 from tightfit.capture.captured import Captured
 from tightfit.costs.measured.call import Measurement, measure_call
 from tightfit.graph.ir import Alternative, Op, Variant
+from tightfit.pricing.keys import key_of
 from tightfit.pricing.price import priced_by, without_room
 from tightfit.pricing.promises import promises_kept
-from tightfit.pricing.records import key_of, recorded
+from tightfit.pricing.records import recorded
 from tightfit.progress import Progress
 
 __all__ = ["further_costs"]

@@ -21,14 +21,16 @@ from tightfit.costs.measured.call import (
 from tightfit.costs.neighbour import matched, scaled_from
 from tightfit.costs.variants import operator_name
 from tightfit.graph.ir import Alternative, Graph, Op, ValueId, Variant
-from tightfit.pricing.promises import keeping_promises
-from tightfit.pricing.records import UNKNOWN, is_opaque, key_of, recorded
+from tightfit.pricing.keys import is_opaque, key_of
+from tightfit.pricing.promises import keeping_promises, promises_kept
+from tightfit.pricing.records import UNKNOWN, recorded
 from tightfit.progress import Progress
 from tightfit.units import rounded_up
 
 __all__ = [
     "Priced",
     "Prices",
+    "including_launches",
     "may_need_workspace",
     "measured_costs",
     "measured_workspaces",
@@ -40,6 +42,7 @@ __all__ = [
     "without_room",
 ]
 
+_COMPARING_S = 3.0  # in a first call
 _CHOOSING = ("conv", "attention", "rnn", "cudnn", "batch_norm")  # kernels chosen by shape
 
 
@@ -108,7 +111,7 @@ def with_prices(captured: Captured, prices: Prices) -> Captured:
     return captured.with_graph(prices.graph)
 
 
-def measured_costs(captured: Captured, progress: Progress) -> Priced:
+def measured_costs(captured: Captured, progress: Progress, *, postpones: bool = False) -> Priced:
     """Return the captured step with the cost and workspace of every alternative measured.
 
     Each distinct call (operator, shapes, strides, dtypes, other arguments) runs a few times on
@@ -120,12 +123,42 @@ def measured_costs(captured: Captured, progress: Progress) -> Priced:
         The step.
     progress : Progress
         Told of each call that is measured.
+    postpones : bool
+        Whether to compare alternatives for three seconds only, and to leave what takes long for
+        later: `Captured.hoped` has them.
     """
-    captured = keeping_promises(captured, progress)
+    kept = promises_kept(captured, progress, postpones=postpones, seconds=_COMPARING_S)
+    captured = kept.captured
     calls = [call for calls in captured.calls for call in calls]
     known = recorded(captured, calls, Measurement, measure_call, progress)
     unknown = without_room(calls, known)
-    return priced_by(captured, known, "measured", unknown)
+    known = including_launches(captured, known)
+    if not kept.postponed:
+        return priced_by(captured, known, "measured", unknown)
+    ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)
+    priced = priced_by(ready, known, "measured", unknown)
+    hoped = priced_by(captured, known, "measured", unknown).captured
+    return Priced(dataclasses.replace(priced.captured, hoped=hoped), priced.strides)
+
+
+def including_launches(
+    captured: Captured, known: Mapping[str, Measurement]
+) -> Mapping[str, Measurement]:
+    """Return what calls cost: their launches, where those of a step take longer than its kernels.
+
+    A GPU waits for them then, and what is computed again costs what it takes to ask for it.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    known : mapping of str to Measurement
+        By the key of a call.
+    """
+    usual = [known[key] for calls in captured.calls if (key := key_of(calls[0])) in known]
+    if sum(one.launch_s for one in usual) <= sum(one.cost_s for one in usual):
+        return known
+    return {k: msgspec.structs.replace(r, cost_s=r.launch_s) for k, r in known.items()}
 
 
 def measured_workspaces(captured: Captured, progress: Progress) -> Priced:

@@ -71,6 +71,7 @@ def promises_kept(
     *,
     room_bytes: int | None = None,
     postpones: bool = False,
+    seconds: float = 0.0,
 ) -> Kept:
     """Return the step as `keeping_promises` does, from comparisons that take a limited room.
 
@@ -86,11 +87,15 @@ def promises_kept(
         What a comparison may take.
     postpones : bool
         Whether to leave for later what takes long and no earlier process has compared.
+    seconds : float
+        How long to compare first of what would be left for later.
     """
     claims = claims_of(captured)
     if not claims:
         return Kept(captured, frozenset())
     comparisons = Comparisons(captured, room_bytes)
+    if postpones and seconds > 0:
+        comparisons.go_on(claims.values(), time.perf_counter() + seconds, set())
     postponed = comparisons.long_ones(claims.values()) if postpones else frozenset[str]()
     compared = {p: claim for p, claim in claims.items() if claim.kind not in postponed}
     verdicts = comparisons.verdicts(compared.values(), progress)

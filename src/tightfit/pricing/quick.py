@@ -25,17 +25,11 @@ from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId
 from tightfit.pricing.fewer_rows import rows_of, shortened
+from tightfit.pricing.keys import is_opaque, key_of, name_of
 from tightfit.pricing.plain import plain_footprint
 from tightfit.pricing.price import Priced, may_need_workspace, priced_by, without_room
 from tightfit.pricing.promises import promises_kept
-from tightfit.pricing.records import (
-    UNKNOWN,
-    Brief,
-    is_opaque,
-    key_of,
-    name_of,
-    recorded,
-)
+from tightfit.pricing.records import UNKNOWN, Brief, recorded
 from tightfit.progress import SILENT, Progress
 from tightfit.torch_private import core as private
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
-from torch import fx
 
-from tightfit.allocator.tally import if_room, is_refusal
+from tightfit.allocator.refusals import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,
     Measurement,
-    call_key,
     environment_of,
 )
+from tightfit.pricing.keys import is_opaque, key_of, name_of
+from tightfit.pricing.made import MadeByOps
 from tightfit.pricing.synthetic import synthetic_arguments
 from tightfit.progress import Progress
 from tightfit.torch_private import core as private
@@ -29,10 +29,7 @@ __all__ = [
     "UNKNOWN",
     "Brief",
     "device_of",
-    "is_opaque",
     "keep",
-    "key_of",
-    "name_of",
     "recorded",
 ]
 
@@ -61,14 +58,6 @@ _SERVES: dict[type[Footprint], tuple[type[Footprint], ...]] = {
     Brief: (Measurement, Brief),
 }
 """Which records answer a question for one of a kind, the best first."""
-
-_PLACES: dict[str, tuple[int, ...]] = {
-    "aten::select_backward": (3,),
-    "aten::select_scatter": (3,),
-    "aten::slice_backward": (3, 4),
-    "aten::slice_scatter": (3, 4),
-}
-"""Arguments that only say where in a larger tensor a smaller one goes: they cost nothing."""
 
 
 def recorded(
@@ -100,6 +89,9 @@ def recorded(
     cache = Cache(environment_of(device))
     wanted = {key_of(call): call for call in calls}
     known = {key: record for key in wanted if (record := _kept(cache, key, kind)) is not None}
+    made = MadeByOps(captured, device)
+    for key, record in known.items():
+        made.note(key, wanted[key], record)
     missing = [(key, call) for key, call in wanted.items() if key not in known]
     if not missing:
         return known
@@ -110,10 +102,11 @@ def recorded(
             if is_opaque(call):
                 known[key] = _of_opaque(call.function, kind)
                 continue
-            record = if_room(partial(_measured, captured, call, measure, device))
+            record = if_room(partial(_measured, captured, call, measure, made))
             if record is None:
                 continue  # it is priced by others
             known[key] = record
+            made.note(key, call, record)
             keep(cache, key, record)
     finally:
         cache.save()
@@ -122,12 +115,12 @@ def recorded(
 
 
 def _measured(
-    captured: Captured, call: Call, measure: Callable[..., Record], device: torch.device
+    captured: Captured, call: Call, measure: Callable[..., Record], made: MadeByOps
 ) -> Record | None:
-    args, kwargs = synthetic_arguments(captured.joint.module, call)
+    args, kwargs = synthetic_arguments(captured.joint.module, call, made)
     try:
         with private.without_autocast():
-            return measure(call.function, args, kwargs, device=device)
+            return measure(call.function, args, kwargs, device=device_of(captured))
     except DOES_NOT_RUN as error:
         if is_refusal(error):
             raise
@@ -148,11 +141,6 @@ def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:
     return None
 
 
-def is_opaque(call: Call) -> bool:
-    """Whether a call runs an opaque module."""
-    return isinstance(call.function, OpaqueForward | OpaqueBackward)
-
-
 def _of_opaque(function: OpaqueForward | OpaqueBackward, kind: type[Record]) -> Record:
     """Return what an opaque module takes; it is known in this process only."""
     measured = function.measure(briefly=kind is not Measurement)
@@ -166,27 +154,3 @@ def device_of(captured: Captured) -> torch.device:
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             return value.device
     return torch.device("cpu")
-
-
-def name_of(function: Any) -> str:
-    """Return the name of what a call runs."""
-    if isinstance(function, private.OpOverload):
-        return function.name()
-    if isinstance(function, OpaqueForward | OpaqueBackward):
-        return f"opaque module {function.call.name}"
-    return f"{function.__module__}.{function.__qualname__}"
-
-
-def key_of(call: Call) -> str:
-    """Return a text that is equal for calls that cost the same; see `call_key`."""
-    if is_opaque(call):
-        return f"this process: {call.function!r}"
-    name = name_of(call.function)
-    args, kwargs = fx.map_arg((call.args, call.kwargs), _fake)
-    places = _PLACES.get(name, ())
-    args = tuple("anywhere" if n in places else x for n, x in enumerate(args))
-    return call_key(name, args, kwargs)
-
-
-def _fake(node: fx.Node) -> Any:
-    return node.meta.get("val", node.target)

@@ -6,8 +6,8 @@ Where a mask decides how large something is, it is true just as often as in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -15,10 +15,10 @@ from torch import fx
 from tightfit.capture.captured import Call
 from tightfit.capture.nodes import is_getitem
 from tightfit.capture.operators.masks import places, put_gradient, rows_of
-from tightfit.costs.measured.call import materialise
+from tightfit.costs.measured.call import kind_of, materialise
 from tightfit.torch_private import core as private
 
-__all__ = ["synthetic_arguments"]
+__all__ = ["Made", "synthetic_arguments"]
 
 aten = torch.ops.aten
 
@@ -43,7 +43,35 @@ The backward reads them there: given a pointer of a GPU it would end the process
 """
 
 
-def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
+class Made(Protocol):
+    """What ops of a step really make, as far as any have run."""
+
+    def given(self, call: Call) -> Mapping[fx.Node, Any]:
+        """Return what ops have made of which a call must get the very results."""
+        ...
+
+    def kind(self, node: fx.Node) -> str | None:
+        """Return the type of a result and where it lies, where the trace has it otherwise."""
+        ...
+
+
+class _Nothing:
+    """Nothing is known but the trace."""
+
+    def given(self, call: Call) -> Mapping[fx.Node, Any]:
+        """Return nothing."""
+        return {}
+
+    def kind(self, node: fx.Node) -> str | None:
+        """Return nothing."""
+
+
+_NOTHING = _Nothing()
+
+
+def synthetic_arguments(
+    module: fx.GraphModule, call: Call, made: Made = _NOTHING
+) -> tuple[Any, Any]:
     """Return real arguments for a traced call: tensors of the shapes and strides of the trace.
 
     Parameters
@@ -52,16 +80,21 @@ def synthetic_arguments(module: fx.GraphModule, call: Call) -> tuple[Any, Any]:
         The traced step, which holds the constants.
     call : Call
         One of its calls.
+    made : Made
+        What is known of the results of ops that have run; the trace may have it otherwise.
     """
+    given = made.given(call)
 
     def real(node: fx.Node) -> Any:
+        if node in given:
+            return given[node]
         if node.op == "get_attr":
             value = getattr(module, str(node.target))
             return value.clone_state() if isinstance(value, torch.Generator) else value
-        device = torch.device("cpu") if _lies_on_cpu(node) else None
+        kind = "cpu" if _lies_on_cpu(node) else made.kind(node)
 
         def materialised(fake: torch.Tensor) -> torch.Tensor:
-            return _materialised(fake, device or fake.device)
+            return _materialised(fake, kind)
 
         return private.pytree.tree_map_only(torch.Tensor, materialised, node.meta["val"])
 
@@ -93,9 +126,13 @@ def _lies_on_cpu(node: fx.Node) -> bool:
     return index in _KEEP_SEEDS_ON_CPU.get(made.target, ())  # pyright: ignore
 
 
-def _materialised(fake: torch.Tensor, device: torch.device) -> torch.Tensor:
-    whole = fake.untyped_storage().nbytes()
-    return materialise(fake.shape, fake.stride(), fake.dtype, device, storage_bytes=whole)
+def _materialised(fake: torch.Tensor, kind: str | None) -> torch.Tensor:
+    """Return a real tensor for a fake one, of another kind if that is known."""
+    *dtype, place = (kind or kind_of(fake)).split()
+    device = fake.device if place == fake.device.type else torch.device(place)
+    real: torch.dtype = getattr(torch, dtype[0]) if dtype else fake.dtype
+    whole = fake.untyped_storage().nbytes() // fake.itemsize * real.itemsize
+    return materialise(fake.shape, fake.stride(), real, device, storage_bytes=whole)
 
 
 def _make_true(mask: torch.Tensor, shape: Sequence[int], count: int) -> None:

@@ -8,17 +8,20 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 import msgspec
+import torch
 
 from tightfit.allocator import anonymous_bytes, code_bytes
+from tightfit.allocator.caching import CudaCachingAllocator
 from tightfit.allocator.code_pages import drop_code_pages
 from tightfit.allocator.replay import return_large_blocks_at_once, trim_ordinary_memory
 from tightfit.arenas.calls import CallArena, Caller
 from tightfit.errors import InfeasibleBudget
 from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
-from tightfit.session.device_addresses import DeviceAddresses
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import hear_of_steps
+from tightfit.session.on_gpu.addresses import DeviceAddresses
+from tightfit.session.on_gpu.reserved import Reserved
 from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
 from tightfit.units import format_bytes
@@ -204,8 +207,11 @@ def addresses_for(name: str, account: Account, options: Options) -> Anywhere:
     BadInput, HookUnavailable
         As `Addresses` and `DeviceAddresses` do.
     """
+    device = account.device
+    if not options.arena and device.type == "cuda" and torch.cuda.is_available():
+        return Reserved(name, account, CudaCachingAllocator(device))
     if not options.arena:
         return Anywhere()
-    if account.device.type == "cpu":
+    if device.type == "cpu":
         return Addresses(name, account)
     return DeviceAddresses(name, account, options)

@@ -302,7 +302,7 @@ class Fitted:
 
     @property
     def is_tuning(self) -> bool:
-        """Whether steps are still timed before the final plan is made."""
+        """Whether steps teach something before the final plan is made: costs, alternatives."""
         return self._whole is not None and self._whole.is_tuning
 
     # -- budgets and ranks --------------------------------------------------------------------

@@ -100,6 +100,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         What the next, less exact class of alternatives would cost, if that was asked for.
     outside : dict of str to str
         What ran eagerly outside of every plan, and why.
+    reserved_bytes : int or None
+        What the allocator of a GPU has reserved in a step; None: it was not looked at.
     """
 
     budget_bytes: int
@@ -120,6 +122,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     held: Held | None = None
     next_exactness: LessExact | None = None
     outside: dict[str, str] = {}
+    reserved_bytes: int | None = None
 
     @property
     def measured_peak_bytes(self) -> int | None:
@@ -130,6 +133,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Return two lines for people; one more for each further matter."""
         measured = self.measured_peak_bytes
         held = f", measured {format_bytes(measured)}" if measured is not None else ""
+        if self.reserved_bytes is not None:
+            held += f", reserved {format_bytes(self.reserved_bytes)}"
         return (
             f"budget {format_bytes(self.budget_bytes)}: "
             f"{'peak of the compiled plan' if self.compiled else 'planned peak'} "

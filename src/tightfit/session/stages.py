@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from torch import nn
 
+from tightfit.allocator.caching import return_cached
 from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.alone import captured_alone
 from tightfit.capture.capture import capture
@@ -87,6 +88,7 @@ def capture_step(
             )
         )
     captured.joint.opaque.forget_examples()
+    return_cached(device_of_modules(call.modules))  # operators that were measured left holes
     return captured
 
 
@@ -133,13 +135,15 @@ def _priced(
     if options.costs != "measured":
         modelled = captured.with_graph(with_costs(captured.graph, options.costs))
         return measured_workspaces(modelled, options.progress)
+    postpones = postpones and not captured.conditions  # of which nobody knows later
     if room_bytes is not None and captured.graph.device.kind == "cpu":  # steps will teach the rest
-        postpones = postpones and not captured.conditions  # of which nobody knows later
         how = {"room_bytes": room_bytes, "neighbour": neighbour, "postpones": postpones}
         return quick_costs(captured, options.progress, **how)
     if neighbour is not None:
         return scaled_costs(captured, neighbour, options.progress)
-    return measured_costs(captured, options.progress)
+    return measured_costs(
+        captured, options.progress, postpones=postpones and room_bytes is not None
+    )
 
 
 def less_exact_step(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tightfit.allocator.tally import is_refusal
+from tightfit.allocator.refusals import is_refusal
 from tightfit.errors import (
     BadInput,
     CaptureError,

@@ -10,8 +10,9 @@ from tightfit.capture.captured import Captured
 from tightfit.costs.measured.call import Measurement, measure_call
 from tightfit.errors import BadInput
 from tightfit.graph.ir import EXACTNESS, Exactness, Graph, Op
+from tightfit.pricing.keys import key_of
 from tightfit.pricing.promises import keeping_promises
-from tightfit.pricing.records import key_of, recorded
+from tightfit.pricing.records import recorded
 from tightfit.progress import SILENT, Progress
 from tightfit.studies.dry_step import captured_step
 from tightfit.studies.model import Target

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tightfit.allocator import measure_peak
-from tightfit.allocator.tally import is_refusal
+from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
 from tightfit.capture.opaque.record import (

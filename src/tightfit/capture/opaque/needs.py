@@ -9,8 +9,8 @@ import torch
 
 from tightfit.allocator import meter_for
 from tightfit.allocator.live_on_fakes import LiveOnFakes
+from tightfit.allocator.refusals import budget_exceeded, is_refusal, refused_bytes
 from tightfit.allocator.resident import granularity_of
-from tightfit.allocator.tally import budget_exceeded, is_refusal, refused_bytes
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.restored.python_state import PythonState

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
-from tightfit.allocator.tally import if_room
+from tightfit.allocator.refusals import if_room
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.opaque.call import OpaqueCall
 from tightfit.capture.opaque.record import Profile, Result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tightfit.allocator.tally import is_refusal
+from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.origins import ModuleTrail
 from tightfit.errors import BadInput, BudgetExceeded, CaptureError
 from tightfit.torch_private import core as private

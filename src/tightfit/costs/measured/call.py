@@ -17,8 +17,8 @@ import msgspec
 import torch
 
 from tightfit.allocator import measure_peak
+from tightfit.allocator.refusals import if_room
 from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
-from tightfit.allocator.tally import if_room
 from tightfit.torch_private import core as private
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "draw_normal",
     "environment_of",
     "fixed_generators",
+    "kind_of",
     "materialise",
     "measure_call",
     "measure_once",
@@ -35,7 +36,7 @@ __all__ = [
     "metered_run",
 ]
 
-_FORMAT = 1
+_FORMAT = 2
 _FLUSHED_BYTES = 16 << 20
 _CALM_RATIO = 1.2
 _CALM_S = 20e-6
@@ -65,6 +66,9 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
         storage it shares; -1: its own storage.
     none_outputs : tuple of int
         Positions of the outputs that are no tensors.
+    output_kinds : tuple of (str or None)
+        For each output its type and where it lies, as `kind_of` says it; None if it is no tensor.
+        (): not known.
     """
 
     workspace_bytes: int
@@ -72,6 +76,12 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     output_strides: tuple[tuple[int, ...] | None, ...]
     aliases: tuple[int, ...]
     none_outputs: tuple[int, ...]
+    output_kinds: tuple[str | None, ...] = ()
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """Return the type of a tensor's numbers and of the device on which it lies."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tensor.device.type}"
 
 
 class Measurement(Footprint, frozen=True, kw_only=True):
@@ -81,9 +91,12 @@ class Measurement(Footprint, frozen=True, kw_only=True):
     ----------
     cost_s : float
         Median time in seconds: CPU time on a CPU, device time on a GPU.
+    launch_s : float
+        On a GPU the time of the processor until the call is on its way; 0 on a CPU.
     """
 
     cost_s: float
+    launch_s: float = 0.0
 
 
 def measure_call(
@@ -121,14 +134,14 @@ def measure_call(
     with torch.no_grad(), fixed_generators(device):
         warm = call()
         outputs, once = metered_run(function, arguments, keywords, device=device)
-        cost = once.cost_s
+        cost, launch = once.cost_s, 0.0
         del warm  # timed runs take its place; the outputs above it keep the heap from shrinking
         if device.type == "cuda":
-            cost = _time_on_gpu(call, device, seconds)
+            cost, launch = _time_on_gpu(call, device, seconds)
         elif cost < seconds:
             cost = _time(call, seconds)
         del outputs
-    return msgspec.structs.replace(once, cost_s=cost)
+    return msgspec.structs.replace(once, cost_s=cost, launch_s=launch)
 
 
 def measure_workspace(
@@ -164,11 +177,13 @@ def measure_once(
     with torch.no_grad(), fixed_generators(device):
         while len(runs) < _SHORT_RUNS and not any(one.cost_s >= SHORT_S for one in runs):
             runs.append(metered_run(function, arguments, keyword_arguments, device=device)[1])
-        cost = min(one.cost_s for one in runs)
+        cost, launch = min(one.cost_s for one in runs), 0.0
         if device.type == "cuda":
-            cost = _time_on_gpu(lambda: function(*arguments, **keyword_arguments), device, 0.0)
+            cost, launch = _time_on_gpu(
+                lambda: function(*arguments, **keyword_arguments), device, 0.0
+            )
     most = max(runs, key=lambda one: one.workspace_bytes)
-    return msgspec.structs.replace(most, cost_s=cost)
+    return msgspec.structs.replace(most, cost_s=cost, launch_s=launch)
 
 
 def metered_run(
@@ -245,6 +260,7 @@ def _describe(
         "output_strides": tuple(strides),
         "aliases": tuple(aliases),
         "none_outputs": tuple(i for i, s in enumerate(strides) if s is None),
+        "output_kinds": tuple(kind_of(x) if isinstance(x, torch.Tensor) else None for x in flat),
     }
 
 
@@ -283,10 +299,13 @@ def _filler() -> torch.Tensor:
     return filler if filler is not None else torch.zeros(1, dtype=torch.int64)
 
 
-def _time_on_gpu(call: Callable[[], Any], device: torch.device, seconds: float) -> float:
-    """Return the median device time between CUDA events."""
+def _time_on_gpu(
+    call: Callable[[], Any], device: torch.device, seconds: float
+) -> tuple[float, float]:
+    """Return the median device time between CUDA events, and the processor's until it is asked."""
     filler = torch.empty(4 * _FLUSHED_BYTES, dtype=torch.uint8, device=device)
     samples: list[float] = []
+    launches: list[float] = []
     begin = time.perf_counter()
     while len(samples) < _FEWEST_REPEATS or (
         len(samples) < _MOST_REPEATS and time.perf_counter() - begin < seconds
@@ -295,11 +314,13 @@ def _time_on_gpu(call: Callable[[], Any], device: torch.device, seconds: float) 
         end = torch.cuda.Event(enable_timing=True)
         filler.zero_()
         start.record(torch.cuda.current_stream(device))
+        launched = time.perf_counter()
         call()
+        launches.append(time.perf_counter() - launched)
         end.record(torch.cuda.current_stream(device))
         end.synchronize()
         samples.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(samples)
+    return statistics.median(samples), statistics.median(launches)
 
 
 def materialise(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tightfit.allocator.tally import budget_exceeded, is_refusal, likely_further_bytes
+from tightfit.allocator.refusals import budget_exceeded, is_refusal, likely_further_bytes
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import hear_of_steps
 from tightfit.session.memory.steps import refuse_step

@@ -38,6 +38,8 @@ class Situation:
         The step that they are for: all parts run that may.
     planned_bytes : int
         The peak that follows.
+    learned : int
+        How many such steps were learned from.
     """
 
     def __init__(self, signature: Any, held_bytes: int) -> None:
@@ -47,6 +49,7 @@ class Situation:
         self.plans: PartPlans | None = None
         self.planned: StepLedger[Kind] = StepLedger()
         self.planned_bytes = 0
+        self.learned = 0
         self._turn = 0
         self._searches: list[Search[PartPlans | None]] = []
         weakref.finalize(self, _cancel, self._searches)  # nobody waits when the model is gone
@@ -71,13 +74,19 @@ class Situation:
 
         To leave a call out of a measured step is more exact than to put one in.
         """
+        self.learned += 1
         known = self.ledger
-        if (
-            known is None
-            or not set(ledger.calls) <= set(known.calls)
-            or len(ledger.calls) >= len(known.calls)
-        ):
+        if known is None or not self._knows(ledger) or len(ledger.calls) >= len(known.calls):
             self.ledger = ledger
+
+    def checked(self, ledger: StepLedger[Kind]) -> None:
+        """Note a step of which not every peak was seen; learn again if other parts have run."""
+        if not self._knows(ledger):
+            self.learned = 0
+
+    def _knows(self, ledger: StepLedger[Kind]) -> bool:
+        """Whether nothing has run in a step that did not run in the known one."""
+        return self.ledger is not None and set(ledger.calls) <= set(self.ledger.calls)
 
     def plan(self, plans: PartPlans, planned: StepLedger[Kind]) -> None:
         """Run such steps by these plans from now on.

@@ -28,6 +28,7 @@ from tightfit.units import format_bytes
 __all__ = ["StepPlans"]
 
 _WORTH_A_SEARCH = 0.001  # of overhead
+_LEARNED = 8  # steps that are alike; later ones are checked, and peaks are the user's
 _ALIKE = 0.005  # of the budget: what two steps may differ by at their begin and still be alike
 
 
@@ -143,9 +144,17 @@ class StepPlans:
         """Return a measured step as it is with further calls, each in its turn."""
         return with_calls(ledger, possible, self._order.order())
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether enough is known of steps such as the one that has begun."""
+        return self._situation.learned >= _LEARNED
+
     def ended(self, ledger: StepLedger[Kind]) -> None:
-        """Learn from a complete step."""
-        self._situation.ended(ledger)
+        """Learn from a complete step, as far as its peaks were seen."""
+        if self._guard.is_learning:
+            self._situation.ended(ledger)
+        else:
+            self._situation.checked(ledger)
         self._order.note(ledger.parts)
 
     def planned_bytes(self, ledger: StepLedger[Kind]) -> int:

@@ -128,9 +128,13 @@ class PartSteps:
         self.close_step()
         self.known.settle_outputs()
         limit_bytes = self.plans.limit_bytes
-        self.guard.before_forward(self._resident.resident_bytes, limit_bytes, runs=self._open)
         resident = self._resident
+        self.guard.before_forward(
+            resident.resident_bytes, limit_bytes, runs=self._open, is_known=True
+        )
         self.plans.begin(signature, resident.coming_bytes(), resident.stepping_bytes())
+        if not self.plans.is_learned:
+            self.guard.learn()
         self._writer = LedgerWriter(self.guard)
 
     def close_step(self) -> StepPeaks | None:
@@ -147,7 +151,8 @@ class PartSteps:
         is_complete = writer.is_complete
         ledger = writer.ledger(self.guard.held_bytes() - self.guard.live_bytes())
         if is_complete:
-            self._last = ledger, self.plans.planned_bytes(ledger)
+            if self.guard.is_learning:
+                self._last = ledger, self.plans.planned_bytes(ledger)
             self.plans.ended(ledger)
         return self.guard.close(_where(ledger))
 

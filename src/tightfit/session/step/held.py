@@ -40,8 +40,7 @@ class GivenToCall:
         self._spec = given.spec
         self._makers: dict[int, tuple[weakref.ref[Run], int]] = {}
         for place, x in enumerate(given.inputs):
-            made = made_by(x)
-            if made is not None:
+            if getattr(x, "grad_fn", None) is not None and (made := made_by(x)) is not None:
                 self._makers[place] = weakref.ref(made[0]), made[1]
 
     def hold_only(self, kept: Set[int], written: Set[int], others: Others) -> None:

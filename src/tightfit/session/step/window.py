@@ -94,6 +94,10 @@ class Window(Generic[CallKind]):
         """Whether no call of the last step has awaited its backward beside another one."""
         return all(len(together) == 1 for together in self._met)
 
+    def has_only(self, kind: CallKind) -> bool:
+        """Whether no call awaits its backward, and all steps known had one such call, no other."""
+        return self._known == (frozenset({(kind,)}),) and not self.open
+
     def knows(self, kind: CallKind) -> bool:
         """Whether such a call was seen after those that await their backward now."""
         together = (*self.open, kind)

@@ -175,6 +175,12 @@ class CallShares:
                 self._leave_room(one, alone(), options)
             self._to_come = [kind] * (self._presumed - own_open - 1)
 
+    def is_alone(self, one: Specialisation, options: Options) -> bool:
+        """Whether a call is as the ones before it, none of them beside another: nothing to find."""
+        if options.in_flight is not None or options.is_in_company or self._looked is not None:
+            return False
+        return not (self._open or self._to_come) and self._window.has_only(self._kind(one))
+
     @property
     def is_beside(self) -> bool:
         """Whether other calls await their backward, or are to come before that of this one."""

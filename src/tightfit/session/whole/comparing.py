@@ -10,11 +10,12 @@ from tightfit.execution.guard import left_out
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
+from tightfit.session.whole.postponed import Postponed
 from tightfit.session.whole.specialisation import Specialisation
 
 __all__ = ["Comparing"]
 
-_PART = 0.4  # of the least time from one call to the next
+_PART = 0.05  # of the least time from one call to the next
 
 
 class Comparing:
@@ -33,6 +34,7 @@ class Comparing:
         self._addresses = addresses
         self._began: float | None = None
         self._step_s = math.inf
+        self._saved_s = 0.0  # of what steps have allowed for; less than 0: spent ahead
 
     def room_bytes(self, options: Options) -> int:
         """Return what finding out about operators may hold now."""
@@ -42,7 +44,8 @@ class Comparing:
     def go_on(self, one: Specialisation, options: Options, waiting: Sequence[object]) -> None:
         """Compare for a while; once all are compared and the steps are timed, use them.
 
-        Nothing is done while earlier calls await their backward.
+        One comparison may take longer than a step allows: the next steps make up for it. Nothing is
+        done while earlier calls await their backward.
 
         Parameters
         ----------
@@ -57,11 +60,20 @@ class Comparing:
         if one.postponed is not None and begun is not None and not waiting:
             self._step_s = min(self._step_s, time.perf_counter() - begun)
             if one.still_compares:
-                with left_out():
-                    one.postponed.go_on(_PART * self._step_s, self.room_bytes(options))
+                self._compare(one.postponed, options)
             if one.postponed.is_done and (one.tuner is None or one.tuner.is_ready):
                 self.end(one, options)
         self._began = time.perf_counter() if one.plans else None  # else it is planned first
+
+    def _compare(self, postponed: Postponed, options: Options) -> None:
+        """Compare, unless steps are still to make up for a comparison that took long."""
+        self._saved_s += _PART * self._step_s
+        if self._saved_s <= 0:
+            return
+        began = time.perf_counter()
+        with left_out():
+            postponed.go_on(self._saved_s, self.room_bytes(options))
+        self._saved_s -= time.perf_counter() - began
 
     def end(self, one: Specialisation, options: Options) -> None:
         """Compare what is left and use what keeps its promise."""

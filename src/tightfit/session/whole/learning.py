@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tightfit.allocator import code_bytes
 from tightfit.execution.guard import Guard, StepPeaks
@@ -21,6 +22,7 @@ from tightfit.units import format_bytes
 __all__ = ["Watch"]
 
 _MOST_FREED = 2  # steps that are not learned from, as something was freed amid them
+_LEARNED = 8  # steps of a shape; later ones are checked, and peaks are the user's
 
 
 class Watch:
@@ -47,6 +49,7 @@ class Watch:
         self._learned_from: StepPeaks | None = None
         self._told_outside: set[int] = set()
         self._freed = 0
+        self._begun: WeakKeyDictionary[Specialisation, int] = WeakKeyDictionary()
 
     @property
     def steps(self) -> Sequence[StepPeaks]:
@@ -97,7 +100,10 @@ class Watch:
             held = standing.gradient_bytes + standing.state_bytes + standing.others_bytes
             return graph.constant_bytes + held
 
-        self.guard.before_forward(constant_bytes, budget_bytes, options.shared, runs)
+        begun = self._begun[one] = self._begun.get(one, 0) + 1
+        self.guard.before_forward(
+            constant_bytes, budget_bytes, options.shared, runs, is_known=begun > _LEARNED
+        )
         if earlier_bytes:  # of the peak, but not of what the limit counts
             self.guard.change_budget(budget_bytes + earlier_bytes)
         if self.guard.steps and last is not None:
@@ -147,6 +153,11 @@ class Watch:
     def forget(self) -> None:
         """Forget what steps have held."""
         self.guard = None
+        self.learn_again()
+
+    def learn_again(self) -> None:
+        """Learn from the next steps as from the first ones: they are planned otherwise."""
+        self._begun.clear()
 
     def _learn(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,35 @@ from tightfit.session.whole.planning import NeedsComparing, planned_for, smalles
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["Plans"]
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """The plan of a call that stood alone: the next one that is like it need not be looked up.
+
+    Parameters
+    ----------
+    one : Specialisation
+        The step.
+    around : Surroundings
+        What lay around it.
+    planned : Planned
+        Its plan.
+    plans : int
+        How many there were.
+    """
+
+    one: Specialisation
+    around: Surroundings
+    planned: Planned
+    plans: int
+
+    def holds(self, one: Specialisation, around: Surroundings) -> bool:
+        """Whether the same would be found for a call: no better plan is being searched."""
+        if one is not self.one or around != self.around or one.searches or one.was_optimistic:
+            return False
+        known = one.plans.values()
+        return len(known) == self.plans and any(each is self.planned for each in known)
 
 
 class Plans:
@@ -68,6 +98,7 @@ class Plans:
         self._account = account
         self._watch = watch
         self._comparing = Comparing(account, addresses)
+        self._settled: _Settled | None = None  # of the last call
 
     def chosen(
         self,
@@ -128,6 +159,12 @@ class Plans:
     ) -> Planned:
         self._comparing.go_on(one, options, waiting)
         one.use_step_costs(options)
+        settled, self._settled = self._settled, None
+        if settled is not None and not (waits or options.compile):
+            around = _around_step(one, inputs, self._account, options)
+            if settled.holds(one, around) and self.shares.is_alone(one, options):
+                self._settled = settled
+                return settled.planned
         alone = partial(_around_step, one, inputs, self._account, options)
         looks = not (waits or one.plans or self.shares.is_new(one, options))
         self.shares.begin(one, alone, options, looks=looks)
@@ -145,6 +182,9 @@ class Plans:
             self._watch.leave_out_garbage()  # making a plan makes Python collect it
             if options.compile:
                 self._watch.restart()  # what compiling and trying took belongs to no step
+        if self.shares.is_alone(one, options):
+            around = _around_step(one, inputs, self._account, options)
+            self._settled = _Settled(one, around, planned, len(one.plans))
         return planned
 
     def _fitting(
@@ -203,7 +243,10 @@ class Plans:
         advice = advised(error, one, around, account, options, beside, expected)
         if planned is None:
             self._watch.abandon()
-            raise advice from None
+            try:
+                raise advice from None
+            finally:
+                del advice, error  # else their tracebacks hold them, this frame and the inputs
         if not one.was_optimistic:
             announce(
                 f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tightfit.capture.captured import Captured
 from tightfit.planners.registry import DEFAULT
+from tightfit.pricing.price import measured_costs
 from tightfit.pricing.promises import ComparedInTurns
 from tightfit.pricing.quick import quick_costs
 from tightfit.session.options import Options
@@ -46,4 +47,6 @@ class Postponed:
     def compared(self, options: Options, room_bytes: int) -> Captured:
         """Return the step with those that keep what they promise; compare what was not yet."""
         self.go_on(float("inf"), room_bytes)
+        if self.hoped.graph.device.kind != "cpu":
+            return measured_costs(self.hoped, options.progress).captured
         return quick_costs(self.hoped, options.progress, room_bytes=room_bytes).captured

@@ -274,7 +274,7 @@ class Specialisation:
 
     def use_step_costs(self, options: Options) -> None:
         """Put costs from real steps in place of isolated ones, once; plans are made anew."""
-        if self.tuner is None or not self.tuner.is_ready or self.still_compares:
+        if self.tuner is None or not self.tuner.is_ready:
             return
         graph = self.captured.graph
         costs = agreed(

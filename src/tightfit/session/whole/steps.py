@@ -149,6 +149,7 @@ class WholeSteps:
         if _asks_otherwise(options, self.options):
             for one in self.captures:
                 one.forget_plans()
+            self.watch.learn_again()
         self.options = options
 
     def measure_anew(self) -> None:
@@ -162,9 +163,9 @@ class WholeSteps:
 
     @property
     def is_tuning(self) -> bool:
-        """Whether steps like the last one are still timed before their final plan is made."""
+        """Whether steps like the last one teach something before their final plan is made."""
         last = max(self.captures, key=lambda one: one.used, default=None)
-        return last is not None and last.tuner is not None
+        return last is not None and (last.tuner is not None or last.still_compares)
 
     # -- budgets ------------------------------------------------------------------------------
 

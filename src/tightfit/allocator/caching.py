@@ -1,0 +1,73 @@
+"""What the caching allocator of a GPU has taken from the device, and gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+__all__ = ["AllocatorState", "CachingAllocator", "CudaCachingAllocator", "return_cached"]
+
+
+@dataclass(frozen=True)
+class AllocatorState:
+    """A caching allocator at one moment.
+
+    Parameters
+    ----------
+    allocated_bytes : int
+        Given out.
+    reserved_bytes : int
+        Taken from the device: given out, cached, or lost between blocks.
+    retries : int
+        How often so far it has given all that was cached back to serve a request.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    retries: int
+
+
+class CachingAllocator(Protocol):
+    """The allocator of one device."""
+
+    def state(self) -> AllocatorState:
+        """Return how it stands now."""
+        ...
+
+    def return_cached(self) -> None:
+        """Give back to the device what is cached."""
+        ...
+
+
+class CudaCachingAllocator:
+    """That of a GPU.
+
+    Parameters
+    ----------
+    device : torch.device
+        The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def state(self) -> AllocatorState:
+        """Return how it stands now."""
+        found = torch.cuda.memory_stats(self._device)
+        return AllocatorState(
+            allocated_bytes=int(found.get("allocated_bytes.all.current", 0)),
+            reserved_bytes=int(found.get("reserved_bytes.all.current", 0)),
+            retries=int(found.get("num_alloc_retries", 0)),
+        )
+
+    def return_cached(self) -> None:
+        """Give back to the device what is cached."""
+        return_cached(self._device)
+
+
+def return_cached(device: torch.device) -> None:
+    """Give back what the allocator of a device has cached, if it is a GPU."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.empty_cache()

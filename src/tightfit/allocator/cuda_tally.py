@@ -1,0 +1,152 @@
+"""What was given out on a GPU since a moment, and a limit for what its allocator may reserve."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from tightfit.allocator.meter import CudaMeter
+from tightfit.allocator.resident import storages_of
+from tightfit.torch_private.allocator_settings import expand_segments
+from tightfit.units import format_bytes, parse_bytes
+
+__all__ = ["CudaTally", "Refusals", "told_by_budget"]
+
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """The requests that a limit has refused.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+    asked_bytes, held_bytes : int
+        Of the last one: what it asked for, and what was held then.
+    """
+
+    count: int = 0
+    asked_bytes: int = 0
+    held_bytes: int = 0
+
+
+class CudaTally:
+    """A tally of PyTorch's CUDA allocator: what is given out now minus what was then.
+
+    The limit is PyTorch's own (`set_per_process_memory_fraction`), for what the allocator may
+    reserve: what it caches and what is lost between blocks counts, whichever code asks. What was
+    reserved before, and is not counted, is added. Of several tallies the least limit holds, and
+    none is above what the user has set.
+
+    Parameters
+    ----------
+    device : torch.device
+        The GPU.
+    before : iterable of torch.Tensor
+        Tensors that are there already, and are asked about later.
+    """
+
+    refuses = True
+    _limited: ClassVar[weakref.WeakSet[CudaTally]] = weakref.WeakSet()
+    _users_own: ClassVar[dict[int, float]] = {}  # fractions, of devices that have a limit of ours
+
+    def __init__(self, device: torch.device, before: Iterable[Any]) -> None:
+        self._meter = CudaMeter(device)
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._start = self._meter.live_bytes()
+        self._reserved_start = self._meter.held_bytes()
+        self._before = {s.data_ptr() for s in storages_of(before)}
+        self._kept_to: tuple[int, int] | None = None
+        self._limit_bytes = self._before_bytes = 0
+        self._advised_bytes = 0
+        weakref.finalize(self, self._apply, self._index).atexit = False
+
+    def given_bytes(self) -> int:
+        """Return how much more is given out now than when it was made."""
+        return self._meter.live_bytes() - self._start
+
+    def counted_bytes(self, tensors: Iterable[Any]) -> int:
+        """Return the bytes of the storages of tensors that were not there before."""
+        sizes = {s.data_ptr(): s.nbytes() for s in storages_of(tensors) if s.device.type == "cuda"}
+        return sum(n for address, n in sizes.items() if address not in self._before)
+
+    def keep_to(self, limit_bytes: int | None, before_bytes: int) -> None:
+        """Have the allocator reserve no more from now on than a limit, and what is not counted."""
+        now = None if limit_bytes is None else (limit_bytes, before_bytes)
+        if now == self._kept_to:
+            return
+        self._kept_to = now
+        if now is None:
+            self._limited.discard(self)
+        else:
+            self._limit_bytes, self._before_bytes = now
+            if self not in self._limited:
+                expand_segments()  # holes between blocks would count, too
+            self._limited.add(self)
+        self._apply(self._index)
+
+    def advise(self, budget_bytes: int) -> None:
+        """Name at least this budget where the limit refuses a request."""
+        self._advised_bytes = budget_bytes
+
+    def refusals(self) -> Refusals:
+        """Return nothing of what was refused: PyTorch only tells who asked."""
+        return Refusals()
+
+    @property
+    def _most_reserved_bytes(self) -> int:
+        return self._limit_bytes + max(0, self._reserved_start - self._before_bytes)
+
+    @classmethod
+    def _apply(cls, index: int) -> None:
+        """Set the least of all limits, or the user's own again."""
+        limits = [one._most_reserved_bytes for one in cls._limited if one._index == index]
+        if not limits:
+            if index in cls._users_own:
+                torch.cuda.set_per_process_memory_fraction(cls._users_own.pop(index), index)
+            return
+        if index not in cls._users_own:
+            cls._users_own[index] = torch.cuda.get_per_process_memory_fraction(index)
+        total = torch.cuda.get_device_properties(index).total_memory
+        fraction = (min(limits) + 0.5) / total  # PyTorch rounds down to bytes
+        torch.cuda.set_per_process_memory_fraction(min(fraction, cls._users_own[index]), index)
+
+    def _told(self, error: BaseException) -> str:
+        """Say what PyTorch has refused, in terms of the budget."""
+        asked = _ASKED.search(str(error))
+        asked_bytes = parse_bytes(asked[1].replace("bytes", "B")) if asked else 0
+        held_bytes = self.given_bytes() + self._before_bytes
+        cached_bytes = max(0, self._meter.held_bytes() - self._meter.live_bytes())
+        named = held_bytes + asked_bytes + max(asked_bytes, held_bytes // 8)
+        named = max(named, self._advised_bytes)
+        return (
+            f"tightfit: the budget of {self._limit_bytes} bytes "
+            f"({format_bytes(self._limit_bytes)}) has no room for a further {asked_bytes} bytes "
+            f"({format_bytes(asked_bytes)}): {held_bytes} bytes ({format_bytes(held_bytes)}) are "
+            f"held now, and {format_bytes(cached_bytes)} reserved and not given out. What asks "
+            "for it runs outside the planned step, or holds more than was planned for. Try a "
+            f"budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is planned, "
+            "too, by tightfit.step; tightfit.unfit ends the limit of a model"
+        )
+
+
+def told_by_budget(error: BaseException) -> str | None:
+    """Say what a GPU's allocator has refused, in terms of the least budget; None: none was asked.
+
+    Parameters
+    ----------
+    error : BaseException
+        Any.
+    """
+    if not isinstance(error, torch.OutOfMemoryError):
+        return None
+    limited = list(CudaTally._limited)
+    least = min(limited, key=lambda one: one._most_reserved_bytes, default=None)
+    return least._told(error) if least is not None else None

@@ -1,0 +1,84 @@
+"""Requests that a limit has refused: told from other errors, and said in terms of a budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from tightfit.allocator.cuda_tally import told_by_budget
+from tightfit.errors import BudgetExceeded
+from tightfit.units import format_bytes
+
+__all__ = [
+    "budget_exceeded",
+    "if_room",
+    "is_refusal",
+    "likely_further_bytes",
+    "refused_bytes",
+]
+
+Result = TypeVar("Result")
+
+_REFUSAL = "tightfit: the budget of"  # how hook.c begins the text of its exception
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error says that a limit has refused a request."""
+    return isinstance(error, RuntimeError) and _told(error).startswith(_REFUSAL)
+
+
+def if_room(run: Callable[[], Result]) -> Result | None:
+    """Return what a call returns; None where a limit refuses what it asks for."""
+    try:
+        return run()
+    except RuntimeError as error:
+        if not is_refusal(error):
+            raise
+        return None
+
+
+def refused_bytes(error: BaseException) -> tuple[int, int, int]:
+    """Return the budget, what was asked for and what was held, of an error for `is_refusal`."""
+    budget, asked, held, _ = _numbers(error)
+    return budget, asked, held
+
+
+def likely_further_bytes(error: BaseException) -> int:
+    """Return what such an error takes for what would have been asked for next."""
+    _, asked, held, named = _numbers(error)
+    return named - held - asked
+
+
+def _numbers(error: BaseException) -> tuple[int, int, int, int]:
+    """Return the same, and which budget the error names."""
+    budget, asked, held, named = (int(n) for n in re.findall(r"(\d+) bytes", _told(error))[:4])
+    return budget, asked, held, named
+
+
+def budget_exceeded(
+    error: BaseException, what: str, *, further_bytes: int | None = None
+) -> BudgetExceeded:
+    """Return the error of something that a limit has refused a request.
+
+    Parameters
+    ----------
+    error : BaseException
+        For which `is_refusal`.
+    what : str
+        What was refused it, and how things stand now.
+    further_bytes : int or None
+        What would have been asked for next; None: not known, and the error's own guess counts.
+    """
+    budget, asked, held, guessed = _numbers(error)
+    text = f"{what} {_told(error)}"
+    if further_bytes is None:
+        return BudgetExceeded(text, budget_bytes=budget, measured_bytes=guessed)
+    least = held + asked + further_bytes
+    text = text.split(". Try a budget of")[0] + f". Try {least} bytes ({format_bytes(least)})"
+    return BudgetExceeded(text, budget_bytes=budget, measured_bytes=least)
+
+
+def _told(error: BaseException) -> str:
+    """Return what an error says: that of a GPU's allocator in terms of its limit."""
+    return told_by_budget(error) or str(error)

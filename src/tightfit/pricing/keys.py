@@ -1,0 +1,51 @@
+"""Names of calls: equal for those that cost the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from tightfit.capture.captured import Call
+from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
+from tightfit.costs.measured.call import call_key
+from tightfit.torch_private import core as private
+
+__all__ = ["is_opaque", "key_of", "name_of"]
+
+_PLACES: dict[str, tuple[int, ...]] = {
+    "aten::select_backward": (3,),
+    "aten::select_scatter": (3,),
+    "aten::slice_backward": (3, 4),
+    "aten::slice_scatter": (3, 4),
+}
+"""Arguments that only say where in a larger tensor a smaller one goes: they cost nothing."""
+
+
+def is_opaque(call: Call) -> bool:
+    """Whether a call runs an opaque module."""
+    return isinstance(call.function, OpaqueForward | OpaqueBackward)
+
+
+def name_of(function: Any) -> str:
+    """Return the name of what a call runs."""
+    if isinstance(function, private.OpOverload):
+        return function.name()
+    if isinstance(function, OpaqueForward | OpaqueBackward):
+        return f"opaque module {function.call.name}"
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def key_of(call: Call) -> str:
+    """Return a text that is equal for calls that cost the same; see `call_key`."""
+    if is_opaque(call):
+        return f"this process: {call.function!r}"
+    name = name_of(call.function)
+    args, kwargs = fx.map_arg((call.args, call.kwargs), _fake)
+    places = _PLACES.get(name, ())
+    args = tuple("anywhere" if n in places else x for n, x in enumerate(args))
+    return call_key(name, args, kwargs)
+
+
+def _fake(node: fx.Node) -> Any:
+    return node.meta.get("val", node.target)

@@ -1,0 +1,136 @@
+"""How much plans are to leave of a budget for what an allocator loses: learned from steps.
+
+A caching allocator takes more from a device than it gives out: blocks are cached, and what lies
+between them may be too small for a request. Where the device's limit is reached it gives back what
+is cached and tries again, which takes time. How much it loses shows at the moment when it first
+does that, or when it last took more: what was not given out then.
+"""
+
+from __future__ import annotations
+
+from tightfit.allocator.caching import AllocatorState
+
+__all__ = ["Fragmentation", "SeenStep"]
+
+_MOST_ROUNDS = 3
+_SPARE = 1 / 64  # of the budget: what is left besides, as what is lost varies
+
+
+class SeenStep:
+    """What an allocator did in one step.
+
+    Parameters
+    ----------
+    begin : AllocatorState
+        How it stood at the begin.
+
+    Attributes
+    ----------
+    reserved_bytes : int
+        The most that was reserved whenever it was looked at.
+    retries : int
+        How often it had to give back what was cached.
+    """
+
+    def __init__(self, begin: AllocatorState) -> None:
+        self.reserved_bytes = begin.reserved_bytes
+        self.retries = 0
+        self._counted = begin.retries
+        self._last: AllocatorState | None = None
+        self._lost = 0.0
+
+    @property
+    def lost_share(self) -> float:
+        """What was reserved and not given out when that mattered, of all that was reserved."""
+        return self._lost
+
+    def look(self, now: AllocatorState) -> None:
+        """Note how the allocator stands amid the step; best before each large request."""
+        if self.retries == 0:
+            if now.retries > self._counted:
+                self._lose(self._last)
+            elif now.reserved_bytes > self.reserved_bytes:
+                self._lose(now)
+        self.end(now)
+        self._last = now
+
+    def end(self, now: AllocatorState) -> None:
+        """Note how it stands at the end."""
+        self.retries += max(0, now.retries - self._counted)
+        self._counted = now.retries
+        self.reserved_bytes = max(self.reserved_bytes, now.reserved_bytes)
+
+    def _lose(self, at: AllocatorState | None) -> None:
+        if at is not None and at.reserved_bytes > 0:
+            self._lost = 1 - at.allocated_bytes / at.reserved_bytes
+
+
+class Fragmentation:
+    """What plans are to leave, from round to round: each round is a new plan.
+
+    Attributes
+    ----------
+    left_bytes : int
+        What plans are to leave now.
+    rounds : int
+        How often that has changed.
+    """
+
+    def __init__(self) -> None:
+        self.left_bytes = 0
+        self.rounds = 0
+        self._enough_bytes: int | None = None  # left by a plan that ran without a retry
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.rounds >= _MOST_ROUNDS
+
+    def learn(self, step: SeenStep, limit_bytes: int, *, is_whole: bool) -> bool:
+        """Learn from a step of the plan that leaves as much; return whether another is to be made.
+
+        Parameters
+        ----------
+        step : SeenStep
+            What the allocator did.
+        limit_bytes : int
+            What it may reserve.
+        is_whole : bool
+            Whether the step ran the plan that was made for this; if not, less is not tried.
+        """
+        if self.is_over:
+            return False
+        spare_bytes = round(_SPARE * limit_bytes)
+        unused_bytes = limit_bytes - step.reserved_bytes
+        if step.retries or unused_bytes < 0:
+            if self._enough_bytes is not None:
+                return self._leave(self._enough_bytes)
+            lost_bytes = round(step.lost_share * limit_bytes)
+            if lost_bytes <= self.left_bytes:  # or it was not seen
+                more_bytes = self.left_bytes if lost_bytes == 0 else 0
+                lost_bytes = self.left_bytes + max(more_bytes, 3 * spare_bytes)
+            return self._leave(lost_bytes + spare_bytes)
+        is_much = self.left_bytes > 0 and unused_bytes > 4 * spare_bytes
+        if is_whole and is_much and self.rounds < _MOST_ROUNDS - 1 and self._enough_bytes is None:
+            self._enough_bytes = self.left_bytes
+            return self._leave(max(0, self.left_bytes - unused_bytes + 2 * spare_bytes))
+        return False
+
+    def give_way(self, lacking_bytes: int) -> None:
+        """Leave less, for good: no plan leaves as much.
+
+        Parameters
+        ----------
+        lacking_bytes : int
+            What is to be left less, as far as that is known.
+        """
+        is_known = 0 < lacking_bytes < self.left_bytes and not self.is_over
+        self.left_bytes -= lacking_bytes if is_known else self.left_bytes
+        self.rounds = _MOST_ROUNDS
+
+    def _leave(self, left_bytes: int) -> bool:
+        if left_bytes == self.left_bytes:
+            return False
+        self.left_bytes = left_bytes
+        self.rounds += 1
+        return True

@@ -1,0 +1,196 @@
+"""Steps that lie wherever a GPU's allocator puts them, within what it may reserve."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import msgspec
+
+from tightfit.allocator.caching import AllocatorState, CachingAllocator
+from tightfit.arenas.calls import Caller
+from tightfit.errors import InfeasibleBudget
+from tightfit.execution.lower import lower
+from tightfit.execution.placing import Turns, placed_program
+from tightfit.execution.runtime import Runner
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Compute, Plan
+from tightfit.progress import announce
+from tightfit.session.anywhere import Anywhere
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.fragmentation import Fragmentation, SeenStep
+from tightfit.session.options import Options
+from tightfit.session.report import Report
+from tightfit.units import format_bytes
+
+__all__ = ["Reserved"]
+
+_LARGE_BYTES = 1 << 20  # up to this, PyTorch's CUDA allocator has segments for small requests
+_CALM_STEPS = 3  # in a row without a retry: nothing is learned any more
+_LOOKS_AGAIN = 16  # steps, whether there are retries after all
+
+
+class Reserved(Anywhere):
+    """What the allocator of a GPU takes from the device for the steps of a callable.
+
+    It takes more than it gives out, and its limit is the budget. While there are retries, steps are
+    looked at before each large request; plans then leave what was lost, and are made again.
+
+    Parameters
+    ----------
+    name : str
+        Of the callable, for messages.
+    account : Account
+        What tensors hold around its steps.
+    allocator : CachingAllocator
+        Of the device.
+    """
+
+    def __init__(self, name: str, account: Account, allocator: CachingAllocator) -> None:
+        self._name = name
+        self._allocator = allocator
+        begin, own_bytes = allocator.state(), account.lasting_bytes()
+        self._others = AllocatorState(
+            max(0, begin.allocated_bytes - own_bytes), max(0, begin.reserved_bytes - own_bytes), 0
+        )
+        self._fragmentation = Fragmentation()
+        self._step: SeenStep | None = None
+        self._steps = 0
+        self._calm = 0
+        self._retries = begin.retries
+        self._ran: int | None = None  # the plan
+        self._replaced: int | None = None  # the one that another round is to replace
+        self._looking: dict[int, Runner] = {}
+        self._reserved_bytes: int | None = None
+        self._warned = False
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def begin_step(self, shape: Hashable, caller: Caller) -> None:
+        """Look at a step, unless steps have been calm."""
+        self._steps += 1
+        if self._is_calm and self._steps % _LOOKS_AGAIN:
+            return
+        state = self._state()
+        if self._is_calm and state.retries > self._retries:
+            self._calm = 0
+        self._retries = state.retries
+        self._step = SeenStep(state)
+
+    def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
+        """Return what runs a plan; while there is something to learn it looks at the allocator."""
+        self._ran = number
+        if self._is_calm or self._fragmentation.is_over:
+            self._looking.clear()
+            return runner
+        if number not in self._looking:
+            self._looking.clear()
+            self._looking[number] = self._looked_at(graph, plan, runner)
+        return self._looking[number]
+
+    def look(self, inputs: Iterable[Any], options: Options) -> Options:
+        """Learn from the step before; leave what was lost."""
+        step, self._step = self._step, None
+        if step is None:
+            return options
+        step.end(self._state())
+        self._reserved_bytes = step.reserved_bytes
+        self._calm = 0 if step.retries else self._calm + 1
+        is_own = options.shared is None and options.ranks is None and options.plan is None
+        is_new = self._ran is None or self._ran != self._replaced
+        if not is_own or not is_new:
+            return options
+        if self._fragmentation.learn(step, options.limit_bytes, is_whole=self._ran is not None):
+            self._replaced, self._calm = self._ran, 0
+            self._allocator.return_cached()  # as it lies for the plan before
+            announce(
+                f"{self._name}: the allocator reserved {format_bytes(step.reserved_bytes)} of "
+                f"{format_bytes(options.limit_bytes)}, with {step.retries} retries: planning with "
+                f"{format_bytes(self._fragmentation.left_bytes)} left for what it loses"
+            )
+            return dataclasses.replace(options, left_bytes=self._fragmentation.left_bytes)
+        self._warn(step, options)
+        return options
+
+    def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
+        """Leave what the least plan leaves."""
+        if not options.left_bytes:
+            raise error
+        least_bytes = error.call_bytes
+        lacking_bytes = 0 if least_bytes is None else least_bytes - options.limit_bytes
+        self._fragmentation.give_way(lacking_bytes)
+        left_bytes = self._fragmentation.left_bytes
+        announce(
+            f"{self._name}: no plan leaves {format_bytes(options.left_bytes)} for what the "
+            f"allocator loses between blocks, but {format_bytes(left_bytes) if left_bytes else 0}: "
+            "steps may be slower, as it gives back amid them what it has cached. "
+            f"{str(error).splitlines()[0]}"
+        )
+        return dataclasses.replace(options, left_bytes=left_bytes)
+
+    def added_to(self, report: Report) -> Report:
+        """Return a report with what was reserved in the last step that was looked at."""
+        reserved_bytes = self._reserved_bytes
+        if reserved_bytes is None:
+            reserved_bytes = self._state().reserved_bytes
+        return msgspec.structs.replace(report, reserved_bytes=reserved_bytes)
+
+    @property
+    def _is_calm(self) -> bool:
+        return self._calm >= _CALM_STEPS
+
+    def _state(self) -> AllocatorState:
+        """Return how the allocator stands, without what others had before."""
+        now, others = self._allocator.state(), self._others
+        return AllocatorState(
+            max(0, now.allocated_bytes - others.allocated_bytes),
+            max(0, now.reserved_bytes - others.reserved_bytes),
+            now.retries,
+        )
+
+    def _warn(self, step: SeenStep, options: Options) -> None:
+        """Warn, once, where more is reserved than the budget and nothing refuses it."""
+        if step.reserved_bytes > options.limit_bytes and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._name}: the allocator has reserved {format_bytes(step.reserved_bytes)}, "
+                f"more than the budget of {format_bytes(options.limit_bytes)}. Leave "
+                "on_exceed='warn' out to have that refused",
+                stacklevel=2,
+            )
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def _looked_at(self, graph: Graph, plan: Plan, runner: Runner) -> Runner:
+        turns = Turns()
+        large = [
+            number
+            for number, step in enumerate(plan.instructions)
+            if isinstance(step, Compute) and _is_large(graph, step)
+        ]
+        program = lower(runner.captured, plan, turn=turns, turns=large)
+        return Runner(runner.captured, placed_program(program, turns, self))
+
+    def begin(self) -> Reserved:
+        """Begin to run a plan."""
+        return self
+
+    def end(self, step: Reserved) -> None:
+        """End it."""
+
+    def turn(self, instruction: int) -> None:
+        """Look at the allocator before an instruction."""
+        if self._step is not None:
+            self._step.look(self._state())
+
+    def pause(self) -> None:
+        """Hear that code of others runs."""
+
+
+def _is_large(graph: Graph, step: Compute) -> bool:
+    way = graph.ops[step.op].alternatives[step.alternative]
+    workspace_bytes = way.variants[step.variant].workspace_bytes
+    sizes = (graph.values[value].size_bytes for value in way.writes)
+    return max((workspace_bytes, *sizes)) > _LARGE_BYTES

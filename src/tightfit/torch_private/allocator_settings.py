@@ -1,0 +1,38 @@
+"""Settings of PyTorch's caching allocator of GPUs, beside those in the environment."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+__all__ = ["expand_segments"]
+
+_KEY = "expandable_segments"
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def expand_segments() -> bool:
+    """Let segments grow from now on, unless the user has decided how; return whether they do now.
+
+    Settings are read as a whole: those that are there are given again.
+    """
+    settings = _settings()
+    if torch.cuda.get_allocator_backend() != "native" or _KEY in settings:
+        return False
+    _set(",".join(filter(None, (settings.strip(" ,"), f"{_KEY}:True"))))
+    return True
+
+
+def _settings() -> str:
+    """Return the settings as they are now, of the environment where nobody has set others since."""
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    now = read() if read is not None else ""
+    return now or next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
+
+
+def _set(settings: str) -> None:
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if setter is None:  # before PyTorch 2.10
+        setter = torch.cuda.memory._set_allocator_settings
+    setter(settings)
