@@ -52,6 +52,7 @@ def fit(
     shapes: Iterable[Any] = (),
     compile: bool = False,
     arena: bool = False,
+    update_in_backward: bool = False,
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -109,6 +110,11 @@ def fit(
         the budget then bounds what the process holds: plans leave of it what was measured beside
         tensors, and the report names that. On a GPU (untested on one) it bounds what PyTorch's
         allocator reserves. What differs from the plan is served as without the arena, and counted.
+    update_in_backward : bool
+        Whether the step of `optimizer` is part of the plan: each parameter is stepped by the
+        optimizer's own code as soon as its gradient is final and nothing needs the old weight,
+        and the gradient is freed. ``optimizer.step()`` and ``zero_grad()`` then do nothing for
+        these parameters; the loop still calls them, once for each backward.
 
     Returns
     -------
@@ -134,6 +140,8 @@ def fit(
         _refuse_without_forward(type(inner))
     if optimizer is not None:
         _tell_of_optimizer_of_another(optimizer, inner)
+    if names and update_in_backward:
+        raise BadInput("update_in_backward=True does not go with methods=: leave one of them out")
     options = make_options(
         _in_common(budget) if names else budget,
         optimizer=optimizer,
@@ -148,6 +156,7 @@ def fit(
         cache=cache,
         compile=compile,
         arena=arena,
+        update_in_backward=update_in_backward,
     )
 
     if inner is not model:

@@ -16,7 +16,7 @@ from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
 
-__all__ = ["NUMBERS", "StepNeeds", "step_needs"]
+__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "step_needs"]
 
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which nobody sees on fakes."""
@@ -43,7 +43,10 @@ class StepNeeds:
 
 
 def step_needs(
-    optimizer: Any, granularity: int, changes: Mapping[str, Any] = MappingProxyType({})
+    optimizer: Any,
+    granularity: int,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    only: torch.Tensor | None = None,
 ) -> StepNeeds | None:
     """Return what a step of an optimizer takes; None where it cannot be taken on fakes.
 
@@ -57,19 +60,23 @@ def step_needs(
         What the device's allocator rounds to, in bytes.
     changes : mapping
         Options of the optimizer to be taken in place of its own.
+    only : Tensor, optional
+        The one parameter that is stepped, now and later; None: all are, now.
     """
     try:
-        return _taken_on_fakes(optimizer, granularity, changes)
+        return _taken_on_fakes(optimizer, granularity, changes, only)
     except Exception:  # an optimizer of any kind may fail on fakes in any way
         return None
 
 
-def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]) -> StepNeeds:
+def _taken_on_fakes(
+    optimizer: Any, granularity: int, changes: Mapping[str, Any], only: torch.Tensor | None
+) -> StepNeeds:
     twins: dict[int, nn.Parameter] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(private.FakeTensorMode(allow_non_fake_inputs=True))
-        groups = [{**_twin_group(g, twins), **changes} for g in optimizer.param_groups]
-        arguments = {**_arguments(optimizer), **changes}
+        groups = [{**_twin_group(g, twins, only), **changes} for g in optimizer.param_groups]
+        arguments = {**arguments_of(optimizer), **changes}
         twin = type(optimizer)([g for g in groups if g["params"]], **arguments)
         for parameter, state in optimizer.state.items():
             if id(parameter) in twins:
@@ -77,6 +84,8 @@ def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]
         before = _state_tensors(twin)
         counter = stack.enter_context(LiveOnFakes(granularity))
         _step_without_hooks(twin)
+        if only is not None:
+            _step_without_hooks(twin)  # with its state
         after = _state_tensors(twin)
     there = {id(tensor) for tensor in before}
     stays = resident_tensor_bytes((t for t in after if id(t) not in there), granularity)
@@ -95,10 +104,12 @@ def _step_without_hooks(twin: Any) -> None:
     step(twin)
 
 
-def _twin_group(group: Mapping[str, Any], twins: dict[int, nn.Parameter]) -> dict[str, Any]:
+def _twin_group(
+    group: Mapping[str, Any], twins: dict[int, nn.Parameter], only: torch.Tensor | None
+) -> dict[str, Any]:
     params = []
     for parameter in group["params"]:
-        if parameter.requires_grad:
+        if parameter.requires_grad and (only is None or parameter is only):
             twins[id(parameter)] = fake = _fake_parameter(parameter)
             params.append(fake)
     return {**group, "params": params}
@@ -132,7 +143,7 @@ def _state_tensors(optimizer: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _arguments(optimizer: Any) -> dict[str, Any]:
+def arguments_of(optimizer: Any) -> dict[str, Any]:
     """Return the defaults of an optimizer that its class takes as arguments."""
     taken = inspect.signature(type(optimizer)).parameters
     return {key: value for key, value in optimizer.defaults.items() if key in taken}
