@@ -15,6 +15,8 @@ from support.in_backward import OPTIMIZERS
 from tightfit.allocator import measure_peak
 from tightfit.errors import BadInput, TightfitError
 from tightfit.execution.attach import attached
+from tightfit.plan.plan import Compute
+from tightfit.session.memory import stretches
 
 STEPS = 20
 
@@ -399,3 +401,62 @@ def test_a_copy_trains_as_ever_and_leaving_ends_it() -> None:
     tightfit.unfit(model)
     model(x).backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+class Wide(nn.Module):
+    """Parameters of one, two and four dimensions, one of them not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(40_003))
+        self.weight = nn.Parameter(torch.randn(401, 501))
+        self.kernel = nn.Parameter(
+            torch.randn(32, 16, 5, 31).contiguous(memory_format=torch.channels_last)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        terms = (p.square().sum() for p in self.parameters())
+        return sum(terms) * x.mean()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_steps_in_stretches_have_the_same_bits_or_are_not_offered(kind: str) -> None:
+    plain = Wide()
+    other = copy.deepcopy(plain)
+    whole, parts = (OPTIMIZERS[kind](m.parameters()) for m in (plain, other))
+    (group,) = parts.param_groups
+    offered = [stretches.has_same_bits(parts, group, p) for p in other.parameters()]
+    assert offered == [kind != "Adafactor"] * 3
+    if not all(offered):
+        return
+    for _ in range(3):
+        for one, p in zip(plain.parameters(), other.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            stretches.step_in_stretches(parts, group, p, one.grad.clone(), 1 << 11)
+        whole.step()
+    assert_same(other, plain, parts, whole)
+
+
+def test_a_plan_for_little_room_steps_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretches, "STRETCH", 1 << 11)
+    torch.manual_seed(0)
+    plain = Wide()
+    fitted = copy.deepcopy(plain)
+    of_plain, of_fitted = (OPTIMIZERS["AdamW"](m.parameters()) for m in (plain, fitted))
+
+    def draw() -> tuple[Tensor, ...]:
+        return (torch.rand(8),)
+
+    expected = trained(plain, of_plain, draw, steps=4)
+    tightfit.fit(fitted, "64MiB", optimizer=of_fitted, update_in_backward=True, cache=False)
+    budget = attached(fitted).smallest_budget(draw(), {}).found_bytes + 4096
+    tightfit.fit(fitted, budget, optimizer=of_fitted, update_in_backward=True, cache=False)
+    assert all(map(torch.equal, trained(fitted, of_fitted, draw, steps=4), expected))
+    assert_same(fitted, plain, of_fitted, of_plain)
+    last = attached(fitted).last
+    ways = {
+        step.alternative
+        for step in last.outcome.plan.instructions
+        if isinstance(step, Compute) and last.graph.ops[step.op].target == "step.AdamW"
+    }
+    assert 1 in ways

@@ -23,7 +23,25 @@ from tightfit.graph.validate import validate_graph
 __all__ = ["ParameterStep", "Stepper", "taking_steps", "with_parameter_steps"]
 
 _BYTES_PER_S = 5e9  # that a step of a parameter reads and writes, until steps have been timed
+_STRETCH_BYTES = 1 << 19  # moved in the time that it takes to begin another stretch
+_WORTH = 4  # times less workspace
 _BACKWARD = "backward"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a parameter that is stepped by itself.
+
+    Parameters
+    ----------
+    elements : int
+        How many.
+    workspace_bytes : int
+        What a step of it works with.
+    """
+
+    elements: int
+    workspace_bytes: int
 
 
 class Stepper(Protocol):
@@ -42,6 +60,10 @@ class Stepper(Protocol):
         """Return the bytes of a parameter's state, and what its step works with besides."""
         ...
 
+    def stretch(self, parameter: torch.Tensor) -> Stretch | None:
+        """Return by what stretches a parameter may be stepped, too; None: whole only."""
+        ...
+
     def take(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Note which parameters, by their names, are stepped in backward from now on."""
         ...
@@ -50,8 +72,8 @@ class Stepper(Protocol):
         """Raise if a backward that is to begin may not step parameters."""
         ...
 
-    def step(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Take the step of one parameter."""
+    def step(self, parameter: torch.Tensor, gradient: torch.Tensor, elements: int | None) -> None:
+        """Take the step of one parameter, so many elements at a time; None: all at once."""
         ...
 
 
@@ -71,6 +93,8 @@ class ParameterStep:
         What it reads and writes.
     copies : bool
         Whether others hold the gradient, too: an optimizer may write into its own.
+    elements : int or None
+        How many are stepped at a time; None: all at once.
     """
 
     stepper: Stepper
@@ -79,16 +103,17 @@ class ParameterStep:
     workspace_bytes: int
     moved_bytes: int
     copies: bool
+    elements: int | None = None
 
     def __repr__(self) -> str:
-        return f"step of {self.layout}" + " on a copy" * self.copies
+        return f"step of {self.layout}" + f" by {self.elements}" * (self.elements is not None)
 
     def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Take the step, with the gradient laid out as autograd lays out that of a leaf."""
         if self.copies or not _is_laid_out_as(gradient, parameter):
             own = torch.empty_like(parameter) if _is_dense(parameter) else gradient.contiguous()
             gradient = own.copy_(gradient)
-        self.stepper.step(parameter, gradient)
+        self.stepper.step(parameter, gradient, self.elements)
 
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what it takes, foretold; its time is learned from steps."""
@@ -200,18 +225,24 @@ class _Placing:
         parameter = self.members[placeholder]
         own, gradient = value_of[placeholder], value_of[base_of(node)]
         step = self._step_of(parameter, node.meta["val"], copies=copies)
+        steps = (step, *self._in_stretches(step, parameter))
         state = self._state(joint.sources[position].name, step.state_bytes)
+        reads = (own, gradient, *state)
         op = Op(
             id=first + len(self.made),
             target=f"step.{self.stepper.name}",
             module=joint.sources[position].name.rpartition(".")[0],
             segment=segment,
-            alternatives=(Alternative(reads=(own, gradient, *state), writes=()),),
+            alternatives=tuple(
+                Alternative(name=f"step.{way}" if way else "default", reads=reads, writes=())
+                for way in range(len(steps))
+            ),
             pinned="writes over a parameter",
             changes=(own, *state),
         )
         made = fx.Graph().create_node("call_function", step, name="step")
-        self.made.append((op, (Call(step, (placeholder, node), {}, (None,), False),), made))
+        calls = tuple(Call(one, (placeholder, node), {}, (None,), False) for one in steps)
+        self.made.append((op, calls, made))
 
     def _step_of(
         self, parameter: torch.Tensor, gradient: torch.Tensor, *, copies: bool
@@ -227,6 +258,23 @@ class _Placing:
             workspace_bytes=workspace_bytes + size * is_copied,
             moved_bytes=3 * size + 2 * state_bytes + 2 * workspace_bytes,
             copies=copies,
+        )
+
+    def _in_stretches(
+        self, whole: ParameterStep, parameter: torch.Tensor
+    ) -> tuple[ParameterStep, ...]:
+        """Return the same step a stretch at a time, where that takes much less memory."""
+        stretch = self.stepper.stretch(parameter) if _is_dense(parameter) else None
+        if stretch is None or whole.workspace_bytes < _WORTH * stretch.workspace_bytes:
+            return ()
+        pieces = -(-parameter.numel() // stretch.elements)
+        return (
+            dataclasses.replace(
+                whole,
+                workspace_bytes=stretch.workspace_bytes,
+                moved_bytes=whole.moved_bytes + pieces * _STRETCH_BYTES,
+                elements=stretch.elements,
+            ),
         )
 
     def _state(self, name: str, size_bytes: int) -> tuple[ValueId, ...]:

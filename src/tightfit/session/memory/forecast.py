@@ -16,7 +16,7 @@ from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
 
-__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "step_needs"]
+__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "needs_of_one", "step_needs"]
 
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which nobody sees on fakes."""
@@ -43,10 +43,7 @@ class StepNeeds:
 
 
 def step_needs(
-    optimizer: Any,
-    granularity: int,
-    changes: Mapping[str, Any] = MappingProxyType({}),
-    only: torch.Tensor | None = None,
+    optimizer: Any, granularity: int, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> StepNeeds | None:
     """Return what a step of an optimizer takes; None where it cannot be taken on fakes.
 
@@ -60,32 +57,65 @@ def step_needs(
         What the device's allocator rounds to, in bytes.
     changes : mapping
         Options of the optimizer to be taken in place of its own.
-    only : Tensor, optional
-        The one parameter that is stepped, now and later; None: all are, now.
     """
     try:
-        return _taken_on_fakes(optimizer, granularity, changes, only)
+        return _taken_on_fakes(optimizer, granularity, changes)
     except Exception:  # an optimizer of any kind may fail on fakes in any way
         return None
 
 
-def _taken_on_fakes(
-    optimizer: Any, granularity: int, changes: Mapping[str, Any], only: torch.Tensor | None
-) -> StepNeeds:
+def needs_of_one(
+    optimizer: Any,
+    group: Mapping[str, Any],
+    like: torch.Tensor,
+    granularity: int,
+    elements: int | None = None,
+) -> StepNeeds | None:
+    """Return what steps of one parameter take, the first one and later ones; None as above.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Its settings are taken, and none of its state.
+    group : mapping
+        Of its groups the one that the parameter is in.
+    like : Tensor
+        The parameter.
+    granularity : int
+        What the device's allocator rounds to, in bytes.
+    elements : int, optional
+        How many of its elements are stepped; None: all.
+    """
+    try:
+        with private.FakeTensorMode(allow_non_fake_inputs=True):
+            if elements is not None:
+                like = torch.empty(elements, dtype=like.dtype, device=like.device)
+            own = {**group, "params": [_fake_parameter(like)]}
+            twin = type(optimizer)([own], **arguments_of(optimizer))
+            return _taken_by(twin, granularity, steps=2)
+    except Exception:  # an optimizer of any kind may fail on fakes in any way
+        return None
+
+
+def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]) -> StepNeeds:
     twins: dict[int, nn.Parameter] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(private.FakeTensorMode(allow_non_fake_inputs=True))
-        groups = [{**_twin_group(g, twins, only), **changes} for g in optimizer.param_groups]
+        groups = [{**_twin_group(g, twins), **changes} for g in optimizer.param_groups]
         arguments = {**arguments_of(optimizer), **changes}
         twin = type(optimizer)([g for g in groups if g["params"]], **arguments)
         for parameter, state in optimizer.state.items():
             if id(parameter) in twins:
                 twin.state[twins[id(parameter)]] = _twin_state(state)
-        before = _state_tensors(twin)
-        counter = stack.enter_context(LiveOnFakes(granularity))
-        _step_without_hooks(twin)
-        if only is not None:
-            _step_without_hooks(twin)  # with its state
+        return _taken_by(twin, granularity)
+
+
+def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
+    """Return what steps of an optimizer of fakes take."""
+    before = _state_tensors(twin)
+    with LiveOnFakes(granularity) as counter:
+        for _ in range(steps):
+            _step_without_hooks(twin)
         after = _state_tensors(twin)
     there = {id(tensor) for tensor in before}
     stays = resident_tensor_bytes((t for t in after if id(t) not in there), granularity)
@@ -104,12 +134,10 @@ def _step_without_hooks(twin: Any) -> None:
     step(twin)
 
 
-def _twin_group(
-    group: Mapping[str, Any], twins: dict[int, nn.Parameter], only: torch.Tensor | None
-) -> dict[str, Any]:
+def _twin_group(group: Mapping[str, Any], twins: dict[int, nn.Parameter]) -> dict[str, Any]:
     params = []
     for parameter in group["params"]:
-        if parameter.requires_grad and (only is None or parameter is only):
+        if parameter.requires_grad:
             twins[id(parameter)] = fake = _fake_parameter(parameter)
             params.append(fake)
     return {**group, "params": params}

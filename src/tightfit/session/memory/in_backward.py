@@ -10,16 +10,19 @@ import torch
 
 from tightfit.allocator.alive import alive
 from tightfit.allocator.resident import granularity_of
+from tightfit.capture.stepping import Stretch
 from tightfit.errors import BadInput, TightfitError
 from tightfit.execution.stepping import with_gradient
 from tightfit.progress import announce
-from tightfit.session.memory.forecast import step_needs
+from tightfit.session.memory import stretches
+from tightfit.session.memory.forecast import StepNeeds, needs_of_one
 from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_one
 from tightfit.session.memory.optimizers import hear_of_steps, kinds_of
 from tightfit.torch_private.engine import hooks_of_gradient
 
 __all__ = ["StepsInBackward"]
 
+_LARGE = 2  # times a stretch: what a step works with that is taken in stretches
 _LOOKS = 2  # calls at which it is looked for gradient scalers
 
 
@@ -42,10 +45,14 @@ class StepsInBackward:
         self.optimizer = optimizer
         self._taken: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         self._needs: dict[Any, tuple[int, int]] = {}
+        self._stretches: dict[Any, Stretch | None] = {}
         self._settings: list[dict[str, Any]] | None = None  # with which parameters were stepped
         self._group_numbers: dict[int, int] = {}
         self._told = False
         self._looked = 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.stretch(parameter)  # tried now: within a limit there may be no room for it
         hear_of_steps(self)
 
     @property
@@ -78,16 +85,10 @@ class StepsInBackward:
         BadInput
             If nobody can foretell that.
         """
-        key = (
-            self._places()[id(parameter)],
-            parameter.shape,
-            parameter.stride(),
-            parameter.dtype,
-            parameter.device,
-        )
+        where = parameter.dtype, parameter.device
+        key = self._places()[id(parameter)], parameter.shape, parameter.stride(), *where
         if key not in self._needs:
-            granularity = granularity_of(parameter.device.type)
-            needs = step_needs(self.optimizer, granularity, only=parameter)
+            needs = self._needed(parameter)
             if needs is None:
                 raise BadInput(
                     f"what {self.name} takes to step one parameter cannot be foretold, so that no "
@@ -95,6 +96,31 @@ class StepsInBackward:
                 )
             self._needs[key] = needs.state_bytes(parameter.device.type), needs.passing_bytes
         return self._needs[key]
+
+    def stretch(self, parameter: torch.Tensor) -> Stretch | None:
+        """Return by what stretches a parameter may be stepped, too; None: whole only."""
+        if self.needs(parameter)[1] < _LARGE * stretches.STRETCH * parameter.element_size():
+            return None
+        number = self._places()[id(parameter)]
+        key = number, parameter.dim(), parameter.dtype, parameter.device
+        if key not in self._stretches:
+            self._stretches[key] = self._tried(self.optimizer.param_groups[number], parameter)
+        return self._stretches[key]
+
+    def _tried(self, group: dict[str, Any], parameter: torch.Tensor) -> Stretch | None:
+        elements = stretches.STRETCH
+        needs = self._needed(parameter, elements)
+        if needs is None or not stretches.has_same_bits(self.optimizer, group, parameter):
+            return None
+        # at first, its part of the state is made before it is put into the whole
+        state_bytes = needs.state_bytes(parameter.device.type)
+        return Stretch(elements, needs.passing_bytes + state_bytes)
+
+    def _needed(self, parameter: torch.Tensor, elements: int | None = None) -> StepNeeds | None:
+        """Return what steps of a parameter take, or of some of its elements."""
+        group = self.optimizer.param_groups[self._places()[id(parameter)]]
+        granularity = granularity_of(parameter.device.type)
+        return needs_of_one(self.optimizer, group, parameter, granularity, elements)
 
     def take(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Note which parameters, by their names, are stepped in backward from now on."""
@@ -138,12 +164,23 @@ class StepsInBackward:
                     "out: optimizer.zero_grad() before, or fit without update_in_backward"
                 )
 
-    def step(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Take the step of one parameter: the optimizer's own code, that finds only this one."""
+    def step(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, elements: int | None = None
+    ) -> None:
+        """Take the step of one parameter: the optimizer's own code, that finds only this one.
+
+        Parameters
+        ----------
+        elements : int, optional
+            How many at a time; None: all at once.
+        """
         if self._settings is None:
             self._settings = _settings_of(self.optimizer)
             self._group_numbers = self._places()
         group = self.optimizer.param_groups[self._group_numbers[id(parameter)]]
+        if elements is not None:
+            stretches.step_in_stretches(self.optimizer, group, parameter, gradient, elements)
+            return
         with with_gradient(parameter, gradient):
             plain_step(self.optimizer, [{**group, "params": [parameter]}])
 

@@ -22,15 +22,21 @@ _LARGEST = 3  # elements in each dimension of what is tried
 _OUT = "Way out: fit without update_in_backward"
 
 
-def plain_step(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> None:
+def plain_step(optimizer: Any, groups: Sequence[Mapping[str, Any]], state: Any = None) -> None:
     """Take an optimizer's step with other groups than its own; hooks of steps do not hear of it.
 
     What the step writes down beside its state and its groups goes nowhere.
+
+    Parameters
+    ----------
+    state : defaultdict, optional
+        In place of its own.
     """
     kind = type(optimizer)
     step = kind.step.__wrapped__ if getattr(kind.step, "hooked", False) else kind.step
     twin = kind.__new__(kind)
-    twin.__dict__.update({**optimizer.__dict__, "param_groups": list(groups)})
+    own = {"param_groups": list(groups), "state": optimizer.state if state is None else state}
+    twin.__dict__.update({**optimizer.__dict__, **own})
     step(twin)
 
 
