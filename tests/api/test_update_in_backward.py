@@ -102,6 +102,7 @@ def trained(
     draw: Callable[[], tuple[Tensor, ...]],
     scheduler: Any = None,
     steps: int = STEPS,
+    clipped: float | None = None,
 ) -> list[Tensor]:
     """Train; return the losses."""
     torch.manual_seed(1)
@@ -109,6 +110,9 @@ def trained(
     for _ in range(steps):
         loss = model(*draw())
         loss.backward()
+        if clipped is not None:
+            every = model.parameters()  # type: ignore[attr-defined]
+            torch.nn.utils.clip_grad_norm_(every, clipped)
         optimizer.step()
         optimizer.zero_grad()
         if scheduler is not None:
@@ -460,3 +464,51 @@ def test_a_plan_for_little_room_steps_in_stretches(monkeypatch: pytest.MonkeyPat
         if isinstance(step, Compute) and last.graph.ops[step.op].target == "step.AdamW"
     }
     assert 1 in ways
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "max_norm"),
+    [
+        ("tied", "AdamW", 0.01),
+        ("tied", "AdamW", 1e6),
+        ("tied", "AdamW, foreach", 0.1),
+        ("tied", "Adafactor", 0.1),
+        ("gated", "SGD with momentum", 0.01),
+        ("convolutions", "AdamW", 0.01),
+    ],
+)
+def test_clipping_has_the_bits_of_the_plain_loop(name: str, kind: str, max_norm: float) -> None:
+    make, draw = MODELS[name]
+    torch.manual_seed(0)
+    plain = make()
+    fitted = copy.deepcopy(plain)
+    of_plain, of_fitted = (OPTIMIZERS[kind](m.parameters()) for m in (plain, fitted))
+    expected = trained(plain, of_plain, draw, clipped=max_norm)
+    keywords = {"optimizer": of_fitted, "cache": False, "clip_grad_norm": max_norm}
+    tightfit.fit(fitted, "64MiB", limits=(2, 0.01), **keywords)
+    least = attached(fitted).smallest_budget(draw(), {}).found_bytes
+    tightfit.fit(fitted, int(1.1 * least), **keywords)
+    assert all(map(torch.equal, trained(fitted, of_fitted, draw), expected))
+    assert_same(fitted, plain, of_fitted, of_plain)
+    assert all(p.grad is None for p in fitted.parameters())
+
+
+def test_clipping_some_of_the_gradients_is_refused() -> None:
+    model = Gated()
+    optimizer = torch.optim.SGD(model.gates.parameters(), 0.1)
+    tightfit.fit(model, "1MiB", optimizer=optimizer, clip_grad_norm=1.0, cache=False)
+    refused(model, lambda: model(torch.randn(16, 24)), "does not hold")
+    mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
+    forward = lambda x: mixed[1](mixed[0](x).double()).sum()  # noqa: E731
+    step = tightfit.step(
+        forward,
+        modules=mixed,
+        budget="1MiB",
+        optimizer=torch.optim.SGD(mixed.parameters(), 0.1),
+        clip_grad_norm=1.0,
+        cache=False,
+    )
+    with pytest.raises(BadInput, match="one type"):
+        step(torch.randn(4, 4))
+    with pytest.raises(BadInput, match="positive"):
+        tightfit.fit(model, "1MiB", optimizer=optimizer, clip_grad_norm=0.0)

@@ -53,6 +53,7 @@ def fit(
     compile: bool = False,
     arena: bool = False,
     update_in_backward: bool = False,
+    clip_grad_norm: float | None = None,
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -115,6 +116,10 @@ def fit(
         optimizer's own code as soon as its gradient is final and nothing needs the old weight,
         and the gradient is freed. ``optimizer.step()`` and ``zero_grad()`` then do nothing for
         these parameters; the loop still calls them, once for each backward.
+    clip_grad_norm : float, optional
+        Clips the norm of all gradients to this before any step, in the plan, as
+        ``clip_grad_norm_(model.parameters(), clip_grad_norm)`` would; the optimizer then steps in
+        backward, too, once all gradients are there.
 
     Returns
     -------
@@ -140,7 +145,7 @@ def fit(
         _refuse_without_forward(type(inner))
     if optimizer is not None:
         _tell_of_optimizer_of_another(optimizer, inner)
-    if names and update_in_backward:
+    if names and (update_in_backward or clip_grad_norm is not None):
         raise BadInput("update_in_backward=True does not go with methods=: leave one of them out")
     options = make_options(
         _in_common(budget) if names else budget,
@@ -157,6 +162,7 @@ def fit(
         compile=compile,
         arena=arena,
         update_in_backward=update_in_backward,
+        clip_grad_norm=clip_grad_norm,
     )
 
     if inner is not model:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -15,16 +15,19 @@ from tightfit.capture.captured import Call, Captured, parameters_of
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of
 from tightfit.costs.measured.call import Measurement
+from tightfit.errors import BadInput
 from tightfit.graph.changes import need_before_changes
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, Value, ValueId
 from tightfit.graph.liveness import producers, readers
 from tightfit.graph.validate import validate_graph
+from tightfit.torch_private import clipping
 
-__all__ = ["ParameterStep", "Stepper", "taking_steps", "with_parameter_steps"]
+__all__ = ["Foretold", "ParameterStep", "Stepper", "taking_steps", "with_parameter_steps"]
 
 _BYTES_PER_S = 5e9  # that a step of a parameter reads and writes, until steps have been timed
 _STRETCH_BYTES = 1 << 19  # moved in the time that it takes to begin another stretch
 _WORTH = 4  # times less workspace
+_NUMBERS = 4  # that a norm and a factor work with
 _BACKWARD = "backward"
 
 
@@ -50,6 +53,11 @@ class Stepper(Protocol):
     @property
     def name(self) -> str:
         """The optimizer's, for people."""
+        ...
+
+    @property
+    def max_norm(self) -> float | None:
+        """To which norm all gradients together are clipped before any step; None: they are not."""
         ...
 
     def takes(self, parameter: torch.Tensor) -> bool:
@@ -78,42 +86,19 @@ class Stepper(Protocol):
 
 
 @dataclass(frozen=True)
-class ParameterStep:
-    """Takes the optimizer's step of one parameter inside a program.
+class Foretold:
+    """What an op of the optimizer's step runs: it says itself what it takes.
 
     Parameters
     ----------
-    stepper : Stepper
-        Knows the optimizer.
-    layout : str
-        What it is a step of: equal for those that cost the same.
-    state_bytes, workspace_bytes : int
-        Of the parameter's state, and what the step works with besides.
+    workspace_bytes : int
+        What it works with.
     moved_bytes : int
         What it reads and writes.
-    copies : bool
-        Whether others hold the gradient, too: an optimizer may write into its own.
-    elements : int or None
-        How many are stepped at a time; None: all at once.
     """
 
-    stepper: Stepper
-    layout: str
-    state_bytes: int
     workspace_bytes: int
     moved_bytes: int
-    copies: bool
-    elements: int | None = None
-
-    def __repr__(self) -> str:
-        return f"step of {self.layout}" + f" by {self.elements}" * (self.elements is not None)
-
-    def __call__(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Take the step, with the gradient laid out as autograd lays out that of a leaf."""
-        if self.copies or not _is_laid_out_as(gradient, parameter):
-            own = torch.empty_like(parameter) if _is_dense(parameter) else gradient.contiguous()
-            gradient = own.copy_(gradient)
-        self.stepper.step(parameter, gradient, self.elements)
 
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what it takes, foretold; its time is learned from steps."""
@@ -123,8 +108,83 @@ class ParameterStep:
             output_bytes=(),
             output_strides=(),
             aliases=(),
-            none_outputs=(0,),
+            none_outputs=(),
         )
+
+
+@dataclass(frozen=True)
+class GradientNorm(Foretold):
+    """Returns the norm of one gradient, as `clip_grad_norm_` computes it."""
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the norm: a number."""
+        return clipping.norm_of_gradient(gradient)
+
+
+@dataclass(frozen=True)
+class ClipFactor(Foretold):
+    """Returns what gradients are multiplied with, as `clip_grad_norm_` computes it.
+
+    Parameters
+    ----------
+    max_norm : float
+        To which they are clipped.
+    """
+
+    max_norm: float = 1.0
+
+    def __call__(self, norms: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return it: a number of at most 1."""
+        total = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
+        return torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterStep(Foretold):
+    """Takes the optimizer's step of one parameter inside a program.
+
+    Parameters
+    ----------
+    stepper : Stepper
+        Knows the optimizer.
+    layout : str
+        What it is a step of: equal for those that cost the same.
+    state_bytes : int
+        Of the parameter's state.
+    copies : bool
+        Whether others hold the gradient, too: an optimizer may write into its own.
+    elements : int or None
+        How many are stepped at a time; None: all at once.
+    """
+
+    stepper: Stepper
+    layout: str
+    state_bytes: int
+    copies: bool
+    elements: int | None = None
+
+    def __repr__(self) -> str:
+        return f"step of {self.layout}" + f" by {self.elements}" * (self.elements is not None)
+
+    def __call__(
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        factor: torch.Tensor | None = None,
+    ) -> None:
+        """Take the step, with the gradient laid out as autograd lays out that of a leaf.
+
+        Parameters
+        ----------
+        factor : Tensor, optional
+            What the gradient is multiplied with.
+        """
+        if self.copies or not _is_laid_out_as(gradient, parameter):
+            own = torch.empty_like(parameter) if _is_dense(parameter) else gradient.contiguous()
+            gradient = own.copy_(gradient)
+        if factor is not None:
+            clipping.scale_gradient(gradient, factor)
+        self.stepper.step(parameter, gradient, self.elements)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -173,76 +233,138 @@ def with_parameter_steps(
         for _, position in captured.joint.stepped
     }
     stepper.take(names)
-    return _Placing(captured, stepper, members).run()
+    order = {id(p): n for n, p in enumerate(p for m in modules.values() for p in m.parameters())}
+    return _Placing(captured, stepper, members, order).run()
+
+
+@dataclass(frozen=True)
+class _Added:
+    """An op of the optimizer's step, with the calls of its alternatives, and its node."""
+
+    op: Op
+    calls: tuple[Call, ...]
+    node: fx.Node
 
 
 class _Placing:
     """Adds steps of parameters behind all other ops, and then moves each to its place."""
 
     def __init__(
-        self, captured: Captured, stepper: Stepper, members: Mapping[fx.Node, torch.Tensor]
+        self,
+        captured: Captured,
+        stepper: Stepper,
+        members: Mapping[fx.Node, torch.Tensor],
+        order: Mapping[int, int],
     ) -> None:
         self.captured = captured
         self.stepper = stepper
         self.members = members
+        self.order = order  # of parameters, by their identity
+        self.graph = _with_pins(captured)
+        self.segment = next(s.id for s in reversed(self.graph.segments) if s.phase == _BACKWARD)
         self.values = list(captured.graph.values)
-        self.made: list[tuple[Op, tuple[Call, ...], fx.Node]] = []
+        self.value_of = dict(captured.value_of)
+        self.added: list[_Added] = []
 
     def run(self) -> Captured:
-        graph = self._with_pins(self.captured.graph)
-        readers_of = readers(graph)
-        backward = next(s.id for s in reversed(graph.segments) if s.phase == _BACKWARD)
-        bases = [base_of(node) for node, _ in self.captured.joint.stepped]
-        for node, position in self.captured.joint.stepped:
+        stepped = self.captured.joint.stepped
+        readers_of = readers(self.graph)
+        bases = [base_of(node) for node, _ in stepped]
+        factor = None if self.stepper.max_norm is None else self._factor(self.stepper.max_norm)
+        for node, position in stepped:
             base = base_of(node)
-            is_shared = bases.count(base) > 1 or bool(readers_of[self.captured.value_of[base]])
-            self._add(len(graph.ops), backward, node, position, copies=is_shared)
-        ops = (*graph.ops, *(op for op, _, _ in self.made))
-        graph = msgspec.structs.replace(graph, ops=ops, values=tuple(self.values))
-        return self._in_place(graph)
+            is_shared = bases.count(base) > 1 or bool(readers_of[self.value_of[base]])
+            self._add_step(node, position, factor, copies=is_shared)
+        ops = (*self.graph.ops, *(one.op for one in self.added))
+        return self._in_place(
+            msgspec.structs.replace(self.graph, ops=ops, values=tuple(self.values))
+        )
 
-    def _with_pins(self, graph: Graph) -> Graph:
-        """Have no backward op that reads a parameter which is stepped run once more."""
-        stepped = {
-            self.captured.value_of[self.captured.joint.placeholders[position]]
-            for _, position in self.captured.joint.stepped
-        }
-        ops: list[Op] = []
-        for op in graph.ops:
-            read = stepped.intersection(v for way in op.alternatives for v in way.reads)
-            if read and op.pinned is None and graph.segments[op.segment].phase == _BACKWARD:
-                name = graph.values[min(read)].name
-                ops.append(msgspec.structs.replace(op, pinned=f"reads {name}, which is stepped"))
-            else:
-                ops.append(op)
-        return msgspec.structs.replace(graph, ops=tuple(ops))
+    def _factor(self, max_norm: float) -> fx.Node:
+        """Add the norms of all gradients, and what clips them; return the node of that."""
+        joint = self.captured.joint
+        places = {place: self.members[joint.placeholders[place]] for _, place in joint.stepped}
+        self._refuse_to_clip(list(places.values()))
+        ordered = sorted(joint.stepped, key=lambda pair: self.order[id(places[pair[1]])])
+        numbers = _NUMBERS * self.graph.device.granularity_bytes
+        norms = [
+            self._add_number("norm", GradientNorm(numbers, places[place].nbytes), (node,))
+            for node, place in ordered
+        ]
+        size = len(norms) * self.graph.device.granularity_bytes
+        return self._add_number("clip", ClipFactor(size + numbers, size, max_norm), (norms,))
+
+    def _refuse_to_clip(self, stepped: Sequence[torch.Tensor]) -> None:
+        """Raise where not all gradients of parameters can be clipped together.
+
+        Raises
+        ------
+        BadInput
+            Names the reason.
+        """
+        joint = self.captured.joint
+        others = [i for _, i in joint.gradients if joint.sources[i].kind == "parameter"]
+        if others:
+            raise BadInput(
+                f"clip_grad_norm= clips all gradients together, but {self.stepper.name} does not "
+                f"hold {joint.sources[others[0]].name}. Way out: an optimizer of all parameters "
+                "that require a gradient"
+            )
+        if len({p.dtype for p in stepped}) > 1:
+            raise BadInput(
+                "clip_grad_norm= takes parameters of one type. Way out: clip after backward, "
+                "without update_in_backward"
+            )
+
+    def _add_number(self, name: str, function: Foretold, arguments: tuple[Any, ...]) -> fx.Node:
+        """Add an op that makes a number of some nodes; return its node."""
+        node = self._node(function, name)
+        value = len(self.values)
+        size = self.graph.device.rounded(4)
+        self.values.append(Value(id=value, name=f"{name} of gradients", size_bytes=size))
+        call = Call(function, arguments, {}, (value,), False)
+        reads = dict.fromkeys(self.value_of[base_of(n)] for n in call.nodes())
+        self.value_of[node] = value
+        self._add(f"step.{name}", (call,), node, reads=tuple(reads), writes=(value,))
+        return node
+
+    def _node(self, function: Foretold, name: str) -> fx.Node:
+        return fx.Graph().create_node("call_function", function, name=name)
 
     def _add(
-        self, first: OpId, segment: int, node: fx.Node, position: int, *, copies: bool
+        self, target: str, calls: tuple[Call, ...], node: fx.Node, **fields: tuple[ValueId, ...]
     ) -> None:
-        joint, value_of = self.captured.joint, self.captured.value_of
+        """Add an op behind all others; `fields` are what it reads, writes and changes."""
+        reads, writes = fields["reads"], fields.get("writes", ())
+        op = Op(
+            id=len(self.graph.ops) + len(self.added),
+            target=target,
+            segment=self.segment,
+            alternatives=tuple(
+                Alternative(name=f"step.{way}" if way else "default", reads=reads, writes=writes)
+                for way in range(len(calls))
+            ),
+            pinned="is a part of the optimizer's step",
+            changes=fields.get("changes", ()),
+        )
+        self.added.append(_Added(op, calls, node))
+
+    def _add_step(
+        self, node: fx.Node, position: int, factor: fx.Node | None, *, copies: bool
+    ) -> None:
+        joint = self.captured.joint
         placeholder = joint.placeholders[position]
         parameter = self.members[placeholder]
-        own, gradient = value_of[placeholder], value_of[base_of(node)]
         step = self._step_of(parameter, node.meta["val"], copies=copies)
         steps = (step, *self._in_stretches(step, parameter))
+        own, gradient = self.value_of[placeholder], self.value_of[base_of(node)]
         state = self._state(joint.sources[position].name, step.state_bytes)
-        reads = (own, gradient, *state)
-        op = Op(
-            id=first + len(self.made),
-            target=f"step.{self.stepper.name}",
-            module=joint.sources[position].name.rpartition(".")[0],
-            segment=segment,
-            alternatives=tuple(
-                Alternative(name=f"step.{way}" if way else "default", reads=reads, writes=())
-                for way in range(len(steps))
-            ),
-            pinned="writes over a parameter",
-            changes=(own, *state),
-        )
-        made = fx.Graph().create_node("call_function", step, name="step")
-        calls = tuple(Call(one, (placeholder, node), {}, (None,), False) for one in steps)
-        self.made.append((op, calls, made))
+        clips = () if factor is None else (factor,)
+        calls = tuple(Call(one, (placeholder, node, *clips), {}, (None,), False) for one in steps)
+        reads = (own, gradient, *state, *(self.value_of[n] for n in clips))
+        made = self._node(step, "step")
+        name = f"step.{self.stepper.name}"
+        self._add(name, calls, made, reads=reads, changes=(own, *state))
 
     def _step_of(
         self, parameter: torch.Tensor, gradient: torch.Tensor, *, copies: bool
@@ -289,38 +411,66 @@ class _Placing:
         )
         return (len(self.values) - 1,)
 
+    def _ordered(self, graph: Graph) -> list[_Added]:
+        """Return all ops, each added one right behind the last of those it has to follow."""
+        before, maker = need_before_changes(graph), producers(graph)
+        followed = {
+            one.op.id: {*before.get(one.op.id, ())}
+            | {maker[v] for v in one.op.alternatives[0].reads if v in maker}
+            for one in self.added
+        }
+        behind: dict[OpId, list[_Added]] = {}
+        for one in self.added:
+            for op in followed[one.op.id]:
+                behind.setdefault(op, []).append(one)
+        ordered: list[_Added] = []
+        known = zip(self.graph.ops, self.captured.calls, self.captured.nodes, strict=True)
+        for op, calls, node in known:
+            ready = [_Added(op, calls, node)]
+            while ready:
+                now = ready.pop(0)
+                ordered.append(now)
+                for one in behind.get(now.op.id, ()):
+                    followed[one.op.id].discard(now.op.id)
+                    ready += [] if followed[one.op.id] else [one]
+        return ordered
+
     def _in_place(self, graph: Graph) -> Captured:
         """Return the step with each of the ops that were added where it may run first."""
-        before, maker = need_before_changes(graph), producers(graph)
-        behind: dict[OpId, list[int]] = {}
-        for number, (op, _, _) in enumerate(self.made):
-            made_by = (maker[v] for v in op.alternatives[0].reads if v in maker)
-            last = max((*before[op.id], *made_by), default=len(graph.ops) - len(self.made) - 1)
-            behind.setdefault(last, []).append(number)
-        ops: list[Op] = []
-        calls: list[tuple[Call, ...]] = []
-        nodes: list[fx.Node] = []
-        moved: dict[OpId, OpId] = {}
-        old = zip(graph.ops, self.captured.calls, self.captured.nodes, strict=False)
-        for op, own_calls, node in old:
-            moved[op.id] = len(ops)
-            partner = None if op.partner is None else moved[op.partner]
-            ops.append(msgspec.structs.replace(op, id=len(ops), partner=partner))
-            calls.append(own_calls)
-            nodes.append(node)
-            for step, its_calls, its_node in (self.made[n] for n in behind.get(op.id, ())):
-                ops.append(msgspec.structs.replace(step, id=len(ops)))
-                calls.append(its_calls)
-                nodes.append(its_node)
+        ordered = self._ordered(graph)
+        moved = {one.op.id: place for place, one in enumerate(ordered)}
+        ops = tuple(
+            msgspec.structs.replace(
+                one.op,
+                id=place,
+                partner=None if one.op.partner is None else moved[one.op.partner],
+            )
+            for place, one in enumerate(ordered)
+        )
         choices = tuple(
             Choice(branches=tuple(tuple((moved[op], way) for op, way in b) for b in c.branches))
             for c in graph.choices
         )
-        graph = msgspec.structs.replace(graph, ops=tuple(ops), choices=choices)
         return dataclasses.replace(
             self.captured,
-            graph=validate_graph(graph),
-            calls=tuple(calls),
-            nodes=tuple(nodes),
+            graph=validate_graph(msgspec.structs.replace(graph, ops=ops, choices=choices)),
+            calls=tuple(one.calls for one in ordered),
+            nodes=tuple(one.node for one in ordered),
+            value_of=self.value_of,
             stepper=self.stepper,
         )
+
+
+def _with_pins(captured: Captured) -> Graph:
+    """Return a graph in which no backward op runs again that reads a stepped parameter."""
+    graph, joint = captured.graph, captured.joint
+    stepped = {captured.value_of[joint.placeholders[place]] for _, place in joint.stepped}
+    ops: list[Op] = []
+    for op in graph.ops:
+        read = stepped.intersection(v for way in op.alternatives for v in way.reads)
+        if read and op.pinned is None and graph.segments[op.segment].phase == _BACKWARD:
+            name = graph.values[min(read)].name
+            ops.append(msgspec.structs.replace(op, pinned=f"reads {name}, which is stepped"))
+        else:
+            ops.append(op)
+    return msgspec.structs.replace(graph, ops=tuple(ops))

@@ -21,7 +21,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
-from tightfit.capture.stepping import ParameterStep
+from tightfit.capture.stepping import Foretold
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId
@@ -258,7 +258,7 @@ def _kind(call: Call) -> str:
 
 def _read_bytes(call: Call) -> int:
     """Return the bytes of the storages that a call's arguments lie in; 0 if it need not run."""
-    if isinstance(call.function, ParameterStep):
+    if isinstance(call.function, Foretold):
         return 0
     leaves = [leaf for node in set(call.nodes()) for leaf in flat_outputs(node)]
     return sum(storage_bytes(leaf) for leaf in leaves)

@@ -13,7 +13,7 @@ from torch import fx
 from tightfit.allocator.tally import if_room, is_refusal
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.opaque.ops import OpaqueBackward, OpaqueForward
-from tightfit.capture.stepping import ParameterStep
+from tightfit.capture.stepping import Foretold
 from tightfit.costs.cache import Cache
 from tightfit.costs.measured.call import (
     Footprint,
@@ -151,12 +151,10 @@ def _kept(cache: Cache, key: str, kind: type[Record]) -> Record | None:
 
 def is_opaque(call: Call) -> bool:
     """Whether a call runs an opaque module, or the optimizer: it says itself what it takes."""
-    return isinstance(call.function, OpaqueForward | OpaqueBackward | ParameterStep)
+    return isinstance(call.function, OpaqueForward | OpaqueBackward | Foretold)
 
 
-def _of_opaque(
-    function: OpaqueForward | OpaqueBackward | ParameterStep, kind: type[Record]
-) -> Record:
+def _of_opaque(function: OpaqueForward | OpaqueBackward | Foretold, kind: type[Record]) -> Record:
     """Return what a call takes that says so itself; it is known in this process only."""
     measured = function.measure(briefly=kind is not Measurement)
     return kind(**{name: getattr(measured, name) for name in kind.__struct_fields__})
@@ -177,7 +175,7 @@ def name_of(function: Any) -> str:
         return function.name()
     if isinstance(function, OpaqueForward | OpaqueBackward):
         return f"opaque module {function.call.name}"
-    if isinstance(function, ParameterStep):
+    if isinstance(function, Foretold):
         return repr(function)
     return f"{function.__module__}.{function.__qualname__}"
 

@@ -159,6 +159,7 @@ def make_options(
     compile: bool = False,
     arena: bool = False,
     update_in_backward: bool = False,
+    clip_grad_norm: float | None = None,
     progress: Progress = SILENT,
     stops_on_interrupt: bool = True,
 ) -> Options:
@@ -179,9 +180,11 @@ def make_options(
         raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
     find_planner(planner)
     steps = None
-    if update_in_backward:
+    if clip_grad_norm is not None and not clip_grad_norm > 0:
+        raise BadInput(f"clip_grad_norm must be a positive number, got {clip_grad_norm!r}")
+    if update_in_backward or clip_grad_norm is not None:
         _refuse_beside_steps(budget, optimizer, compile=compile, arena=arena)
-        in_flight, steps = 1, StepsInBackward(optimizer)
+        in_flight, steps = 1, StepsInBackward(optimizer, clip_grad_norm)
     return Options(
         budget_bytes=_size(budget),
         reserve_bytes=parse_bytes(reserve, what="reserve") if reserve else 0,

@@ -33,6 +33,8 @@ class StepsInBackward:
     ----------
     optimizer : torch.optim.Optimizer
         Its own code steps each parameter.
+    max_norm : float, optional
+        To which the norm of all gradients is clipped before any step.
 
     Raises
     ------
@@ -40,9 +42,10 @@ class StepsInBackward:
         If its step of a parameter needs more than that parameter, its gradient and its state.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, max_norm: float | None = None) -> None:
         refuse_unless_one_by_one(optimizer)
         self.optimizer = optimizer
+        self.max_norm = max_norm
         self._taken: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         self._needs: dict[Any, tuple[int, int]] = {}
         self._stretches: dict[Any, Stretch | None] = {}
@@ -213,7 +216,7 @@ class StepsInBackward:
             announce(
                 f"{self.name} has stepped {len(self._taken)} parameters in backward, where their "
                 "gradients were freed: optimizer.step() and zero_grad() do nothing for them, and "
-                "what looks at .grad after backward finds none, clip_grad_norm_ for one"
+                "what looks at .grad after backward finds none (clip_grad_norm= clips)"
             )
 
     # -- looking ------------------------------------------------------------------------------
