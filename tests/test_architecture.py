@@ -83,7 +83,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "captured graph_calls trace normalise updates",
         "recall",
         "stored",
-        "lift foreign partitioner input_uses",
+        "lift foreign partitioner input_uses stepping",
         "capture",
     ),
     "eviction": (

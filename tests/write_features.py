@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # where benchmarks/ is
 
 from support.features import REFUSED, SUPPORTED, UNCOMPILED
+from support.in_backward import OPTIMIZERS
 from support.libraries import LIBRARIES
 from support.models import CASES, OUTSIDE, PARTLY, PLANNED, SEVERAL
 from support.replicas import DATA_PARALLEL
@@ -46,6 +47,14 @@ def document() -> str:
         "## Ways of training: the same bits, measured peaks inside the budget",
         "",
         *(f"- {name}" for name in WAYS),
+        "",
+        "## The optimizer's step in backward (`update_in_backward=True`): the same bits",
+        "",
+        *(f"- {name}" for name in OPTIMIZERS),
+        "",
+        "Two parameter groups, learning-rate schedulers, tied weights, and the loss inside the "
+        "plan or outside. What it does not go with: "
+        "[how-to/step-in-backward.md](how-to/step-in-backward.md).",
         "",
         "## Under other libraries: the same bits, measured peaks inside the budget",
         "",

@@ -52,6 +52,8 @@ def fit(
     shapes: Iterable[Any] = (),
     compile: bool = False,
     arena: bool = False,
+    update_in_backward: bool = False,
+    clip_grad_norm: float | None = None,
 ) -> nn.Module:
     """Make a model train inside a memory budget, in place.
 
@@ -109,6 +111,15 @@ def fit(
         the budget then bounds what the process holds: plans leave of it what was measured beside
         tensors, and the report names that. On a GPU (untested on one) it bounds what PyTorch's
         allocator reserves. What differs from the plan is served as without the arena, and counted.
+    update_in_backward : bool
+        Whether the step of `optimizer` is part of the plan: each parameter is stepped by the
+        optimizer's own code as soon as its gradient is final and nothing needs the old weight,
+        and the gradient is freed. ``optimizer.step()`` and ``zero_grad()`` then do nothing for
+        these parameters; the loop still calls them, once for each backward.
+    clip_grad_norm : float, optional
+        Clips the norm of all gradients to this before any step, in the plan, as
+        ``clip_grad_norm_(model.parameters(), clip_grad_norm)`` would; the optimizer then steps in
+        backward, too, once all gradients are there.
 
     Returns
     -------
@@ -134,6 +145,8 @@ def fit(
         _refuse_without_forward(type(inner))
     if optimizer is not None:
         _tell_of_optimizer_of_another(optimizer, inner)
+    if names and (update_in_backward or clip_grad_norm is not None):
+        raise BadInput("update_in_backward=True does not go with methods=: leave one of them out")
     options = make_options(
         _in_common(budget) if names else budget,
         optimizer=optimizer,
@@ -148,6 +161,8 @@ def fit(
         cache=cache,
         compile=compile,
         arena=arena,
+        update_in_backward=update_in_backward,
+        clip_grad_norm=clip_grad_norm,
     )
 
     if inner is not model:

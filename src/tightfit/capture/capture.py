@@ -13,6 +13,7 @@ from tightfit.capture.handed import is_handed
 from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.lift import lift
 from tightfit.capture.normalise.passes import normalise
+from tightfit.capture.stepping import Stepper, taking_steps
 from tightfit.capture.stored import StoredTrace
 from tightfit.capture.trace.garbage import fewer_collections
 from tightfit.capture.trace.numbers import trace_with_numbers
@@ -31,6 +32,7 @@ def capture(
     name: str = "",
     strides: TrueStrides | None = None,
     recalls: bool = False,
+    stepper: Stepper | None = None,
 ) -> Captured:
     """Return the graph of one forward and backward of a call, without running it.
 
@@ -47,6 +49,8 @@ def capture(
         Those of results where fake kernels say otherwise.
     recalls : bool
         Whether a trace that an earlier process has made may serve, and this one is kept.
+    stepper : Stepper, optional
+        Takes the gradients of the parameters that it steps; `with_parameter_steps` has it do so.
 
     Raises
     ------
@@ -61,7 +65,10 @@ def capture(
     _refuse_foreign_parameters(joint)
     _refuse_sparse(joint)
     _refuse_shared_memory(call, joint)
-    return lift(normalise(joint), device_of(call), name, _tied(call, joint))
+    joint = normalise(joint)
+    if stepper is not None:
+        joint = taking_steps(joint, call.modules, stepper)
+    return lift(joint, device_of(call), name, _tied(call, joint))
 
 
 def _joint(call: TracedCall, strides: TrueStrides | None, *, recalls: bool) -> JointGraph:

@@ -131,6 +131,8 @@ class Captured:
         gradients of one tensor in the order in which they come.
     plain : Captured or None
         The step before alternatives were added; None: it has none.
+    stepper : object
+        Takes the optimizer's steps of parameters that are ops of the step; None: none are.
     """
 
     graph: Graph
@@ -142,6 +144,7 @@ class Captured:
     hoped: Captured | None = None
     in_turn: Mapping[int, int] = field(default_factory=dict)
     plain: Captured | None = None
+    stepper: Any = None
 
     @functools.cached_property
     def conditions(self) -> tuple[FarFromZero, ...]:

@@ -75,6 +75,8 @@ class JointGraph:
         Outputs that receive no gradient: those that the call names, and those beside its loss.
     checkpoints : Checkpoints
         Those of `torch.utils.checkpoint` that its forward goes through.
+    stepped : tuple of (node, int)
+        Gradients that leave it by a step of the optimizer, as `gradients` do by a hand-over.
     """
 
     module: fx.GraphModule
@@ -90,6 +92,7 @@ class JointGraph:
     opaque: OpaqueModules
     detached: frozenset[int]
     checkpoints: Checkpoints
+    stepped: tuple[tuple[fx.Node, int], ...] = ()
 
     @property
     def takes_numbers(self) -> bool:

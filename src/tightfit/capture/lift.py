@@ -79,6 +79,7 @@ class _Lifter:
         self.constants: dict[str, int] = {"parameters": 0, "buffers": 0, "inputs": 0}
         self.op_at: dict[int, int] = {}
         self.gradient_bases = {base_of(n) for n, _ in joint.gradients}
+        self.stepped_bases = {base_of(n) for n, _ in joint.stepped}
         self.returned = {base_of(n) for n in joint.raw_outputs if isinstance(n, fx.Node)}
         self.written = {base_of(n): i for n, i in joint.write_backs}
         self.replaced: set[ValueId] = set()
@@ -214,6 +215,8 @@ class _Lifter:
     def _fate(self, base: fx.Node | None) -> tuple[Role, Fate]:
         if base in self.gradient_bases:
             return "gradient", "handed_over"
+        if base in self.stepped_bases:
+            return "gradient", "none"
         if base in self.returned:
             return "computed", "returned"
         return "computed", "none"
@@ -232,6 +235,8 @@ class _Lifter:
     def _pin(self, node: fx.Node, alternative: Alternative) -> str | None:
         if any(self.values[v].fate == "handed_over" for v in alternative.writes):
             return "makes a gradient that is handed over"
+        if any(self.values[v].role == "gradient" for v in alternative.writes):
+            return "makes a gradient that the optimizer takes"
         for value in alternative.reads:
             if value in self.replaced:
                 return f"reads {self.values[value].name}, which the step updates"

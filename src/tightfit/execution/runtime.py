@@ -28,6 +28,7 @@ from tightfit.execution.returned import (
     read_by_others,
     viewed_outputs,
 )
+from tightfit.execution.stepping import refuse_other_backward
 from tightfit.execution.sums import Sums, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
@@ -64,6 +65,7 @@ class Runner:
         self._read_by_others = read_by_others(joint)
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.written = {position for _, position in joint.write_backs}
+        self.stepped = tuple(position for _, position in joint.stepped)
         viewed = inputs_viewed(joint)  # after the chain, so that their gradients come before
         self.summed = {i for node, i in joint.gradients if is_sum(node) or i in viewed}
         views = viewed_outputs(joint)
@@ -79,6 +81,8 @@ class Runner:
         for position in self.written:  # a buffer itself is, as it may take another shape
             if not inputs[position].requires_grad:
                 detached[position] = inputs[position]
+        for position in self.stepped:  # an optimizer knows the parameter itself
+            detached[position] = inputs[position]
         run.begin(self, detached, {position: inputs[position] for position in self.summed})
         outputs = self.returned(inputs, run)
         run.note_versions(inputs)
@@ -94,7 +98,9 @@ class Runner:
         if missing not in self._without:
             reached = self.joint.made_from_gradients(self.differentiable - missing)
             self._without[missing] = frozenset(
-                position for node, position in self.joint.gradients if node not in reached
+                position
+                for node, position in (*self.joint.gradients, *self.joint.stepped)
+                if node not in reached
             )
         return self._without[missing]
 
@@ -126,7 +132,8 @@ def _chained(given: list[Any]) -> dict[int, Any]:
     token: Any = torch.empty(0, device=runner.device, requires_grad=True)
     groups = runner.program.groups or ((),)
     for index in range(len(groups) - 1, -1, -1):
-        token = _Node.apply(run, index, token, *[inputs[place] for place in groups[index]])
+        places = groups[index] if index else (*groups[0], *runner.stepped)
+        token = _Node.apply(run, index, token, *[inputs[place] for place in places])
     raw = token if isinstance(token, tuple) else (token,)
     return dict(zip(runner.returned.plain, raw, strict=True)) | run.take_aliases()
 
@@ -225,6 +232,7 @@ class Run(Chained):
         if self.read_by_others:
             self._refuse_looking_at_parts()
         by_position = dict(zip(runner.returned.plain, gradients, strict=True))
+        refuse_other_backward(runner, by_position, node, state=self.state)
         if self._again is not None or (self._repeated is not None and torch.is_grad_enabled()):
             self._start_again(by_position)
             return
@@ -396,16 +404,18 @@ class Run(Chained):
             return next(self.generator)
         if self.state == "backward":
             self._check_late_reads(index)
+        groups = self.runner.program.groups
         try:
             with private.without_autocast():
                 gradients = next(self.generator, [])
+                if index + 1 >= len(groups):
+                    next(self.generator, None)  # the optimizer may step until after the last ones
         except BaseException as error:
             self._end("failed")
             if is_refusal(error):
                 what = "The backward was stopped before it took more than was planned for."
                 raise budget_exceeded(error, what) from error
             raise
-        groups = self.runner.program.groups
         positions = groups[index] if groups else ()
         if self.reached.missing:
             nothing = self.runner.without_gradient(frozenset(self.reached.missing))
@@ -477,7 +487,7 @@ class _Node(torch.autograd.Function):
             run.start(incoming, ctx)
         incoming.clear()
         finished = run.next_gradients(ctx.index)
-        result = tuple(finished)
+        result = (*finished, *[None] * (ctx.owners - len(finished)))  # those of stepped parameters
         finished.clear()
         return (None, None, torch.empty(0, device=ctx.token_device), *result)
 

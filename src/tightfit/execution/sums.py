@@ -176,7 +176,7 @@ class Sums:
             return
         for positions in groups:
             following, *edges = node.next_functions
-            self._edges.update(zip(positions, edges, strict=True))
+            self._edges.update(zip(positions, edges, strict=False))  # of others behind them
             node = following[0]
 
     def begin(self, position: int, term: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ def fingerprint(graph: Graph) -> str:
                     (a.name, a.reads, a.writes, a.overwrites, a.use, a.exactness, len(a.variants))
                     for a in op.alternatives
                 ],
+                *([op.changes] if op.changes else []),
             )
             for op in graph.ops
         ],

@@ -165,6 +165,8 @@ class Op(_Frozen, frozen=True):
         computed more than once.
     flops : int
         Floating-point operations, for modelled costs.
+    changes : tuple of int
+        Constants that it writes over: nothing reads them after it. Such an op runs once.
     """
 
     id: OpId
@@ -177,6 +179,7 @@ class Op(_Frozen, frozen=True):
     pinned: str | None = None
     random_state_bytes: int = 0
     flops: int = 0
+    changes: tuple[ValueId, ...] = ()
 
     def flops_of(self, alternative: Alternative) -> int:
         """Return the floating-point operations of one of its alternatives."""

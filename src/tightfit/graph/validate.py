@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from tightfit.errors import InvalidGraph
+from tightfit.graph.changes import need_before_changes
 from tightfit.graph.ir import CONSTANT_ROLES, FORMAT, Alternative, Graph, Op, Value
 
 __all__ = ["validate_graph"]
@@ -27,8 +28,8 @@ def validate_graph(graph: Graph) -> Graph:
     InvalidGraph
         Names the first broken rule and where: ids that are no positions, unknown ids, a value
         with no or two producers, an op that reads a later value (a cycle), sizes that are
-        negative or not rounded, a written-back value without a target, linked choices that
-        overlap, constants that are not counted.
+        negative or not rounded, a written-back value without a target, a constant that is needed
+        after an op has changed it, linked choices that overlap, constants that are not counted.
     """
     if graph.format != FORMAT:
         raise InvalidGraph(
@@ -40,6 +41,7 @@ def validate_graph(graph: Graph) -> Graph:
         _check_value(graph, position, value)
     producers = _check_ops(graph)
     _check_producers(graph, producers)
+    _check_changes(graph)
     _check_choices(graph)
     _check_constants(graph)
     return graph
@@ -185,6 +187,29 @@ def _check_producers(graph: Graph, producers: dict[int, int]) -> None:
                         f"op {op.id} ({op.target!r}) reads value {value} ({source.name!r}) of "
                         f"op {producers[value]}: the ops form a cycle or stand out of order"
                     )
+
+
+def _check_changes(graph: Graph) -> None:
+    """Check that what an op changes is a constant whose old content no later op needs."""
+    changed: dict[int, int] = {}
+    for op in graph.ops:
+        where = f"op {op.id} ({op.target!r})"
+        for value in op.changes:
+            if not 0 <= value < len(graph.values) or not graph.values[value].is_constant:
+                raise InvalidGraph(f"{where} changes value {value}, which is no constant")
+            if value in changed:
+                raise InvalidGraph(f"{where} changes value {value}, as op {changed[value]} does")
+            changed[value] = op.id
+        if op.changes and (op.pinned is None or not op.required):
+            raise InvalidGraph(f"{where} changes a constant, so it runs once: pinned and required")
+    for number, before in need_before_changes(graph).items():
+        late = max(before, default=-1)
+        if late > number:
+            raise InvalidGraph(
+                f"op {number} ({graph.ops[number].target!r}) changes values "
+                f"{graph.ops[number].changes}, whose old content op {late} "
+                f"({graph.ops[late].target!r}) needs"
+            )
 
 
 def _check_choices(graph: Graph) -> None:

@@ -165,6 +165,7 @@ class _Walk:
         self.segment: SegmentId = -1
         self.memory = _Memory(graph)
         self.first: dict[OpId, int] = {}  # op -> alternative of its first computation
+        self.changed: dict[ValueId, int] = {}  # constants that an op has written over
         self.peak_bytes = graph.constant_bytes
         self.peak_index = -1
         self.producer = producers(graph)
@@ -230,6 +231,12 @@ class _Walk:
         for value in alternative.reads:
             if not self.memory.may_be_read(value):
                 self.refuse(f"it reads {self.value(value)}, {self.memory.why_dead(value)}")
+            if value in self.changed:
+                self.refuse(
+                    f"it reads {self.value(value)}, which instruction {self.changed[value]} has "
+                    "changed"
+                )
+        self.changed.update(dict.fromkeys(op.changes, self.index))
         again = op.id in self.first
         if again:
             self.check_again(op, alternative)

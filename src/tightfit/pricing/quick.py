@@ -21,6 +21,7 @@ from torch import fx
 
 from tightfit.capture.captured import Call, Captured
 from tightfit.capture.nodes import flat_outputs, storage_bytes
+from tightfit.capture.stepping import Foretold
 from tightfit.costs.measured.call import Footprint, Measurement, measure_once
 from tightfit.costs.neighbour import matched, scaled_from, work
 from tightfit.graph.ir import Graph, OpId, ValueId
@@ -153,7 +154,8 @@ def _needed(
     read: set[ValueId] = set()
     needed: set[str] = set()
     for op, node in zip(reversed(captured.graph.ops), reversed(captured.nodes), strict=True):
-        if node not in plain and read.isdisjoint(op.alternatives[0].writes):
+        is_extra = node not in plain and not op.changes
+        if is_extra and read.isdisjoint(op.alternatives[0].writes):
             continue
         for way, call in zip(op.alternatives, captured.calls[op.id], strict=True):
             if id(call) not in postponed:
@@ -249,7 +251,9 @@ def _kind(call: Call) -> str:
 
 
 def _read_bytes(call: Call) -> int:
-    """Return the bytes of the storages that a call's arguments lie in."""
+    """Return the bytes of the storages that a call's arguments lie in; 0 if it need not run."""
+    if isinstance(call.function, Foretold):
+        return 0
     leaves = [leaf for node in set(call.nodes()) for leaf in flat_outputs(node)]
     return sum(storage_bytes(leaf) for leaf in leaves)
 

@@ -142,6 +142,7 @@ class Fitted:
         """Return what runs a callable as one graph, as long as that can be captured."""
         tally = copies.tally if copies is not None else None
         account = Account(callee.modules, options.optimizer, tally)
+        account.optimizers.step_in_backward(options.steps)
         addresses = addresses_for(callee.name, account, options)
         route = GraphSteps(callee, options, account, addresses)
         return cls(callee, options, account, route, addresses, copies=copies)
@@ -327,6 +328,11 @@ class Fitted:
     def join_replicas(self, wrapper: DistributedDataParallel | None) -> None:
         """Plan together with the ranks of the DistributedDataParallel around, if there is one."""
         known = self.account.replicas
+        if wrapper is not None and self.options.steps is not None:
+            raise BadInput(
+                "update_in_backward=True does not go with DistributedDataParallel, which has "
+                "gradients summed up over processes before a step: leave one of them out"
+            )
         if wrapper is None or (known is not None and known.is_of(wrapper)):
             return
         if self._whole is None:

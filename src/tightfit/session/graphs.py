@@ -15,7 +15,7 @@ from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
 from tightfit.capture.traced_call import TracedCall
 from tightfit.dynamo.backend import RunsPlainly
-from tightfit.errors import BudgetExceeded, CaptureError
+from tightfit.errors import BadInput, BudgetExceeded, CaptureError
 from tightfit.execution.guard import left_out
 from tightfit.planners.bounds import leaves_much_to_plan
 from tightfit.planners.questions.minimum import MinimumBudget
@@ -88,6 +88,8 @@ class GraphSteps(WholeSteps):
             self.outside.broke(graph.reason)
         if graph.reason or self.outside.is_around or self._has_run:
             self._are_several = True
+        if self._are_several and self.options.steps is not None:
+            raise _steps_of_one_graph(self.callee.name)
         if self.in_graphs is None and self._are_several:
             if InGraphs.may_run(self.options, self.account) and not self.waiting:
                 self._go_on_in_graphs()
@@ -191,6 +193,14 @@ def _calls_of(callee: Callee, options: Options, account: Account) -> HandedCalls
     if callee.function is run_as_it_is:
         return HandedCalls(callee)
     return FollowedCalls(callee, account, keeps=options.cache)
+
+
+def _steps_of_one_graph(name: str) -> BadInput:
+    return BadInput(
+        f"{name} runs several graphs in one call, and update_in_backward=True steps parameters in "
+        "the backward of one. Way out: tightfit.prepare says where the graph breaks; or fit "
+        "without update_in_backward"
+    )
 
 
 def _better_in_graphs(name: str, modules: list[str]) -> CaptureError:

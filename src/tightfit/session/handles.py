@@ -65,6 +65,11 @@ def fit_in_place(
         raise BadInput("a model with sharded parts is planned part by part: it takes no methods=")
     if tuple(shapes):
         raise BadInput("a model with sharded parts is planned as it runs: it takes no shapes=")
+    if options.steps is not None:
+        raise BadInput(
+            "update_in_backward=True does not go with a model whose parts are sharded "
+            "(fully_shard): leave it out"
+        )
     if options.compile:
         raise BadInput(
             "compile=True is not available for a model with sharded parts: each part's bytes "
@@ -84,7 +89,7 @@ def _fit_whole(
 
     def refit(copy: nn.Module) -> Fitted:
         refuse_unfittable(copy)
-        own = dataclasses.replace(options, optimizer=None)
+        own = dataclasses.replace(options, optimizer=None, steps=None)
         fitted = Fitted.as_a_whole(_callee_of(copy), own, copies)
         attach(copy, fitted, refit, _methods_of(copy, names, own, copies))
         return fitted

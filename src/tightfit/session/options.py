@@ -20,6 +20,7 @@ from tightfit.planners.registry import DEFAULT, find_planner
 from tightfit.progress import SILENT, Progress, announce
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.budget import Budget, usable_bytes
+from tightfit.session.memory.in_backward import StepsInBackward
 from tightfit.session.processes import Ranks
 from tightfit.units import format_bytes, parse_bytes
 
@@ -77,6 +78,8 @@ class Options:
         What plans leave of the budget to what the process holds beside tensors; known in an arena.
     exactness : str
         How exact operators have to be that a plan may choose instead of eager's.
+    steps : StepsInBackward or None
+        Takes the optimizer's steps inside of plans; None: the loop takes them.
     """
 
     budget_bytes: int | None
@@ -98,6 +101,7 @@ class Options:
     arena: bool = False
     left_bytes: int = 0
     exactness: Exactness = "bitwise"
+    steps: StepsInBackward | None = None
 
     def resolved(self, device: torch.device) -> Options:
         """Return the options with a number in the place of what a device has free now."""
@@ -154,6 +158,8 @@ def make_options(
     cache: bool = True,
     compile: bool = False,
     arena: bool = False,
+    update_in_backward: bool = False,
+    clip_grad_norm: float | None = None,
     progress: Progress = SILENT,
     stops_on_interrupt: bool = True,
 ) -> Options:
@@ -173,6 +179,12 @@ def make_options(
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise BadInput(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
     find_planner(planner)
+    steps = None
+    if clip_grad_norm is not None and not clip_grad_norm > 0:
+        raise BadInput(f"clip_grad_norm must be a positive number, got {clip_grad_norm!r}")
+    if update_in_backward or clip_grad_norm is not None:
+        _refuse_beside_steps(budget, optimizer, compile=compile, arena=arena)
+        in_flight, steps = 1, StepsInBackward(optimizer, clip_grad_norm)
     return Options(
         budget_bytes=_size(budget),
         reserve_bytes=parse_bytes(reserve, what="reserve") if reserve else 0,
@@ -190,7 +202,26 @@ def make_options(
         stops_on_interrupt=stops_on_interrupt,
         arena=bool(arena),
         exactness=chosen,
+        steps=steps,
     )
+
+
+def _refuse_beside_steps(budget: Any, optimizer: Any, *, compile: bool, arena: bool) -> None:
+    """Raise if what is asked for does not go with the optimizer's steps in backward."""
+    if optimizer is None:
+        raise BadInput(
+            "update_in_backward=True needs the optimizer whose steps it takes: optimizer="
+        )
+    asked = {
+        "a Budget that several share": isinstance(budget, Budget),
+        "compile=True": compile,
+        "arena=True": arena,
+    }
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise BadInput(
+                f"update_in_backward=True does not go with {what}: leave one of them out"
+            )
 
 
 def _exactness(asked: str | None, compiled: bool) -> Exactness:

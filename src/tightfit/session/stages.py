@@ -14,6 +14,7 @@ from tightfit.alternatives.registry import with_alternatives
 from tightfit.capture.alone import captured_alone
 from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured, parameters_of
+from tightfit.capture.stepping import with_parameter_steps
 from tightfit.capture.trace.strides import TrueStrides
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
@@ -104,9 +105,12 @@ def _captured_and_priced(
     kept_bytes = library_bytes(device_of_modules(call.modules))
 
     def traced(strides: TrueStrides) -> Captured:
-        step = capture(call, name=name, strides=strides, recalls=options.cache)
+        steps = options.steps
+        step = capture(call, name=name, strides=strides, recalls=options.cache, stepper=steps)
         present = parameters_of(step.joint, call.modules) if watched else {}
         step = with_alternatives(step, options.exactness, present=present)
+        if steps is not None:
+            step = with_parameter_steps(step, call.modules, steps)
         if not kept_bytes:
             return step
         return step.with_graph(step.graph.with_constants(libraries=kept_bytes))
@@ -168,6 +172,8 @@ def less_exact_step(
     """
     plain = step.plain or step
     wider = with_alternatives(plain, exactness, present=parameters_of(plain.joint, modules))
+    if options.steps is not None:
+        wider = with_parameter_steps(wider, modules, options.steps)
     wider = wider.with_graph(wider.graph.with_constants(**step.graph.constants_bytes))
     if options.costs != "measured":
         modelled = wider.with_graph(with_costs(wider.graph, options.costs))

@@ -13,6 +13,7 @@ __all__ = [
     "asks_for_gradient_at",
     "gradient_edge",
     "gradient_node",
+    "hooks_of_gradient",
     "in_backward",
     "keeps_graph",
     "running_backward",
@@ -49,6 +50,12 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
 def gradient_node(tensor: torch.Tensor) -> Any:
     """Return the node of autograd to which the gradient of a tensor goes."""
     return gradient_edge(tensor)[0]
+
+
+def hooks_of_gradient(tensor: torch.Tensor) -> list[Any]:
+    """Return the hooks that are told of the gradient of a tensor."""
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    return [hook for known in hooks if known for hook in known.values()]
 
 
 def asks_for_gradient(tensor: torch.Tensor) -> bool:

@@ -10,12 +10,12 @@ __all__ = ["keeps_its_place"]
 def keeps_its_place(graph: Graph, op: Op) -> bool:
     """Return whether an op keeps its traced order with the others of its kind in its segment.
 
-    Ops that draw random numbers do, and pinned ones, which may have effects; not those that are
-    pinned only because they make a gradient. On a CUDA device graphs do not say which ops
-    draw: there the whole forward pass keeps its order.
+    Ops that draw random numbers do, and pinned ones, which may have effects; not those that make
+    a gradient, or change a constant that only they change. On a CUDA device graphs do not say
+    which ops draw: there the whole forward pass keeps its order.
     """
     if graph.device.kind == "cuda" and graph.segments[op.segment].phase == "forward":
         return True
     made = (graph.values[v] for way in op.alternatives for v in way.writes)
     gives = any(value.fate == "handed_over" for value in made)
-    return op.random_state_bytes > 0 or (op.pinned is not None and not gives)
+    return op.random_state_bytes > 0 or (op.pinned is not None and not gives and not op.changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tightfit.graph.changes import need_before_changes
 from tightfit.graph.ir import Graph, Op, OpId
 from tightfit.graph.liveness import producers, readers
 from tightfit.planners.orders.fixed import keeps_its_place
@@ -25,6 +26,7 @@ class _Arrangement:
         self.graph = graph
         self.made_by = producers(graph)
         self.readers = readers(graph)
+        self.before = need_before_changes(graph)
         self.readers_left: dict[int, int] = {}
         for op in graph.ops:
             for value in self._reads(op):
@@ -79,7 +81,8 @@ class _Arrangement:
     def _ready(self, op: Op) -> bool:
         """Whether everything that any of its alternatives reads has been made."""
         reads = {v for way in op.alternatives for v in way.reads if way.use != "again"}
-        return all(v not in self.made_by or self.made_by[v] in self.done for v in reads)
+        is_made = all(v not in self.made_by or self.made_by[v] in self.done for v in reads)
+        return is_made and self.done.issuperset(self.before.get(op.id, ()))
 
     def _growth(self, op: Op) -> int:
         """Bytes alive after the op minus before it."""

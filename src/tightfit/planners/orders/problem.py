@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tightfit._core import _engine
+from tightfit.graph.changes import need_before_changes
 from tightfit.graph.ir import CONSTANT_ROLES, Alternative, Op, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import computed_ops, producers, readers
 from tightfit.planners.base import Task
@@ -52,8 +53,9 @@ def step_orders(task: Task) -> StepOrders:
     """Return the orders that a task's step may run in with the same results.
 
     Every op runs once with its default alternative. It stays in its segment, and follows whatever
-    any of its alternatives reads and, if it overwrites a value, the other readers of that. Ops
-    that `keeps_its_place` names keep their order.
+    any of its alternatives reads and, if it overwrites a value, the other readers of that, or if it
+    changes a constant, whatever needs its old content. Ops that `keeps_its_place` names keep their
+    order.
     """
     return _Builder(task).build()
 
@@ -66,6 +68,7 @@ class _Builder:
         self.computed = {op.id for op in computed_ops(task.graph)}
         self.made_by = producers(task.graph)
         self.readers = readers(task.graph)
+        self.before = need_before_changes(task.graph)
         self.entry: dict[SegmentId, int] = {}
         self.values: dict[ValueId, int] = {}
         self.numbers: dict[OpId, int] = {}
@@ -130,6 +133,7 @@ class _Builder:
         overwritten = op.alternatives[0].overwrites
         if overwritten is not None:
             followed.update(self.readers[overwritten])
+        followed.update(self.before.get(op.id, ()))
         numbers = [self.numbers[other] for other in sorted(followed) if other < op.id]
         if keeps_its_place(self.graph, op) and op.segment in self.fixed:
             numbers.append(self.fixed[op.segment])

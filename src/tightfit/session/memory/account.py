@@ -117,7 +117,8 @@ class Account:
 
     def new_gradient_bytes(self) -> int:
         """Return the bytes of the gradients that do not exist yet but will."""
-        return new_gradient_bytes(self.modules, self.granularity_bytes)
+        without = self.optimizers.stepped_in_backward
+        return new_gradient_bytes(self.modules, self.granularity_bytes, without)
 
     def bucket_bytes(self) -> int:
         """Return the bytes of the buckets that gradients go into, if ranks train together."""
@@ -160,7 +161,7 @@ class Account:
         if not self._trains:
             return 0
         self.optimizers.look()
-        counted = _parameters_of(besides)
+        counted = _parameters_of(besides) | self.optimizers.stepped_in_backward
         new_bytes = new_gradient_bytes(self.modules, self.granularity_bytes, counted)
         return new_bytes + self.coming_state_bytes(besides)
 

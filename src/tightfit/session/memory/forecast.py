@@ -16,7 +16,7 @@ from tightfit.allocator.live_on_fakes import LiveOnFakes
 from tightfit.allocator.resident import resident_tensor_bytes
 from tightfit.torch_private import core as private
 
-__all__ = ["NUMBERS", "StepNeeds", "step_needs"]
+__all__ = ["NUMBERS", "StepNeeds", "arguments_of", "needs_of_one", "step_needs"]
 
 NUMBERS = 4
 """How many single numbers kernels hold as tensors, which nobody sees on fakes."""
@@ -64,19 +64,58 @@ def step_needs(
         return None
 
 
+def needs_of_one(
+    optimizer: Any,
+    group: Mapping[str, Any],
+    like: torch.Tensor,
+    granularity: int,
+    elements: int | None = None,
+) -> StepNeeds | None:
+    """Return what steps of one parameter take, the first one and later ones; None as above.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Its settings are taken, and none of its state.
+    group : mapping
+        Of its groups the one that the parameter is in.
+    like : Tensor
+        The parameter.
+    granularity : int
+        What the device's allocator rounds to, in bytes.
+    elements : int, optional
+        How many of its elements are stepped; None: all.
+    """
+    try:
+        with private.FakeTensorMode(allow_non_fake_inputs=True):
+            if elements is not None:
+                like = torch.empty(elements, dtype=like.dtype, device=like.device)
+            own = {**group, "params": [_fake_parameter(like)]}
+            twin = type(optimizer)([own], **arguments_of(optimizer))
+            return _taken_by(twin, granularity, steps=2)
+    except Exception:  # an optimizer of any kind may fail on fakes in any way
+        return None
+
+
 def _taken_on_fakes(optimizer: Any, granularity: int, changes: Mapping[str, Any]) -> StepNeeds:
     twins: dict[int, nn.Parameter] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(private.FakeTensorMode(allow_non_fake_inputs=True))
         groups = [{**_twin_group(g, twins), **changes} for g in optimizer.param_groups]
-        arguments = {**_arguments(optimizer), **changes}
+        arguments = {**arguments_of(optimizer), **changes}
         twin = type(optimizer)([g for g in groups if g["params"]], **arguments)
         for parameter, state in optimizer.state.items():
             if id(parameter) in twins:
                 twin.state[twins[id(parameter)]] = _twin_state(state)
-        before = _state_tensors(twin)
-        counter = stack.enter_context(LiveOnFakes(granularity))
-        _step_without_hooks(twin)
+        return _taken_by(twin, granularity)
+
+
+def _taken_by(twin: Any, granularity: int, steps: int = 1) -> StepNeeds:
+    """Return what steps of an optimizer of fakes take."""
+    before = _state_tensors(twin)
+    with LiveOnFakes(granularity) as counter:
+        for _ in range(steps):
+            _step_without_hooks(twin)
         after = _state_tensors(twin)
     there = {id(tensor) for tensor in before}
     stays = resident_tensor_bytes((t for t in after if id(t) not in there), granularity)
@@ -132,7 +171,7 @@ def _state_tensors(optimizer: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _arguments(optimizer: Any) -> dict[str, Any]:
+def arguments_of(optimizer: Any) -> dict[str, Any]:
     """Return the defaults of an optimizer that its class takes as arguments."""
     taken = inspect.signature(type(optimizer)).parameters
     return {key: value for key, value in optimizer.defaults.items() if key in taken}

@@ -149,7 +149,10 @@ class Limit:
     def before_step(self, optimizer: Any) -> None:
         """Refuse the step of an optimizer of this model that would exceed the budget."""
         keeper = self._account.keeper
-        if keeper is not None and self._account.optimizers.meet(optimizer):
+        optimizers = self._account.optimizers
+        if keeper is None or optimizers.steps_in_backward(optimizer):
+            return
+        if optimizers.meet(optimizer):
             refuse_step(self._name, self._account, optimizer, keeper)
 
 

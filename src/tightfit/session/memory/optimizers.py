@@ -16,7 +16,20 @@ from tightfit.session.memory.forecast import StepNeeds, step_needs
 from tightfit.torch_private import core as private
 from tightfit.units import rounded_up
 
-__all__ = ["Optimizers", "hear_of_steps", "parameters_of"]
+__all__ = ["InBackward", "Optimizers", "hear_of_steps", "kinds_of", "parameters_of"]
+
+
+class InBackward(Protocol):
+    """Takes the steps of an optimizer inside of planned backwards."""
+
+    @property
+    def parameters(self) -> frozenset[int]:
+        """Identities of the parameters whose gradients are freed there."""
+        ...
+
+    def is_of(self, optimizer: Any) -> bool:
+        """Whether it takes the steps of an optimizer."""
+        ...
 
 
 class Optimizers:
@@ -44,6 +57,7 @@ class Optimizers:
         self._granularity_bytes = granularity_bytes
         self._known: list[weakref.ref[Any]] = []
         self._given = given
+        self._steps: InBackward | None = None
         self._met: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self.looked = 0
         self._needs: weakref.WeakKeyDictionary[Any, tuple[bool, StepNeeds | None]] = (
@@ -66,7 +80,7 @@ class Optimizers:
         """
         if self.looked < 2 and not any(True for _ in self):
             self.looked += 1
-            own, kinds = self._own(), _kinds_of(torch.optim.Optimizer)
+            own, kinds = self._own(), kinds_of(torch.optim.Optimizer)
             for found in alive(kinds):
                 if _holds_any(found, own):
                     self._note(found)
@@ -137,6 +151,19 @@ class Optimizers:
 
     # -- steps --------------------------------------------------------------------------------
 
+    def step_in_backward(self, steps: InBackward | None) -> None:
+        """Have the steps of one of them taken in backward, by this; None: of none."""
+        self._steps = steps
+
+    @property
+    def stepped_in_backward(self) -> frozenset[int]:
+        """Identities of the parameters whose gradients are freed in backward."""
+        return self._steps.parameters if self._steps is not None else frozenset()
+
+    def steps_in_backward(self, optimizer: Any) -> bool:
+        """Whether the steps of an optimizer are ops of planned backwards."""
+        return self._steps is not None and self._steps.is_of(optimizer)
+
     def step_needs(self, optimizer: Any) -> StepNeeds | None:
         """Return what a step of an optimizer will take; None if that cannot be foretold."""
         has_state = any(optimizer.state.values())
@@ -147,8 +174,11 @@ class Optimizers:
         return known[1]
 
     def passing_bytes(self) -> int:
-        """Return the most that a step of any of them holds besides state, as far as foretold."""
-        needs = (self.step_needs(optimizer) for optimizer in self)
+        """Return the most that a step of any of them holds besides state, as far as foretold.
+
+        Those that step in backward take nothing after it.
+        """
+        needs = (self.step_needs(o) for o in self if not self.steps_in_backward(o))
         return max((n.passing_bytes for n in needs if n is not None), default=0)
 
 
@@ -157,9 +187,9 @@ def parameters_of(modules: Mapping[str, nn.Module]) -> list[nn.Parameter]:
     return [p for m in modules.values() for p in m.parameters()]
 
 
-def _kinds_of(kind: type) -> set[type]:
+def kinds_of(kind: type) -> set[type]:
     """Return a class and all that derive from it."""
-    return {kind}.union(*map(_kinds_of, kind.__subclasses__()))
+    return {kind}.union(*map(kinds_of, kind.__subclasses__()))
 
 
 def _holds_any(optimizer: Any, parameters: Iterable[nn.Parameter]) -> bool:

@@ -113,10 +113,12 @@ def less_expected(
         What is held now.
     """
     outside_bytes = one.user_code.planned_bytes if one.user_code.is_known else 0
+    coming_bytes = standing.coming_bytes
+    made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
     unseen = replace(
         around,
         outside_bytes=outside_bytes,
-        state_bytes=standing.state_bytes,
+        state_bytes=standing.state_bytes + made_bytes,
         others_bytes=standing.others_bytes,
         budget_bytes=options.planned_bytes,
         part=1.0,
@@ -131,7 +133,7 @@ def less_expected(
     )
     held_bytes = {
         "what user code may hold between forward and backward": around.outside_bytes,
-        "optimizer state that is to come": standing.coming_bytes,
+        "optimizer state that is to come": coming_bytes - made_bytes,
         "gradients that exist now": standing.gradient_bytes,
         "what else is held now": standing.others_bytes,
         "what others within the budget will hold": standing.others_coming_bytes,

@@ -275,7 +275,7 @@ def _searching(
 ) -> Callable[[Progress], Outcome]:
     """Return the full search, here or apart; it holds neither the model nor its optimizer."""
     known = one.known.smallest(task.gradients)
-    options = dataclasses.replace(options, optimizer=None, shared=None)
+    options = dataclasses.replace(options, optimizer=None, shared=None, steps=None)
 
     def search(progress: Progress) -> Outcome:
         own = dataclasses.replace(options, progress=progress)

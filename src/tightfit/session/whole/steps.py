@@ -111,6 +111,8 @@ class WholeSteps:
         """
         one = self._specialisation(given, waits=True)
         inputs = self.captures.inputs(one, given)
+        if self.options.steps is not None:
+            self.options.steps.before_forward()
         self._begin(one, inputs)
         one, outputs = self._run_with_leaves(one, given, inputs)
         self.watch.after_forward()
@@ -267,7 +269,8 @@ class WholeSteps:
         planned = self.last = self._planned(one, inputs)
         self._addresses.begin_step((one.key, planned.number), self)
         again = CalledAgain(weakref.ref(self._again), one, given)
-        run = Run(_while_alive(self._started, one), self._ended, again)
+        may_repeat = one.captured.stepper is None
+        run = Run(_while_alive(self._started, one), self._ended, again if may_repeat else None)
         self.runs.add(run)
         self._plans.shares.called(one, run, self.options, self.watch.live_bytes())
         self._calls += 1

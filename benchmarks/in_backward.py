@@ -1,0 +1,249 @@
+"""The optimizer's step inside the plan beside a step after backward: bytes, seconds, bits.
+
+python benchmarks/in_backward.py [--models gpt2,vit]
+
+Each run is a process of its own, one thread. ``plain`` is the loop as it is; ``after`` a fitted
+model whose optimizer steps after backward; ``within`` one with ``update_in_backward=True``. Both
+train with ample room and in the least budget that holds for their loop. Peaks are those of whole
+steps, from a forward to ``zero_grad``, above what lasts between steps. Rows go to
+``benchmarks/results/in_backward.jsonl``, the page is ``docs/in-backward-measured.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+import tightfit
+from benchmarks.rows import Row
+from benchmarks.whole_steps import llama
+from tightfit.allocator import measure_peak
+from tightfit.allocator.resident import resident_tensor_bytes
+from tightfit.execution.attach import attached
+from tightfit.zoo import Example, make
+
+__all__ = ["MODELS", "OPTIMIZERS", "document"]
+
+ROWS = Path(__file__).parent / "results" / "in_backward.jsonl"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "in-backward-measured.md"
+MIB = 1 << 20
+STEPS = 20
+SECONDS = 30.0  # for a plan
+
+MODELS: dict[str, tuple[str, Callable[[], Example]]] = {
+    "gpt2": ("GPT-2 small, 4 x 256", lambda: make("gpt2", batch=4, sequence=256, dropout=0.0)),
+    "resnet50": ("ResNet-50, 16 x 128", lambda: make("resnet50", batch=16, size=128)),
+    "llama": ("Llama's shape, 4 layers of 256, 8 x 256", llama),
+    "vit": ("ViT", lambda: make("vit")),
+}
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-4),
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=1e-4, foreach=True),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
+    "SGD": lambda p: torch.optim.SGD(p, lr=1e-3),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-3),
+}
+
+RUNS = (
+    ("gpt2", "AdamW"),
+    ("gpt2", "SGD with momentum"),
+    ("gpt2", "SGD"),
+    ("resnet50", "SGD with momentum"),
+    ("vit", "AdamW"),
+    ("llama", "AdamW"),
+    ("llama", "AdamW, foreach"),
+    ("llama", "Adafactor"),
+)
+
+
+class _Loop:
+    """One model in its loop."""
+
+    def __init__(self, model: str, optimizer: str) -> None:
+        torch.manual_seed(0)
+        self.example = MODELS[model][1]()
+        self.model = self.example.model
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.losses: list[str] = []
+
+    def fit(self, way: str, budget: int | str) -> None:
+        """Fit the model, unless it is to be plain."""
+        if way != "plain":
+            tightfit.fit(
+                self.model,
+                budget,
+                optimizer=self.optimizer,
+                update_in_backward=way == "within",
+                limits=(SECONDS, 0.005),
+            )
+
+    def least_bytes(self, way: str) -> int:
+        """Return the least budget in which the whole loop holds."""
+        self.fit(way, "64GiB")
+        args = self.example.args
+        args, kwargs = ((), args) if isinstance(args, dict) else (args, {})
+        fitted = attached(self.model)
+        planned = fitted.smallest_budget(args, kwargs).found_bytes
+        if way == "within":
+            return planned
+        account = fitted.account
+        held = [*self.model.parameters(), *self.model.buffers(), *self.inputs()]
+        stepping = resident_tensor_bytes(held, 1) + account.expected_bytes()
+        return max(planned, stepping + account.optimizers.passing_bytes())
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Return the tensors of a batch."""
+        args = self.example.args
+        given = [*(args.values() if isinstance(args, dict) else args), self.example.target]
+        return [x for x in given if isinstance(x, torch.Tensor)]
+
+    def step(self) -> None:
+        """Take one step."""
+        args, loss_of = self.example.args, self.example.loss
+        output = self.model(**args) if isinstance(args, dict) else self.model(*args)
+        if loss_of is not None:
+            loss = loss_of(output, self.example.target)
+        else:
+            loss = output if isinstance(output, torch.Tensor) else output["loss"]
+        del output
+        loss.backward()
+        self.losses.append(loss.detach().numpy().tobytes().hex())
+        del loss
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def hash(self) -> str:
+        """Return what all weights, buffers, states and losses are, in short."""
+        digest = hashlib.sha256(" ".join(self.losses).encode())
+        for tensor in self.model.state_dict().values():
+            digest.update(tensor.numpy().tobytes())
+        for _, state in sorted(self.optimizer.state_dict()["state"].items()):
+            for _, value in sorted(state.items()):
+                digest.update(value.numpy().tobytes() if torch.is_tensor(value) else b"")
+        return digest.hexdigest()[:16]
+
+
+def child(model: str, optimizer: str, way: str, budget: str, steps: str) -> None:
+    """Train one model one way; print a row."""
+    torch.set_num_threads(1)
+    loop = _Loop(model, optimizer)
+    if budget == "least":
+        print(json.dumps({"least_bytes": loop.least_bytes(way)}))
+        return
+    loop.fit(way, budget if budget == "64GiB" else int(budget))
+    seconds, cpu = [], []
+    for number in range(int(steps) - 1):
+        begin, of_cpu = time.perf_counter(), time.process_time()
+        loop.step()
+        if number > 3:
+            seconds.append(time.perf_counter() - begin)
+            cpu.append(time.process_time() - of_cpu)
+    peak = measure_peak(loop.step, device="cpu")[1].peak_bytes
+    row: Row = {"peak_bytes": peak, "hash": loop.hash()}
+    row["step_s"], row["cpu_s"] = statistics.median(seconds), statistics.median(cpu)
+    if way != "plain":
+        report = tightfit.report(loop.model)
+        row |= {"planned_bytes": report.planned_peak_bytes, "constants": report.constant_bytes}
+        row["overhead"] = report.overhead
+    print(json.dumps(row))
+
+
+def _run(*words: str) -> Row:
+    command = [sys.executable, __file__, "--child", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1][:300]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def measure(models: Sequence[str], steps: int) -> None:
+    """Append the rows of some models."""
+    for model, optimizer in RUNS:
+        if model not in models:
+            continue
+        least = {way: _run(model, optimizer, way, "least", "0") for way in ("after", "within")}
+        budgets = [("plain", "64GiB"), ("after", "64GiB"), ("within", "64GiB")]
+        for way, found in least.items():
+            if "least_bytes" in found:
+                budgets.append((way, str(int(1.005 * found["least_bytes"]) + MIB)))
+        for way, budget in budgets:
+            run = _run(model, optimizer, way, budget, str(steps))
+            found = least.get(way, {}).get("least_bytes")
+            row = {"model": model, "optimizer": optimizer, "way": way, "budget": budget}
+            row |= {"least_bytes": found, "steps": steps, **run}
+            with ROWS.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(row, flush=True)
+
+
+def document(rows: Sequence[Row]) -> str:
+    """Return the page."""
+    lines = [
+        "# The optimizer's step inside the plan, measured",
+        "",
+        "Generated by `python benchmarks/in_backward.py`; do not edit. One thread of a machine "
+        "that other work shared. *Within*: `update_in_backward=True`; *after*: a fitted model "
+        "whose optimizer steps after backward. Least: the least budget that holds for the whole "
+        "loop, the optimizer's step included; in brackets what of it lies above parameters, "
+        "buffers, inputs and the optimizer's state. Peak: of a whole step, measured, above what "
+        "lasts between steps. Step: processor time, the median. Bits: weights, buffers, the "
+        "optimizer's state and all losses after the steps, against the plain loop.",
+        "",
+        "| model | optimizer | way | budget | least, MiB | peak, MiB | extra compute | step, s "
+        "| bits |",
+        "|---|---|---|---|--:|--:|--:|--:|---|",
+    ]
+    plain = {(r["model"], r["optimizer"]): r for r in rows if r["way"] == "plain"}
+    for row in rows:
+        same = plain[row["model"], row["optimizer"]]
+        lines.append("| " + " | ".join(_cells(row, same)) + " |")
+    return "\n".join((*lines, ""))
+
+
+def _cells(row: Row, plain: Row) -> list[str]:
+    ample = row["budget"] == "64GiB"
+    name = [MODELS[row["model"]][0], row["optimizer"], row["way"], "ample" if ample else "least"]
+    if "error" in row:
+        return [*name, "", "", "", "", row["error"]]
+    least, constants = row["least_bytes"], row.get("constants")
+    text = "" if least is None else f"{least / MIB:.0f} ({(least - constants) / MIB:.0f})"
+    extra = f"{row['overhead']:+.1%}" if "overhead" in row else ""
+    seconds = f"{row['cpu_s']:.2f} ({row['cpu_s'] / plain['cpu_s'] - 1:+.1%})"
+    bits = "" if row is plain else "equal" if row["hash"] == plain["hash"] else "differ"
+    return [*name, text, f"{row['peak_bytes'] / MIB:.0f}", extra, seconds, bits]
+
+
+def main() -> None:
+    """Measure, or only write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--table", action="store_true", help="only write the page")
+    parser.add_argument("--child", nargs="+", help="used by the benchmark itself")
+    options = parser.parse_args()
+    if options.child:
+        child(*options.child)
+        return
+    if not options.table:
+        measure(options.models.split(","), options.steps)
+    rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()]
+    PAGE.write_text(document(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,476 @@
+"""The optimizer's step of each parameter as an op of the step, as soon as its gradient is final."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from torch import fx, nn
+
+from tightfit.capture.captured import Call, Captured, parameters_of
+from tightfit.capture.joint_graph import JointGraph
+from tightfit.capture.nodes import base_of
+from tightfit.costs.measured.call import Measurement
+from tightfit.errors import BadInput
+from tightfit.graph.changes import need_before_changes
+from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, Value, ValueId
+from tightfit.graph.liveness import producers, readers
+from tightfit.graph.validate import validate_graph
+from tightfit.torch_private import clipping
+
+__all__ = ["Foretold", "ParameterStep", "Stepper", "taking_steps", "with_parameter_steps"]
+
+_BYTES_PER_S = 5e9  # that a step of a parameter reads and writes, until steps have been timed
+_STRETCH_BYTES = 1 << 19  # moved in the time that it takes to begin another stretch
+_WORTH = 4  # times less workspace
+_NUMBERS = 4  # that a norm and a factor work with
+_BACKWARD = "backward"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a parameter that is stepped by itself.
+
+    Parameters
+    ----------
+    elements : int
+        How many.
+    workspace_bytes : int
+        What a step of it works with.
+    """
+
+    elements: int
+    workspace_bytes: int
+
+
+class Stepper(Protocol):
+    """Takes the steps of an optimizer, one parameter at a time."""
+
+    @property
+    def name(self) -> str:
+        """The optimizer's, for people."""
+        ...
+
+    @property
+    def max_norm(self) -> float | None:
+        """To which norm all gradients together are clipped before any step; None: they are not."""
+        ...
+
+    def takes(self, parameter: torch.Tensor) -> bool:
+        """Whether it steps a parameter."""
+        ...
+
+    def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
+        """Return the bytes of a parameter's state, and what its step works with besides."""
+        ...
+
+    def stretch(self, parameter: torch.Tensor) -> Stretch | None:
+        """Return by what stretches a parameter may be stepped, too; None: whole only."""
+        ...
+
+    def take(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Note which parameters, by their names, are stepped in backward from now on."""
+        ...
+
+    def before_backward(self) -> None:
+        """Raise if a backward that is to begin may not step parameters."""
+        ...
+
+    def step(self, parameter: torch.Tensor, gradient: torch.Tensor, elements: int | None) -> None:
+        """Take the step of one parameter, so many elements at a time; None: all at once."""
+        ...
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What an op of the optimizer's step runs: it says itself what it takes.
+
+    Parameters
+    ----------
+    workspace_bytes : int
+        What it works with.
+    moved_bytes : int
+        What it reads and writes.
+    """
+
+    workspace_bytes: int
+    moved_bytes: int
+
+    def measure(self, *, briefly: bool = False) -> Measurement:
+        """Return what it takes, foretold; its time is learned from steps."""
+        return Measurement(
+            cost_s=self.moved_bytes / _BYTES_PER_S,
+            workspace_bytes=self.workspace_bytes,
+            output_bytes=(),
+            output_strides=(),
+            aliases=(),
+            none_outputs=(),
+        )
+
+
+@dataclass(frozen=True)
+class GradientNorm(Foretold):
+    """Returns the norm of one gradient, as `clip_grad_norm_` computes it."""
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the norm: a number."""
+        return clipping.norm_of_gradient(gradient)
+
+
+@dataclass(frozen=True)
+class ClipFactor(Foretold):
+    """Returns what gradients are multiplied with, as `clip_grad_norm_` computes it.
+
+    Parameters
+    ----------
+    max_norm : float
+        To which they are clipped.
+    """
+
+    max_norm: float = 1.0
+
+    def __call__(self, norms: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return it: a number of at most 1."""
+        total = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
+        return torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterStep(Foretold):
+    """Takes the optimizer's step of one parameter inside a program.
+
+    Parameters
+    ----------
+    stepper : Stepper
+        Knows the optimizer.
+    layout : str
+        What it is a step of: equal for those that cost the same.
+    state_bytes : int
+        Of the parameter's state.
+    copies : bool
+        Whether others hold the gradient, too: an optimizer may write into its own.
+    elements : int or None
+        How many are stepped at a time; None: all at once.
+    """
+
+    stepper: Stepper
+    layout: str
+    state_bytes: int
+    copies: bool
+    elements: int | None = None
+
+    def __repr__(self) -> str:
+        return f"step of {self.layout}" + f" by {self.elements}" * (self.elements is not None)
+
+    def __call__(
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        factor: torch.Tensor | None = None,
+    ) -> None:
+        """Take the step, with the gradient laid out as autograd lays out that of a leaf.
+
+        Parameters
+        ----------
+        factor : Tensor, optional
+            What the gradient is multiplied with.
+        """
+        if self.copies or not _is_laid_out_as(gradient, parameter):
+            own = torch.empty_like(parameter) if _is_dense(parameter) else gradient.contiguous()
+            gradient = own.copy_(gradient)
+        if factor is not None:
+            clipping.scale_gradient(gradient, factor)
+        self.stepper.step(parameter, gradient, self.elements)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether each element of a tensor's memory is one of its own."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def _is_laid_out_as(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether autograd would keep a gradient as it is: laid out as its parameter."""
+    if not _is_dense(parameter):
+        return gradient.is_contiguous()
+    pairs = zip(parameter.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(own == other for size, own, other in pairs if size != 1)
+
+
+def taking_steps(
+    joint: JointGraph, modules: Mapping[str, nn.Module], stepper: Stepper
+) -> JointGraph:
+    """Return a normalised step that keeps the gradients of an optimizer's parameters to itself."""
+    members = parameters_of(joint, modules)
+    placeholders = joint.placeholders
+    taken = {
+        position
+        for _, position in joint.gradients
+        if placeholders[position] in members and stepper.takes(members[placeholders[position]])
+    }
+    return dataclasses.replace(
+        joint,
+        gradients=tuple(pair for pair in joint.gradients if pair[1] not in taken),
+        stepped=tuple(pair for pair in joint.gradients if pair[1] in taken),
+    )
+
+
+def with_parameter_steps(
+    captured: Captured, modules: Mapping[str, nn.Module], stepper: Stepper
+) -> Captured:
+    """Return a step in which the optimizer steps each parameter as soon as that may be.
+
+    A parameter's step reads it, its gradient and its state, and writes over it. It stands behind
+    all that needs the old weight: what reads it, and what may be computed again and reads
+    something that was computed of it. Backward ops that read it are not computed again.
+    """
+    members = parameters_of(captured.joint, modules)
+    names = {
+        captured.joint.sources[position].name: members[captured.joint.placeholders[position]]
+        for _, position in captured.joint.stepped
+    }
+    stepper.take(names)
+    order = {id(p): n for n, p in enumerate(p for m in modules.values() for p in m.parameters())}
+    return _Placing(captured, stepper, members, order).run()
+
+
+@dataclass(frozen=True)
+class _Added:
+    """An op of the optimizer's step, with the calls of its alternatives, and its node."""
+
+    op: Op
+    calls: tuple[Call, ...]
+    node: fx.Node
+
+
+class _Placing:
+    """Adds steps of parameters behind all other ops, and then moves each to its place."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        stepper: Stepper,
+        members: Mapping[fx.Node, torch.Tensor],
+        order: Mapping[int, int],
+    ) -> None:
+        self.captured = captured
+        self.stepper = stepper
+        self.members = members
+        self.order = order  # of parameters, by their identity
+        self.graph = _with_pins(captured)
+        self.segment = next(s.id for s in reversed(self.graph.segments) if s.phase == _BACKWARD)
+        self.values = list(captured.graph.values)
+        self.value_of = dict(captured.value_of)
+        self.added: list[_Added] = []
+
+    def run(self) -> Captured:
+        stepped = self.captured.joint.stepped
+        readers_of = readers(self.graph)
+        bases = [base_of(node) for node, _ in stepped]
+        factor = None if self.stepper.max_norm is None else self._factor(self.stepper.max_norm)
+        for node, position in stepped:
+            base = base_of(node)
+            is_shared = bases.count(base) > 1 or bool(readers_of[self.value_of[base]])
+            self._add_step(node, position, factor, copies=is_shared)
+        ops = (*self.graph.ops, *(one.op for one in self.added))
+        return self._in_place(
+            msgspec.structs.replace(self.graph, ops=ops, values=tuple(self.values))
+        )
+
+    def _factor(self, max_norm: float) -> fx.Node:
+        """Add the norms of all gradients, and what clips them; return the node of that."""
+        joint = self.captured.joint
+        places = {place: self.members[joint.placeholders[place]] for _, place in joint.stepped}
+        self._refuse_to_clip(list(places.values()))
+        ordered = sorted(joint.stepped, key=lambda pair: self.order[id(places[pair[1]])])
+        numbers = _NUMBERS * self.graph.device.granularity_bytes
+        norms = [
+            self._add_number("norm", GradientNorm(numbers, places[place].nbytes), (node,))
+            for node, place in ordered
+        ]
+        size = len(norms) * self.graph.device.granularity_bytes
+        return self._add_number("clip", ClipFactor(size + numbers, size, max_norm), (norms,))
+
+    def _refuse_to_clip(self, stepped: Sequence[torch.Tensor]) -> None:
+        """Raise where not all gradients of parameters can be clipped together.
+
+        Raises
+        ------
+        BadInput
+            Names the reason.
+        """
+        joint = self.captured.joint
+        others = [i for _, i in joint.gradients if joint.sources[i].kind == "parameter"]
+        if others:
+            raise BadInput(
+                f"clip_grad_norm= clips all gradients together, but {self.stepper.name} does not "
+                f"hold {joint.sources[others[0]].name}. Way out: an optimizer of all parameters "
+                "that require a gradient"
+            )
+        if len({p.dtype for p in stepped}) > 1:
+            raise BadInput(
+                "clip_grad_norm= takes parameters of one type. Way out: clip after backward, "
+                "without update_in_backward"
+            )
+
+    def _add_number(self, name: str, function: Foretold, arguments: tuple[Any, ...]) -> fx.Node:
+        """Add an op that makes a number of some nodes; return its node."""
+        node = self._node(function, name)
+        value = len(self.values)
+        size = self.graph.device.rounded(4)
+        self.values.append(Value(id=value, name=f"{name} of gradients", size_bytes=size))
+        call = Call(function, arguments, {}, (value,), False)
+        reads = dict.fromkeys(self.value_of[base_of(n)] for n in call.nodes())
+        self.value_of[node] = value
+        self._add(f"step.{name}", (call,), node, reads=tuple(reads), writes=(value,))
+        return node
+
+    def _node(self, function: Foretold, name: str) -> fx.Node:
+        return fx.Graph().create_node("call_function", function, name=name)
+
+    def _add(
+        self, target: str, calls: tuple[Call, ...], node: fx.Node, **fields: tuple[ValueId, ...]
+    ) -> None:
+        """Add an op behind all others; `fields` are what it reads, writes and changes."""
+        reads, writes = fields["reads"], fields.get("writes", ())
+        op = Op(
+            id=len(self.graph.ops) + len(self.added),
+            target=target,
+            segment=self.segment,
+            alternatives=tuple(
+                Alternative(name=f"step.{way}" if way else "default", reads=reads, writes=writes)
+                for way in range(len(calls))
+            ),
+            pinned="is a part of the optimizer's step",
+            changes=fields.get("changes", ()),
+        )
+        self.added.append(_Added(op, calls, node))
+
+    def _add_step(
+        self, node: fx.Node, position: int, factor: fx.Node | None, *, copies: bool
+    ) -> None:
+        joint = self.captured.joint
+        placeholder = joint.placeholders[position]
+        parameter = self.members[placeholder]
+        step = self._step_of(parameter, node.meta["val"], copies=copies)
+        steps = (step, *self._in_stretches(step, parameter))
+        own, gradient = self.value_of[placeholder], self.value_of[base_of(node)]
+        state = self._state(joint.sources[position].name, step.state_bytes)
+        clips = () if factor is None else (factor,)
+        calls = tuple(Call(one, (placeholder, node, *clips), {}, (None,), False) for one in steps)
+        reads = (own, gradient, *state, *(self.value_of[n] for n in clips))
+        made = self._node(step, "step")
+        name = f"step.{self.stepper.name}"
+        self._add(name, calls, made, reads=reads, changes=(own, *state))
+
+    def _step_of(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, *, copies: bool
+    ) -> ParameterStep:
+        state_bytes, workspace_bytes = self.stepper.needs(parameter)
+        size = self.captured.graph.device.rounded(parameter.nbytes)
+        is_copied = copies or not _is_laid_out_as(gradient, parameter)
+        text = f"{self.stepper.name} {tuple(parameter.shape)} {parameter.dtype}"
+        return ParameterStep(
+            stepper=self.stepper,
+            layout=f"{text} {state_bytes} {workspace_bytes} {is_copied}",
+            state_bytes=state_bytes,
+            workspace_bytes=workspace_bytes + size * is_copied,
+            moved_bytes=3 * size + 2 * state_bytes + 2 * workspace_bytes,
+            copies=copies,
+        )
+
+    def _in_stretches(
+        self, whole: ParameterStep, parameter: torch.Tensor
+    ) -> tuple[ParameterStep, ...]:
+        """Return the same step a stretch at a time, where that takes much less memory."""
+        stretch = self.stepper.stretch(parameter) if _is_dense(parameter) else None
+        if stretch is None or whole.workspace_bytes < _WORTH * stretch.workspace_bytes:
+            return ()
+        pieces = -(-parameter.numel() // stretch.elements)
+        return (
+            dataclasses.replace(
+                whole,
+                workspace_bytes=stretch.workspace_bytes,
+                moved_bytes=whole.moved_bytes + pieces * _STRETCH_BYTES,
+                elements=stretch.elements,
+            ),
+        )
+
+    def _state(self, name: str, size_bytes: int) -> tuple[ValueId, ...]:
+        """Return the value of a parameter's state, if it has any.
+
+        What it takes lies around the step, whether it is there yet or not.
+        """
+        if not size_bytes:
+            return ()
+        self.values.append(
+            Value(id=len(self.values), name=f"state of {name}", size_bytes=0, role="state")
+        )
+        return (len(self.values) - 1,)
+
+    def _ordered(self, graph: Graph) -> list[_Added]:
+        """Return all ops, each added one right behind the last of those it has to follow."""
+        before, maker = need_before_changes(graph), producers(graph)
+        followed = {
+            one.op.id: {*before.get(one.op.id, ())}
+            | {maker[v] for v in one.op.alternatives[0].reads if v in maker}
+            for one in self.added
+        }
+        behind: dict[OpId, list[_Added]] = {}
+        for one in self.added:
+            for op in followed[one.op.id]:
+                behind.setdefault(op, []).append(one)
+        ordered: list[_Added] = []
+        known = zip(self.graph.ops, self.captured.calls, self.captured.nodes, strict=True)
+        for op, calls, node in known:
+            ready = [_Added(op, calls, node)]
+            while ready:
+                now = ready.pop(0)
+                ordered.append(now)
+                for one in behind.get(now.op.id, ()):
+                    followed[one.op.id].discard(now.op.id)
+                    ready += [] if followed[one.op.id] else [one]
+        return ordered
+
+    def _in_place(self, graph: Graph) -> Captured:
+        """Return the step with each of the ops that were added where it may run first."""
+        ordered = self._ordered(graph)
+        moved = {one.op.id: place for place, one in enumerate(ordered)}
+        ops = tuple(
+            msgspec.structs.replace(
+                one.op,
+                id=place,
+                partner=None if one.op.partner is None else moved[one.op.partner],
+            )
+            for place, one in enumerate(ordered)
+        )
+        choices = tuple(
+            Choice(branches=tuple(tuple((moved[op], way) for op, way in b) for b in c.branches))
+            for c in graph.choices
+        )
+        return dataclasses.replace(
+            self.captured,
+            graph=validate_graph(msgspec.structs.replace(graph, ops=ops, choices=choices)),
+            calls=tuple(one.calls for one in ordered),
+            nodes=tuple(one.node for one in ordered),
+            value_of=self.value_of,
+            stepper=self.stepper,
+        )
+
+
+def _with_pins(captured: Captured) -> Graph:
+    """Return a graph in which no backward op runs again that reads a stepped parameter."""
+    graph, joint = captured.graph, captured.joint
+    stepped = {captured.value_of[joint.placeholders[place]] for _, place in joint.stepped}
+    ops: list[Op] = []
+    for op in graph.ops:
+        read = stepped.intersection(v for way in op.alternatives for v in way.reads)
+        if read and op.pinned is None and graph.segments[op.segment].phase == _BACKWARD:
+            name = graph.values[min(read)].name
+            ops.append(msgspec.structs.replace(op, pinned=f"reads {name}, which is stepped"))
+        else:
+            ops.append(op)
+    return msgspec.structs.replace(graph, ops=tuple(ops))

@@ -1,0 +1,264 @@
+"""The steps of an optimizer that are taken in backward, one parameter at a time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tightfit.allocator.alive import alive
+from tightfit.allocator.resident import granularity_of
+from tightfit.capture.stepping import Stretch
+from tightfit.errors import BadInput, TightfitError
+from tightfit.execution.stepping import with_gradient
+from tightfit.progress import announce
+from tightfit.session.memory import stretches
+from tightfit.session.memory.forecast import StepNeeds, needs_of_one
+from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_one
+from tightfit.session.memory.optimizers import hear_of_steps, kinds_of
+from tightfit.torch_private.engine import hooks_of_gradient
+
+__all__ = ["StepsInBackward"]
+
+_LARGE = 2  # times a stretch: what a step works with that is taken in stretches
+_LOOKS = 2  # calls at which it is looked for gradient scalers
+
+
+class StepsInBackward:
+    """Takes the steps of an optimizer inside of planned backwards, and watches the loop around.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Its own code steps each parameter.
+    max_norm : float, optional
+        To which the norm of all gradients is clipped before any step.
+
+    Raises
+    ------
+    BadInput
+        If its step of a parameter needs more than that parameter, its gradient and its state.
+    """
+
+    def __init__(self, optimizer: Any, max_norm: float | None = None) -> None:
+        refuse_unless_one_by_one(optimizer)
+        self.optimizer = optimizer
+        self.max_norm = max_norm
+        self._taken: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
+        self._needs: dict[Any, tuple[int, int]] = {}
+        self._stretches: dict[Any, Stretch | None] = {}
+        self._settings: list[dict[str, Any]] | None = None  # with which parameters were stepped
+        self._group_numbers: dict[int, int] = {}
+        self._told = False
+        self._looked = 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.stretch(parameter)  # tried now: within a limit there may be no room for it
+        hear_of_steps(self)
+
+    @property
+    def name(self) -> str:
+        """The optimizer's, for people."""
+        return type(self.optimizer).__name__
+
+    def is_of(self, optimizer: Any) -> bool:
+        """Whether it takes the steps of an optimizer."""
+        return optimizer.param_groups is self.optimizer.param_groups
+
+    @property
+    def parameters(self) -> frozenset[int]:
+        """Identities of the parameters whose gradients are not kept."""
+        return frozenset(self._taken) or frozenset(
+            id(p) for group in self.optimizer.param_groups for p in group["params"]
+        )
+
+    # -- what a plan asks ---------------------------------------------------------------------
+
+    def takes(self, parameter: torch.Tensor) -> bool:
+        """Whether it steps a parameter."""
+        return id(parameter) in self._places()
+
+    def needs(self, parameter: torch.Tensor) -> tuple[int, int]:
+        """Return the bytes of a parameter's state, and what its step works with besides.
+
+        Raises
+        ------
+        BadInput
+            If nobody can foretell that.
+        """
+        where = parameter.dtype, parameter.device
+        key = self._places()[id(parameter)], parameter.shape, parameter.stride(), *where
+        if key not in self._needs:
+            needs = self._needed(parameter)
+            if needs is None:
+                raise BadInput(
+                    f"what {self.name} takes to step one parameter cannot be foretold, so that no "
+                    "plan can have room for it. Way out: fit without update_in_backward"
+                )
+            self._needs[key] = needs.state_bytes(parameter.device.type), needs.passing_bytes
+        return self._needs[key]
+
+    def stretch(self, parameter: torch.Tensor) -> Stretch | None:
+        """Return by what stretches a parameter may be stepped, too; None: whole only."""
+        if self.needs(parameter)[1] < _LARGE * stretches.STRETCH * parameter.element_size():
+            return None
+        number = self._places()[id(parameter)]
+        key = number, parameter.dim(), parameter.dtype, parameter.device
+        if key not in self._stretches:
+            self._stretches[key] = self._tried(self.optimizer.param_groups[number], parameter)
+        return self._stretches[key]
+
+    def _tried(self, group: dict[str, Any], parameter: torch.Tensor) -> Stretch | None:
+        elements = stretches.STRETCH
+        needs = self._needed(parameter, elements)
+        if needs is None or not stretches.has_same_bits(self.optimizer, group, parameter):
+            return None
+        # at first, its part of the state is made before it is put into the whole
+        state_bytes = needs.state_bytes(parameter.device.type)
+        return Stretch(elements, needs.passing_bytes + state_bytes)
+
+    def _needed(self, parameter: torch.Tensor, elements: int | None = None) -> StepNeeds | None:
+        """Return what steps of a parameter take, or of some of its elements."""
+        group = self.optimizer.param_groups[self._places()[id(parameter)]]
+        granularity = granularity_of(parameter.device.type)
+        return needs_of_one(self.optimizer, group, parameter, granularity, elements)
+
+    def take(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Note which parameters, by their names, are stepped in backward from now on."""
+        self._taken |= {id(p): (name, weakref.ref(p)) for name, p in parameters.items()}
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def before_forward(self) -> None:
+        """Raise if the loop does what goes with a step after backward only.
+
+        Raises
+        ------
+        TightfitError
+            Says what, and a way out; nothing has been changed then.
+        """
+        if self._settings is not None:
+            self._refuse(
+                "a second call after a backward that has stepped, without optimizer.step() "
+                "between them: gradients cannot be accumulated. Way out: one backward for each "
+                "optimizer.step() (which is still called, for schedulers and hooks), or fit "
+                "without update_in_backward"
+            )
+        self._refuse_scalers()
+        places = self._places()
+        for name, parameter in self._present():
+            if id(parameter) not in places:
+                self._refuse(f"{name} has left the optimizer. Way out: fit the model anew")
+            if _is_hooked(parameter):
+                self._refuse(
+                    f"{name} has a hook on its gradient, which is never in {name}.grad. Way out: "
+                    "remove the hook, or fit without update_in_backward"
+                )
+        self.before_backward()
+
+    def before_backward(self) -> None:
+        """Raise if a parameter has a gradient already, which the step would leave out."""
+        for name, parameter in self._present():
+            if parameter.grad is not None:
+                self._refuse(
+                    f"{name}.grad is there before backward: gradients cannot be accumulated. Way "
+                    "out: optimizer.zero_grad() before, or fit without update_in_backward"
+                )
+
+    def step(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, elements: int | None = None
+    ) -> None:
+        """Take the step of one parameter: the optimizer's own code, that finds only this one.
+
+        Parameters
+        ----------
+        elements : int, optional
+            How many at a time; None: all at once.
+        """
+        if self._settings is None:
+            self._settings = _settings_of(self.optimizer)
+            self._group_numbers = self._places()
+        group = self.optimizer.param_groups[self._group_numbers[id(parameter)]]
+        if elements is not None:
+            stretches.step_in_stretches(self.optimizer, group, parameter, gradient, elements)
+            return
+        with with_gradient(parameter, gradient):
+            plain_step(self.optimizer, [{**group, "params": [parameter]}])
+
+    def before_step(self, optimizer: Any) -> None:
+        """Hear that the loop steps: what was stepped in backward has no gradient and stays.
+
+        Raises
+        ------
+        TightfitError
+            If the loop has changed what decides the step, or a gradient came beside the plan.
+        """
+        if not self.is_of(optimizer) or self._settings is None:
+            return
+        before, self._settings = self._settings, None
+        if before != _settings_of(optimizer):
+            self._refuse(
+                "the optimizer's settings (its learning rate, say) were changed between backward, "
+                "which has stepped with the old ones, and optimizer.step(). Way out: change them "
+                "before the forward, as a scheduler does that steps after the optimizer"
+            )
+        late = next((name for name, p in self._present() if p.grad is not None), None)
+        if late is not None:
+            self._refuse(
+                f"a part of the gradient of {late} came from outside the plan, after backward had "
+                "stepped with the rest. Way out: put all of the loss into the plan "
+                "(tightfit.step), or fit without update_in_backward"
+            )
+        if not self._told:
+            self._told = True
+            announce(
+                f"{self.name} has stepped {len(self._taken)} parameters in backward, where their "
+                "gradients were freed: optimizer.step() and zero_grad() do nothing for them, and "
+                "what looks at .grad after backward finds none (clip_grad_norm= clips)"
+            )
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def _places(self) -> dict[int, int]:
+        """Return in which group each parameter is, by its identity."""
+        groups = enumerate(self.optimizer.param_groups)
+        return {id(p): number for number, group in groups for p in group["params"]}
+
+    def _present(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the parameters that are stepped in backward, as far as they are there."""
+        found = ((name, reference()) for name, reference in self._taken.values())
+        return [(name, p) for name, p in found if p is not None]
+
+    def _refuse_scalers(self) -> None:
+        if self._looked < _LOOKS:
+            self._looked += 1
+            if any(s.is_enabled() for s in alive(kinds_of(torch.amp.GradScaler))):
+                self._refuse(
+                    "there is a GradScaler, which looks for infinities in all gradients before "
+                    "any step. Way out: bfloat16, which needs none, or fit without "
+                    "update_in_backward"
+                )
+
+    def _refuse(self, what: str) -> None:
+        raise TightfitError(f"update_in_backward=True with {self.name}: {what}")
+
+
+def _is_hooked(parameter: torch.Tensor) -> bool:
+    """Whether anybody but us is to hear of a parameter's gradient."""
+    every = hooks_of_gradient(parameter)
+    return any(getattr(h, "__module__", "").partition(".")[0] != "tightfit" for h in every)
+
+
+def _settings_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return what decides an optimizer's steps beside parameters, gradients and state."""
+    return [
+        {key: _plain(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting that does not change later: a number in place of a tensor."""
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -1,0 +1,23 @@
+"""What `clip_grad_norm_` does with one gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._foreach_utils import _has_foreach_support
+
+__all__ = ["norm_of_gradient", "scale_gradient"]
+
+
+def norm_of_gradient(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the 2-norm of a gradient."""
+    if _has_foreach_support([gradient], gradient.device):
+        return torch._foreach_norm([gradient], 2.0)[0]
+    return torch.linalg.vector_norm(gradient, 2.0)
+
+
+def scale_gradient(gradient: torch.Tensor, factor: torch.Tensor) -> None:
+    """Multiply a gradient with a number, in place."""
+    if _has_foreach_support([gradient], gradient.device):
+        torch._foreach_mul_([gradient], factor)
+    else:
+        gradient.mul_(factor)
