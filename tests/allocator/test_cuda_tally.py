@@ -10,7 +10,7 @@ import torch
 
 from tightfit.allocator.cuda_tally import CudaTally
 from tightfit.allocator.refusals import budget_exceeded, if_room, is_refusal, refused_bytes
-from tightfit.torch_private import allocator_settings
+from tightfit.torch_private.gpu import allocator_settings
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tightfit.torch_private import cuda_pool
+from tightfit.torch_private.gpu import cuda_pool
 
 __all__ = ["CudaGround", "why_not_placed"]
 

@@ -12,7 +12,7 @@ import torch
 
 from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
-from tightfit.torch_private.allocator_settings import expand_segments
+from tightfit.torch_private.gpu.allocator_settings import expand_segments
 from tightfit.units import format_bytes, parse_bytes
 
 __all__ = ["CudaTally", "Refusals", "told_by_budget"]

@@ -16,7 +16,7 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from tightfit.torch_private import core as private
-from tightfit.torch_private.checkpoints import watched_checkpoints
+from tightfit.torch_private.saving import watched_checkpoints
 
 __all__ = ["Checkpoints", "SeenCheckpoints", "traced_checkpoints"]
 

@@ -1,0 +1,1 @@
+"""PyTorch's allocator of GPUs: its settings and pools. Private names."""
