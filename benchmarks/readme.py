@@ -1,9 +1,10 @@
-"""Write the table of training runs into README.md and draw their plot.
+"""Write the table of training runs into README.md and docs/measured.md, and draw their plot.
 
     python benchmarks/readme.py
 
 The newest run of each model and setting in ``benchmarks/results/training.jsonl`` counts, and on a
 GPU in ``gpu_training.jsonl`` and ``gpu_proofs.jsonl``; no number in the tables is typed by hand.
+The README compares ways at equal memory; docs/measured.md has every row.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ GPU_ROWS = RESULTS / "gpu_training.jsonl"
 GPU_PROOFS = RESULTS / "gpu_proofs.jsonl"
 PLOT = ROOT / "docs" / "training.svg"
 README = ROOT / "README.md"
+DOCUMENT = ROOT / "docs" / "measured.md"
 BEGIN = "<!-- training: written by benchmarks/readme.py -->"
 END = "<!-- end of training -->"
 NAMES = {
@@ -36,7 +38,8 @@ Row = dict[str, Any]
 def main() -> None:
     """Write table and plot."""
     PLOT.write_text(plot_of(newest_runs(rows_in(ROWS))))
-    README.write_text(with_section(README.read_text(), section()))
+    DOCUMENT.write_text(with_section(DOCUMENT.read_text(), section()))
+    README.write_text(with_section(README.read_text(), short_section()))
 
 
 def rows_in(path: Path) -> list[Row]:
@@ -45,8 +48,41 @@ def rows_in(path: Path) -> list[Row]:
     return [json.loads(line) for line in lines]
 
 
+def short_section() -> str:
+    """Return what stands in the README: for each model the ways that hold about as much."""
+    lines = [
+        "| model | plain PyTorch | PyTorch's best in less memory | tightfit in no more than that | "
+        "its least budget measured |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    runs = newest_runs(rows_in(ROWS)).items()
+    exact = {name: rows for name, rows in runs if "exactness" not in rows[0]["settings"]}
+    return "\n".join([*lines, *(_at_equal_memory(name, rows) for name, rows in exact.items())])
+
+
+def _at_equal_memory(name: str, rows: list[Row]) -> str:
+    """Return a line: the way of others that holds least, and ours that holds no more than that."""
+    ran = [row for row in rows if "error" not in row]
+    ours = [row for row in ran if row["way"].startswith("tightfit")]
+    others = [row for row in ran if row not in ours and row["way"] != "eager"]
+    plain = next(row for row in ran if row["way"] == "eager")
+    other = min(others, key=lambda row: (row["peak_bytes"], row["time_ratio"]))
+    within = [row for row in ours if row["peak_bytes"] <= other["peak_bytes"]]
+    equal, least = max(within, key=_peak), min(ours, key=_peak)
+    cells = [f"{plain['peak_bytes'] / 2**20:.0f} MiB", *map(_cell, (other, equal, least))]
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _peak(row: Row) -> int:
+    return int(row["peak_bytes"])
+
+
+def _cell(row: Row) -> str:
+    return f"{row['peak_bytes'] / 2**20:.0f} MiB, {row['time_ratio']:.2f}x"
+
+
 def section() -> str:
-    """Return what stands in the README: the runs on a CPU, then those on a GPU."""
+    """Return what stands in docs/measured.md: the runs on a CPU, then those on a GPU."""
     on_gpu = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
     return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), on_gpu])
 

@@ -115,20 +115,16 @@ def _models(where: str) -> list[str]:
 
 def section() -> str:
     """Return the short form for the README."""
-    names = "; ".join(refused.name for refused in REFUSED)
     models = [*CASES, *SUPPORTED]
     partly = sum(case.where == PARTLY for case in models)
     outside = sum(case.where == OUTSIDE for case in models)
     return (
-        f"{len(models)} features of models and {len(WAYS)} ways of training are each tested to "
-        f"give the bits of plain PyTorch, {len(DATA_PARALLEL) + len(SHARDED)} more with two "
-        "processes (DistributedDataParallel and FSDP2: "
-        "[docs/distributed.md](docs/distributed.md)). Of the models "
-        f"{len(models) - partly - outside} run by plans, {partly} partly outside of them and "
-        f"{outside} outside of every plan, within the limit; what does is announced and stands in "
-        "the report. A module that cannot be seen into runs eagerly, as one measured op "
-        "(`tightfit.opaque`). Refused, each with a way out: "
-        f"{names}. All of them: [docs/features.md](docs/features.md)."
+        f"Tests compare {len(models)} features of models and {len(WAYS)} ways of training with "
+        f"plain PyTorch, bit by bit, and {len(DATA_PARALLEL) + len(SHARDED)} more with two "
+        f"processes (DDP, FSDP2). {len(models) - partly - outside} of the features are planned, "
+        f"{partly} in part; {outside} run as plain PyTorch within the limit, which is announced. "
+        f"{len(REFUSED)} are refused, each with a way out. The list: "
+        "[docs/features.md](docs/features.md)."
     )
 
 
