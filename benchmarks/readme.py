@@ -9,9 +9,13 @@ GPU in ``gpu_training.jsonl`` and ``gpu_proofs.jsonl``; no number in the tables 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import gpu_table
 from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +24,7 @@ ROWS = RESULTS / "training.jsonl"
 GPU_ROWS = RESULTS / "gpu_training.jsonl"
 GPU_PROOFS = RESULTS / "gpu_proofs.jsonl"
 PLOT = ROOT / "docs" / "training.svg"
+GPU_PLOT = ROOT / "docs" / "training-gpu.svg"
 README = ROOT / "README.md"
 BEGIN = "<!-- training: written by benchmarks/readme.py -->"
 END = "<!-- end of training -->"
@@ -36,6 +41,7 @@ Row = dict[str, Any]
 def main() -> None:
     """Write table and plot."""
     PLOT.write_text(plot_of(newest_runs(rows_in(ROWS))))
+    GPU_PLOT.write_text(gpu_table.picture(gpu_table.rows()))
     README.write_text(with_section(README.read_text(), section()))
 
 
@@ -47,14 +53,16 @@ def rows_in(path: Path) -> list[Row]:
 
 def section() -> str:
     """Return what stands in the README: the runs on a CPU, then those on a GPU."""
-    on_gpu = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
-    return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), on_gpu])
+    proven = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
+    first = gpu_table.table(gpu_table.rows())
+    picture = "![On a GPU](docs/training-gpu.svg)"
+    return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), proven, first, picture])
 
 
 def gpu_section(runs: dict[str, list[Row]], proofs: dict[str, list[Row]]) -> str:
     """Return what was measured on a GPU; that nothing was, if so."""
     if not runs and not proofs:
-        return "On a GPU: not measured (`make gpu-proof` does)."
+        return "On a GPU: this version is not measured (`make gpu-proof` does); an earlier one is:"
     lines = [
         f"On {rows[0]['device']}, {name}: {sum(_held(row) for row in rows)} of {len(rows)} proofs "
         "held (all bits the same, peak within the budget)."
