@@ -2,22 +2,30 @@
 
     python benchmarks/gpu_proof.py
 
-Runs the tests marked `gpu`, then proofs (bit by bit, peak within the budget) and training rows of
-ResNet-50 and GPT-2 at three ratios. Each stage runs in a process of its own, within what is left
-of the time. Rows are appended to ``benchmarks/results/gpu_proofs.jsonl`` and ``gpu_training.jsonl``
-with the device, the versions and the commit; ``python benchmarks/readme.py`` puts them into the
-README. Exits with 0 only if everything held.
+Runs the tests marked `gpu`, then four models within what the device keeps to (reserved bytes,
+retries, launch time; with a limit, without one, at planned addresses), then proofs (bit by bit,
+peak within the budget) and training rows of ResNet-50 and GPT-2 at three ratios. Each stage runs
+in a process of its own, within what is left of the time. Rows are appended to
+``benchmarks/results/gpu_limit.jsonl``, ``gpu_proofs.jsonl`` and ``gpu_training.jsonl`` with the
+device, the versions and the commit; ``python benchmarks/readme.py`` puts the latter two into the
+README. What the device kept to is printed as one table. Exits with 0 only if everything held.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import gpu_limit
+from benchmarks.readme import rows_in
 
 FOLDER = Path(__file__).resolve().parent
 ROWS = FOLDER / "results"
@@ -26,6 +34,13 @@ TESTS = ("tests/gpu", "tests/contract/test_kernels.py")
 MODELS = {
     "resnet50": ("--batch", "64", "--size", "224"),
     "gpt2": ("--batch", "4", "--sequence", "1024", "--dropout", "0"),
+}
+
+LIMITS = {
+    "resnet50": ("--ratio", "0.4", "--batch", "128", "--size", "224"),
+    "gpt2": ("--ratio", "0.4", "--batch", "8", "--sequence", "1024", "--dropout", "0"),
+    "vit": ("--ratio", "0.6", "--batch", "64"),
+    "unet": ("--ratio", "0.5", "--batch", "16"),
 }
 
 Run = Callable[[Sequence[str], float], int]
@@ -41,14 +56,18 @@ class Stage(NamedTuple):
 
 def stages(rows: Path = ROWS, python: str = sys.executable) -> list[Stage]:
     """Return what is run, in order; rows go into a folder."""
-    found = [Stage("tests", (python, "-m", "pytest", "-m", "gpu", *TESTS), 150)]
+    found = [Stage("tests", (python, "-m", "pytest", "-m", "gpu", *TESTS), 130)]
+    for model, settings in LIMITS.items():
+        output = ("--device", "cuda", "--output", str(rows / "gpu_limit.jsonl"))
+        limit = (python, "benchmarks/gpu_limit.py", model, *settings, *output)
+        found.append(Stage(f"limit of {model}", limit, 60))
     for model, settings in MODELS.items():
         common = (model, *settings, "--device", "cuda", "--output")
         prove = (python, "benchmarks/gpu_proofs.py", *common, str(rows / "gpu_proofs.jsonl"))
         train = (python, "benchmarks/training.py", *common, str(rows / "gpu_training.jsonl"))
         ratios = ("--ratios", "0.8,0.6,0.5", "--rounds", "15", "--time-limit", "10")
-        found.append(Stage(f"proofs of {model}", prove, 120))
-        found.append(Stage(f"training rows of {model}", (*train, *ratios), 150))
+        found.append(Stage(f"proofs of {model}", prove, 70))
+        found.append(Stage(f"training rows of {model}", (*train, *ratios), 80))
     return found
 
 
@@ -102,7 +121,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(f"gpu-proof needs a GPU: {reason}. Nothing was run, no row was written.")
         return 2
+    began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     ended = run_all(todo, 60 * arguments.minutes, run_process)
+    rows = [row for row in rows_in(ROWS / "gpu_limit.jsonl") if row["date"] >= began]
+    print(gpu_limit.table(rows))
     for name, how in ended:
         print(f"{name:28} {how}")
     print("python benchmarks/readme.py puts the rows into the README")

@@ -10,9 +10,13 @@ The README compares ways at equal memory; docs/measured.md has every row.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import gpu_table
 from tightfit.reporting.pictures.training import Measured, TrainedModel, training_picture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +25,7 @@ ROWS = RESULTS / "training.jsonl"
 GPU_ROWS = RESULTS / "gpu_training.jsonl"
 GPU_PROOFS = RESULTS / "gpu_proofs.jsonl"
 PLOT = ROOT / "docs" / "training.svg"
+GPU_PLOT = ROOT / "docs" / "training-gpu.svg"
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "measured.md"
 BEGIN = "<!-- training: written by benchmarks/readme.py -->"
@@ -38,6 +43,7 @@ Row = dict[str, Any]
 def main() -> None:
     """Write table and plot."""
     PLOT.write_text(plot_of(newest_runs(rows_in(ROWS))))
+    GPU_PLOT.write_text(gpu_table.picture(gpu_table.rows()))
     DOCUMENT.write_text(with_section(DOCUMENT.read_text(), section()))
     README.write_text(with_section(README.read_text(), short_section()))
 
@@ -83,14 +89,16 @@ def _cell(row: Row) -> str:
 
 def section() -> str:
     """Return what stands in docs/measured.md: the runs on a CPU, then those on a GPU."""
-    on_gpu = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
-    return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), on_gpu])
+    proven = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
+    first = gpu_table.table(gpu_table.rows())
+    picture = f"![On a GPU]({GPU_PLOT.name})"
+    return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), proven, first, picture])
 
 
 def gpu_section(runs: dict[str, list[Row]], proofs: dict[str, list[Row]]) -> str:
     """Return what was measured on a GPU; that nothing was, if so."""
     if not runs and not proofs:
-        return "On a GPU: not measured (`make gpu-proof` does)."
+        return "On a GPU: this version is not measured (`make gpu-proof` does); an earlier one is:"
     lines = [
         f"On {rows[0]['device']}, {name}: {sum(_held(row) for row in rows)} of {len(rows)} proofs "
         "held (all bits the same, peak within the budget)."

@@ -41,6 +41,8 @@ class Device:
             monkeypatch.setattr(torch.cuda, name, value)
         for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
             monkeypatch.delenv(name, raising=False)
+        for key, value in {"may expand": True, "expand": False}.items():
+            monkeypatch.setitem(allocator_settings._ours, key, value)
         monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", self.get_settings)
         monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", self.settings.append)
 
@@ -110,6 +112,21 @@ def test_segments_grow_unless_the_user_has_decided(
     device.settings = []
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
     assert not allocator_settings.expand_segments()
+
+
+def test_an_arena_keeps_segments_as_they_are(device: Device) -> None:
+    CudaTally(DEVICE, []).keep_to(GIB, 0)
+    assert device.settings[-1] == "expandable_segments:True"
+    allocator_settings.divide_coarsely()
+    assert device.settings[-1] == "expandable_segments:False"
+    CudaTally(DEVICE, []).keep_to(GIB, 0)
+    assert device.settings[-1] == "expandable_segments:False"
+
+
+def test_an_arena_leaves_what_the_user_has_decided(device: Device) -> None:
+    device.settings = ["expandable_segments:True"]
+    allocator_settings.divide_coarsely()
+    assert device.settings == ["expandable_segments:True"]
 
 
 def test_what_the_device_refuses_is_said_in_terms_of_the_budget(device: Device) -> None:

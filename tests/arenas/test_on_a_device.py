@@ -11,22 +11,65 @@ from torch import nn
 import tightfit
 from tests.support.pools import FakeGround
 from tightfit.api.report import Report
+from tightfit.arenas.steering import GroundState
 from tightfit.errors import BadInput
+from tightfit.layout import holes
+from tightfit.layout.blocks import Block
+from tightfit.layout.holes import Script
 from tightfit.session.on_gpu.addresses import DeviceAddresses
 
 MIB = 1 << 20
 
 
-class Led(FakeGround):
-    """Says how often requests were to lie in it, and how often elsewhere."""
+LaidOut = tuple[list[Block], Script]
 
-    def __init__(self, height_bytes: int) -> None:
+
+class Led(FakeGround):
+    """Makes the requests that ops of a step make; says how often they were to lie in it.
+
+    Parameters
+    ----------
+    known : list
+        The steps that were laid out, the newest last.
+    """
+
+    def __init__(self, height_bytes: int, known: list[LaidOut]) -> None:
         super().__init__(height_bytes)
         self.seen = {"enter": 0, "leave": 0}
+        self._known = known
+        self._blocks: list[Block] = []
+        self._turns: list[int] = []
+        self._last: int | None = None
+        self._alive: dict[int, Any] = {}
+
+    def state(self) -> GroundState:
+        self._alive.clear()
+        self._turns = []
+        return super().state()
+
+    def take(self, size_bytes: int) -> tuple[int, Any]:
+        if not self._turns:  # a step begins: all of it is held
+            found = (one for one in reversed(self._known) if one[1].height_bytes == size_bytes)
+            self._blocks, script = next(found)
+            self._turns = sorted(n for n, turn in script.turns.items() if turn.is_inside)
+            self._last = None
+        return super().take(size_bytes)
 
     def enter(self) -> None:
         self.seen["enter"] += 1
         super().enter()
+        if self._turns:
+            now = 0 if self._last is None else self._turns.index(self._last) + 1
+            self._run_op(self._last, self._turns[now])
+            self._last = self._turns[now]
+
+    def _run_op(self, last: int | None, now: int) -> None:
+        for block in self._blocks:
+            if last is not None and block.lower == 2 * last:
+                self._alive[block.id] = self.pool.request(block.size_bytes)
+        for block in self._blocks:
+            if block.upper <= 2 * now:
+                self._alive.pop(block.id, None)
 
     def leave(self) -> None:
         self.seen["leave"] += 1
@@ -37,14 +80,21 @@ class Led(FakeGround):
 def grounds(monkeypatch: pytest.MonkeyPatch) -> list[Led]:
     """Let `arena=True` do on the CPU what it does on a GPU."""
     made: list[Led] = []
+    known: list[LaidOut] = []
+    lay_out = holes.script_of
+
+    def noted(blocks: list[Block], **more: Any) -> Script:
+        known.append((blocks, lay_out(blocks, **more)))
+        return known[-1][1]
 
     def ground_for(height_bytes: int) -> Led:
-        made.append(Led(height_bytes))
+        made.append(Led(height_bytes, known))
         return made[-1]
 
     def on_a_device(name: str, account: Any, options: Any) -> DeviceAddresses:
         return DeviceAddresses(name, account, options, ground_for)
 
+    monkeypatch.setattr(holes, "script_of", noted)
     monkeypatch.setattr("tightfit.session.fitted.addresses_for", on_a_device)
     monkeypatch.setattr("tightfit.session.handles.addresses_for", on_a_device)
     return made
@@ -91,7 +141,7 @@ def test_a_placed_step_says_before_each_large_request_what_comes(
     assert report.held.height_bytes == report.arena.height_bytes
     ground = grounds[-1]
     assert ground.seen["enter"] > 20 and not ground.is_inside
-    assert ground.pool.place(ground.base, ground.height_bytes)  # nothing is held after a step
+    assert ground.state() == "free"  # nothing is held after a step
     tightfit.unfit(model)
     assert same(train(net(), calls=calls), plain)
 

@@ -20,17 +20,21 @@ def proof() -> Any:
 
 
 def test_every_stage_ends_in_words(proof: Any) -> None:
+    ran: list[Any] = []
+
     def run(command, longest_s):
         assert 0 < longest_s <= 150
+        ran.append(command)
         if "benchmarks/gpu_proofs.py" in command:
             raise subprocess.TimeoutExpired(command, longest_s)
         return 1 if "pytest" in command else 0
 
     ended = dict(proof.run_all(proof.stages(), 600, run))
     assert ended["tests"] == "failed (exit code 1)"
-    assert ended["proofs of gpt2"] == "stopped after 120 s"
+    assert ended["proofs of gpt2"] == "stopped after 70 s"
     assert ended["training rows of resnet50"] == "held"
-    assert len(ended) == 5
+    assert ended["limit of unet"] == "held"
+    assert len(ended) == len(ran) == 9
     assert set(dict(proof.run_all(proof.stages(), 0, run)).values()) == {"not run: no time left"}
     for stage in proof.stages():
         files = [word for word in stage.command if word.endswith(".py") or word == "tests/gpu"]
@@ -45,7 +49,7 @@ def test_without_a_gpu_it_says_so(
     assert proof.main([]) == 2
     assert "gpu-proof needs a GPU: no driver. Nothing was run" in capsys.readouterr().out
     assert proof.main(["--dry-run"]) == 0
-    assert capsys.readouterr().out.count("--device cuda") == 4
+    assert capsys.readouterr().out.count("--device cuda") == 8
 
 
 def test_rows_of_proofs_become_lines(proof: Any, tmp_path: Path) -> None:
@@ -60,3 +64,20 @@ def test_rows_of_proofs_become_lines(proof: Any, tmp_path: Path) -> None:
     section = readme.gpu_section({}, readme.newest_runs(rows))
     assert "MobileNetV2 (batch 4, size 64): 1 of 2 proofs held" in section
     assert "not measured" in readme.gpu_section({}, {})
+
+
+def test_a_model_within_a_limit_becomes_a_row_for_each_way(proof: Any, tmp_path: Path) -> None:
+    """On a CPU, where nothing is reserved: what remains is that it runs and says so."""
+    from benchmarks import gpu_limit
+
+    file = tmp_path / "rows.jsonl"
+    words = "mobilenet_v2 --ratio 0.8 --batch 2 --size 64 --device cpu --ways limit,warn --steps 2"
+    assert gpu_limit.main([*words.split(), "--output", str(file)]) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["way"] for row in rows] == ["plain", "limit", "warn"]
+    assert all(row["enqueue_s"] <= row["step_s"] and row["commit"] for row in rows)
+    assert rows[1]["planned_bytes"] <= rows[1]["budget_bytes"]
+    assert len(gpu_limit.table(rows).splitlines()) == 4
+    assert not gpu_limit.holds(rows[1] | {"retries": 1})
+    assert not gpu_limit.holds(rows[1] | {"reserved_over": 1.2})
+    assert "BudgetExceeded" in gpu_limit.table([rows[0] | {"error": "BudgetExceeded: no"}])

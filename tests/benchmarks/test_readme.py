@@ -48,3 +48,19 @@ def test_the_committed_table_is_that_of_the_committed_rows(readme: Any) -> None:
     assert readme.PLOT.read_text() == readme.plot_of(
         readme.newest_runs(readme.rows_in(readme.ROWS))
     )
+
+
+def test_the_table_of_a_gpu_has_rows_that_may_be_compared(readme: Any) -> None:
+    """Of one process at a time, in the allocator's usual setting, plain PyTorch once a model."""
+    from benchmarks import gpu_table
+
+    rows = gpu_table.rows()
+    models = gpu_table.shown(rows)
+    assert all(known[0]["way"] == "plain" for known in models.values())
+    every = [row for known in models.values() for row in known]
+    assert all(row["call"] > 1 and not row["conf"] for row in every)
+    assert sum(row["way"] == "plain" for row in every) == len(models) == 5
+    assert all(row["commit"] and row["device"] and row["torch"] for row in rows)
+    picture = gpu_table.picture(rows)
+    assert readme.GPU_PLOT.read_text() == picture
+    assert points_in(picture.encode())["tightfit 0"] == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator
@@ -81,11 +82,16 @@ def tokens(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(4, TOKENS, WIDTH, device="cuda", dtype=dtype)
 
 
-def train(model: nn.Module, x: torch.Tensor, optimizer: Any, steps: int = 4) -> list[torch.Tensor]:
+def train(
+    model: nn.Module, x: torch.Tensor, optimizer: Any, context: Callable[[], Any]
+) -> list[torch.Tensor]:
+    """Take four steps; what is around a forward ends with it, as an autocast should."""
     found = []
-    for step in range(steps):
+    for step in range(4):
         torch.manual_seed(step)
-        loss = model(x).float().square().mean()
+        with context():
+            output = model(x)
+        loss = output.float().square().mean()
         loss.backward()
         found.append(loss.detach().clone())
         found += [p.grad.clone() for p in model.parameters()]
@@ -95,26 +101,20 @@ def train(model: nn.Module, x: torch.Tensor, optimizer: Any, steps: int = 4) -> 
 
 
 def same_bits_inside_the_budget(
-    model: nn.Module, x: torch.Tensor, context: Callable[[], Any] | None = None
+    model: nn.Module, x: torch.Tensor, context: Callable[[], Any] = contextlib.nullcontext
 ) -> None:
     """Train plainly and at 0.7 of the plan that keeps everything."""
     plain, model = model.cuda(), copy.deepcopy(model).cuda()
-
-    def run(each: nn.Module, optimizer: Any) -> list[torch.Tensor]:
-        if context is None:
-            return train(each, x, optimizer)
-        with context():
-            return train(each, x, optimizer)
-
-    expected = run(plain, torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9))
+    plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
+    expected = train(plain, x, plain_optimizer, context)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     tightfit.fit(model, "8GiB", optimizer=optimizer, cache=False)
-    if context is None:
+    if context is contextlib.nullcontext:
         report = tightfit.prepare(model, x)
         kept = report.planned_peak_bytes - report.constant_bytes
         least = attached(model).smallest_budget((x,), {}).found_bytes
         attached(model).change_budget(max(least, report.constant_bytes + round(0.7 * kept)))
-    found = run(model, optimizer)
+    found = train(model, x, optimizer, context)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     session = attached(model)
     session.close_step()

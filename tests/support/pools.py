@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
+from tightfit.arenas.steering import GroundState
+
 __all__ = ["Block", "FakeGround", "FakePool"]
 
 SMALL, GRANULARITY = 1 << 20, 512
@@ -35,9 +37,9 @@ class FakePool:
     Neighbours that are free become one. Where nothing fits, a new segment is taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_left: int = SMALL + 1) -> None:
         self.segments: list[list[_Stretch]] = []
-        self.slivers = 0  # stretches that were cut off and are of no use
+        self.least_left = least_left  # 512 where segments may grow
 
     @property
     def reserved(self) -> int:
@@ -61,17 +63,6 @@ class FakePool:
         self._take(segment, address, size)
         return Block(self, address)
 
-    def place(self, address: int, size: int) -> Block | None:
-        for segment in self.segments:
-            for s in segment:
-                if not s.held and s.address <= address and address + size <= s.address + s.size:
-                    if s.address < address:
-                        self.slivers += address - s.address <= SMALL
-                        self._split(segment, s, address - s.address)
-                    self._take(segment, address, size)
-                    return Block(self, address)
-        return None
-
     def free(self, address: int) -> None:
         for segment in self.segments:
             for n, s in enumerate(segment):
@@ -90,7 +81,7 @@ class FakePool:
     def _take(self, segment: list[_Stretch], address: int, size: int) -> None:
         stretch = next(s for s in segment if s.address == address)
         assert not stretch.held and stretch.size >= size
-        if stretch.size - size > SMALL:
+        if stretch.size - size >= self.least_left:
             self._split(segment, stretch, size)
         stretch.held, stretch.asked = True, size
 
@@ -103,17 +94,23 @@ class FakePool:
 class FakeGround:
     """A ground in such a pool; counts who is inside."""
 
-    def __init__(self, height_bytes: int) -> None:
+    def __init__(self, height_bytes: int, least_left: int = SMALL + 1) -> None:
         self.height_bytes = height_bytes
-        self.pool = FakePool()
+        self.pool = FakePool(least_left)
         block = self.pool.request(height_bytes)
         self.base = block.address
         self.is_inside = False
         self.placed = 0
 
-    def place(self, offset: int, size_bytes: int) -> Block | None:
+    def state(self) -> GroundState:
+        if len(self.pool.segments) > 1:
+            return "grown"
+        return "held" if any(s.held for s in self.pool.segments[0]) else "free"
+
+    def take(self, size_bytes: int) -> tuple[int, Block]:
         self.placed += 1
-        return self.pool.place(self.base + offset, size_bytes)
+        block = self.pool.request(size_bytes)
+        return block.address - self.base, block
 
     def enter(self) -> None:
         self.is_inside = True

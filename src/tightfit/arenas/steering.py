@@ -8,26 +8,46 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from tightfit.arenas.arena import ArenaReport
-from tightfit.layout.holes import LEAST_BYTES, Filler, Script
+from tightfit.layout.blocks import Block
+from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_of
 
-__all__ = ["Ground", "Steered", "Steering"]
+__all__ = ["Ground", "GroundState", "Steered", "Steering", "why_not_led"]
+
+_MIB = 1 << 20
+_TRIED = [  # alone and two at once, side by side, smaller than their cells, amid others and alike
+    Block(0, 0, 9, 8 * _MIB - 512),
+    Block(1, 2, 9, 4 * _MIB - 512),
+    Block(2, 4, 5, 6 * _MIB),
+    Block(3, 4, 9, 3 * _MIB),
+    Block(4, 6, 7, 2 * _MIB - 1024),
+    Block(5, 8, 9, 6 * _MIB),
+]
+_MOST_FAILURES = 4  # a filler that has no room in the arena takes more from the device
+
+
+GroundState: TypeAlias = Literal["free", "held", "grown"]
+"""Nothing lies there; something does; more was taken from the device, as something had no room."""
 
 
 class Ground(Protocol):
-    """Memory of an allocator that takes a free stretch at an address, if it is asked to."""
+    """Memory of an allocator that takes the smallest free stretch that is large enough."""
 
     @property
     def height_bytes(self) -> int:
         """Its size."""
         ...
 
-    def place(self, offset: int, size_bytes: int) -> Any | None:
-        """Hold a stretch as long as what is returned lives; None if some of it is held."""
+    def state(self) -> GroundState:
+        """Return how it stands between two steps."""
+        ...
+
+    def take(self, size_bytes: int) -> tuple[int, Any] | None:
+        """Request a stretch; return where it lies, and what holds it. None: there was no room."""
         ...
 
     def enter(self) -> None:
@@ -52,7 +72,7 @@ class Steered:
     Attributes
     ----------
     failed : int
-        Fillers that found their place held: 1 at most, as none is set afterwards.
+        Fillers that came to lie elsewhere, or would have: 1 at most, as none is set afterwards.
     outlived : bool
         Whether something of an earlier step was there at its beginning.
     """
@@ -62,12 +82,15 @@ class Steered:
         self.failed = 0
         self._ground = ground
         self._fillers: dict[int, Any] = {}
-        self._is_led = ground is not None and self._fill(_everything(script, ground))
-        self.outlived = ground is not None and not self._is_led
+        self.outlived = ground is not None and ground.state() != "free"
+        self.failed += self.outlived
+        self._is_led = ground is not None and not self.outlived
+        if ground is not None and self._is_led:
+            self._is_led = self._hold(_everything(script, ground), [])
 
     @property
     def is_exact(self) -> bool:
-        """Whether every filler so far found its stretch free."""
+        """Whether every filler so far came to lie where it was to."""
         return self._is_led and not self.failed
 
     def turn(self, instruction: int) -> None:
@@ -81,9 +104,7 @@ class Steered:
         ground.enter()
         if not self._is_led:
             return
-        for number in turn.drops:
-            del self._fillers[number]
-        self._is_led = self._fill(turn.fills)
+        self._is_led = self._refill(turn.refills) and self._open(turn.openings)
 
     def pause(self) -> None:
         """Let requests lie elsewhere until the next turn: code of others runs."""
@@ -95,17 +116,81 @@ class Steered:
         self.pause()
         self._fillers.clear()
 
-    def _fill(self, fillers: tuple[Filler, ...]) -> bool:
+    def _refill(self, fillers: Sequence[Filler]) -> bool:
+        """Hold what has become free: of stretches of one size any is taken first."""
         assert self._ground is not None
+        waiting = {filler.offset: filler for filler in fillers}
         for filler in fillers:
-            held = self._ground.place(filler.offset, filler.size_bytes)
-            if held is None:
-                # somebody lies there: from now on the allocator chooses among all that is free
-                self._fillers.clear()
-                self.failed += 1
-                return False
-            self._fillers[filler.number] = held
+            taken = self._ground.take(filler.size_bytes)
+            found = waiting.pop(taken[0], None) if taken is not None else None
+            if taken is None or found is None or found.size_bytes != filler.size_bytes:
+                return self._differs()
+            assert found.number is not None
+            self._fillers[found.number] = taken[1]
         return True
+
+    def _open(self, openings: Sequence[Opening]) -> bool:
+        places: list[Any] = []
+        for opening in openings:
+            for number in opening.drops:
+                del self._fillers[number]
+            if not self._hold(opening.pieces, places):
+                return False
+        return True  # what holds the places is let go of
+
+    def _hold(self, pieces: Sequence[Filler], places: list[Any]) -> bool:
+        """Hold pieces one after the other, from the only free stretch there is."""
+        assert self._ground is not None
+        for piece in pieces:
+            taken = self._ground.take(piece.size_bytes)
+            if taken is None or taken[0] != piece.offset:
+                return self._differs()
+            if piece.number is None:
+                places.append(taken[1])
+            else:
+                self._fillers[piece.number] = taken[1]
+        return True
+
+    def _differs(self) -> bool:
+        """Hold nothing any more: from now on the allocator chooses among all that is free."""
+        self._fillers.clear()
+        self.failed += 1
+        return False
+
+
+def why_not_led(ground_for: Callable[[int], Ground]) -> str | None:
+    """Return why an allocator's requests cannot be led to places; None if they can.
+
+    Tries it: a short step, twice.
+
+    Parameters
+    ----------
+    ground_for : callable
+        Returns memory that is so many bytes high; raises a `RuntimeError` if there is none.
+    """
+    script = script_of(_TRIED)
+    try:
+        ground = ground_for(max(script.height_bytes, LEAST_BYTES))
+    except RuntimeError as error:
+        return str(error)
+    for _ in range(2):
+        step, alive = Steered(script, ground), dict[int, Any]()
+        for tick in sorted({block.lower for block in _TRIED}):
+            for block in _TRIED:
+                if block.upper <= tick:
+                    alive.pop(block.id, None)
+            step.turn(tick // 2)
+            for block in (b for b in _TRIED if b.lower == tick):
+                taken = ground.take(block.size_bytes)
+                if taken is None or taken[0] != script.places[block.id]:
+                    return "a request does not come to lie in the only place that is free"
+                alive[block.id] = taken[1]
+                del taken  # it is alive as long as its block
+        step.end()
+        alive.clear()
+        if not step.is_exact:
+            return "what is held does not come to lie where it was to: see expandable segments"
+    return None
 
 
 def _everything(script: Script, ground: Ground) -> tuple[Filler, ...]:
@@ -132,6 +217,7 @@ class Steering:
         self._step: weakref.ref[Steered] | None = None
         self._report = ArenaReport()
         self._outlived = False
+        self._failures = 0  # in steps, one after the other
 
     @property
     def outlived(self) -> bool:
@@ -140,12 +226,15 @@ class Steering:
 
     @property
     def report(self) -> ArenaReport:
-        """What happened in the steps that ended; a fallback: a filler that found its place held."""
+        """What happened in the steps that ended; a fallback: a filler that lay elsewhere."""
         return self._report
 
     def begin(self, script: Script) -> Steered:
         """Begin a step."""
         if self._step is not None and self._step() is not None:
+            return Steered(script, None)
+        if self._failures >= _MOST_FAILURES:
+            self._ground = None
             return Steered(script, None)
         step = Steered(script, self._high_enough(script.height_bytes))
         self._outlived = self._outlived or step.outlived
@@ -157,6 +246,7 @@ class Steering:
         step.end()
         if self._step is not None and self._step() is step:
             self._step = None
+        self._failures = self._failures + 1 if step.failed and not step.outlived else 0
         old, script = self._report, step.script
         self._report = replace(
             old,
@@ -179,8 +269,9 @@ class Steering:
         """Return the memory; another one where it is too low, None where there is no room."""
         if not height_bytes:
             return None
-        if self._ground is None or self._ground.height_bytes < height_bytes:
-            self._ground = None
+        known = self._ground
+        if known is None or known.height_bytes < height_bytes or known.state() == "grown":
+            self._ground = known = None
             with contextlib.suppress(RuntimeError):
                 self._ground = self._ground_for(max(height_bytes, LEAST_BYTES))
         return self._ground

@@ -2,13 +2,17 @@
 
 An allocator that cannot be told an address takes the smallest free stretch that is large enough.
 Where everything that is free is held by fillers but for the places of the op that runs next, it
-can take no other. What a step's fillers are follows from its layout alone.
+can take no other. Fillers are ordinary requests themselves: what was freed since is held again by
+requests of just its size. Then one filler at a time is let go of, and what lies in front of a
+place, the place and the rest are requested one after the other, from the only free stretch there
+is. What a step's fillers are follows from its layout alone.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -24,6 +28,7 @@ __all__ = [
     "LEAST_BYTES",
     "SMALL_BYTES",
     "Filler",
+    "Opening",
     "Script",
     "Turn",
     "script_of",
@@ -49,15 +54,36 @@ class Filler:
 
     Parameters
     ----------
-    number : int
-        Its name within a script.
+    number : int or None
+        Its name within a script; None: it is the place of a request, held for a moment.
     offset, size_bytes : int
         Where it lies.
     """
 
-    number: int
+    number: int | None
     offset: int
     size_bytes: int
+
+    @property
+    def end(self) -> int:
+        """Where what follows it begins."""
+        return self.offset + self.size_bytes
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One free stretch, made of fillers, that is divided anew.
+
+    Parameters
+    ----------
+    drops : tuple of int
+        Fillers to let go of: they lie side by side, and nothing else is free then.
+    pieces : tuple of Filler
+        To hold then, from its begin to its end; places of the instruction are among them.
+    """
+
+    drops: tuple[int, ...]
+    pieces: tuple[Filler, ...]
 
 
 @dataclass(frozen=True)
@@ -68,15 +94,15 @@ class Turn:
     ----------
     is_inside : bool
         Whether the instruction's requests lie in the arena; if not, nothing else is done.
-    drops : tuple of int
-        Fillers to let go of first.
-    fills : tuple of Filler
-        To hold then. What is free afterwards are the places of the instruction.
+    refills : tuple of Filler
+        What has become free since the turn before, each of it to be held first.
+    openings : tuple of Opening
+        To make then, one after the other. Their places are let go of at last.
     """
 
     is_inside: bool
-    drops: tuple[int, ...] = ()
-    fills: tuple[Filler, ...] = ()
+    refills: tuple[Filler, ...] = ()
+    openings: tuple[Opening, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -219,40 +245,71 @@ def _rooms(blocks: Sequence[Block]) -> list[tuple[int, int]]:
 def _turns(
     blocks: Sequence[Block], spans: Sequence[tuple[int, int]], height_bytes: int
 ) -> dict[int, Turn]:
-    """Return what is dropped and filled before each instruction that requests a block."""
+    """Return what is held and opened before each instruction that requests a block."""
     turns: dict[int, Turn] = {}
     held = [Filler(0, 0, height_bytes)]
-    count = 1
+    numbers = itertools.count(1)
+    pairs = list(zip(blocks, spans, strict=True))
     for tick in sorted({block.lower for block in blocks}):
-        lives = zip(blocks, spans, strict=True)
-        taken = [span for block, span in lives if block.lower <= tick < block.upper]
-        kept = _keepable(held, taken, height_bytes)
-        gaps = _gaps(height_bytes, [*taken, *map(_span, kept)])
-        fills = tuple(Filler(count + n, a, b - a) for n, (a, b) in enumerate(gaps))
-        count += len(fills)
-        drops = tuple(filler.number for filler in held if filler not in kept)
-        turns[tick // 2] = Turn(True, drops, fills)
-        held = [*kept, *fills]
+        alive = [span for block, span in pairs if block.lower < tick < block.upper]
+        gaps = _gaps(height_bytes, [*alive, *map(_span, held)])
+        refills = tuple(Filler(next(numbers), a, b - a) for a, b in gaps)
+        held = sorted([*held, *refills], key=_span)
+        openings: list[Opening] = []
+        for stretch, places in _stretches(held, [s for b, s in pairs if b.lower == tick]):
+            pieces = _divided(stretch, places, numbers)
+            openings.append(
+                Opening(tuple(f.number for f in stretch if f.number is not None), pieces)
+            )
+            held = [filler for filler in held if filler not in stretch]
+            held = sorted([*held, *(f for f in pieces if f.number is not None)], key=_span)
+        turns[tick // 2] = Turn(True, refills, tuple(openings))
     return turns
 
 
-def _keepable(
-    held: Sequence[Filler], taken: Sequence[tuple[int, int]], height_bytes: int
-) -> list[Filler]:
-    """Return the fillers that may stay: nothing small is left to fill between them and others."""
-    kept = [filler for filler in held if not _overlaps(filler, taken)]
-    gaps = _gaps(height_bytes, [*taken, *map(_span, kept)])
-    small = [(a - 1, b + 1) for a, b in gaps if b - a <= SMALL_BYTES]
-    return [filler for filler in kept if not _overlaps(filler, small)]
+def _stretches(
+    held: Sequence[Filler], places: Sequence[tuple[int, int]]
+) -> list[tuple[list[Filler], list[tuple[int, int]]]]:
+    """Return the fillers that cover places, side by side, and the places in each such stretch.
+
+    Where what is left beside a place would be small, the filler beyond goes along.
+    """
+    found: list[tuple[list[Filler], list[tuple[int, int]]]] = []
+    for begin, end in sorted(places):
+        low = next(n for n, filler in enumerate(held) if begin < filler.end)
+        high = next(n for n, filler in enumerate(held) if end <= filler.end)
+        while 0 < begin - held[low].offset <= SMALL_BYTES and low > 0:
+            low -= 1
+        while 0 < held[high].end - end <= SMALL_BYTES and high + 1 < len(held):
+            high += 1
+        own = list(held[low : high + 1])
+        if found and own[0] in found[-1][0]:
+            before, known = found.pop()
+            own, known = [*before, *(f for f in own if f not in before)], [*known, (begin, end)]
+            found.append((own, known))
+        else:
+            found.append((own, [(begin, end)]))
+    return found
+
+
+def _divided(
+    stretch: Sequence[Filler], places: Sequence[tuple[int, int]], numbers: Iterator[int]
+) -> tuple[Filler, ...]:
+    """Return the pieces of a stretch: places, and fillers around them."""
+    pieces: list[Filler] = []
+    at = stretch[0].offset
+    for begin, end in places:
+        if at < begin:
+            pieces.append(Filler(next(numbers), at, begin - at))
+        pieces.append(Filler(None, begin, end - begin))
+        at = end
+    if at < stretch[-1].end:
+        pieces.append(Filler(next(numbers), at, stretch[-1].end - at))
+    return tuple(pieces)
 
 
 def _span(filler: Filler) -> tuple[int, int]:
-    return filler.offset, filler.offset + filler.size_bytes
-
-
-def _overlaps(filler: Filler, spans: Iterable[tuple[int, int]]) -> bool:
-    begin, end = _span(filler)
-    return any(a < end and begin < b for a, b in spans)
+    return filler.offset, filler.end
 
 
 def _gaps(height_bytes: int, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -118,20 +118,27 @@ def has_memory(tensor: torch.Tensor) -> bool:
 _CUBLAS_BYTES: dict[tuple[torch.device, int], int] = {}
 
 
+def _multiply(device: torch.device) -> None:
+    """Multiply matrices, forward and backward."""
+    matrix = torch.ones(8, 8, device=device, requires_grad=True)
+    (matrix @ matrix).sum().backward()
+
+
 def cublas_workspace_bytes(device: torch.device) -> int:
     """Return what cuBLAS keeps for the streams planned on, after letting it take that now.
 
-    A workspace for each stream and thread: this one, and the one that runs backward.
+    A workspace for each stream and thread: this one, and the one that runs backward. Nothing where
+    each product allocates its own and lets go of it (PyTorch 2.15): then it is workspace of the
+    product, which the meter sees.
     """
     stream = torch.cuda.current_stream(device).cuda_stream
     if (device, stream) not in _CUBLAS_BYTES:
         with private.without_modes(), torch.enable_grad():
-            if not _CUBLAS_BYTES:
-                torch._C._cuda_clearCublasWorkspaces()
+            clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+            if not _CUBLAS_BYTES and clear is not None:
+                clear()
             before = torch.cuda.memory_allocated(device)
-            matrix = torch.ones(8, 8, device=device, requires_grad=True)
-            (matrix @ matrix).sum().backward()
-            del matrix
+            _multiply(device)
             taken = torch.cuda.memory_allocated(device) - before
         _CUBLAS_BYTES[device, stream] = max(taken, *_CUBLAS_BYTES.values(), 0)
     return sum(size for (d, _), size in _CUBLAS_BYTES.items() if d == device)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
+import torch
 
 from tightfit.allocator import meter_for
-from tightfit.allocator.cuda_ground import CudaGround, why_not_placed
-from tightfit.arenas.steering import Ground, Steered, Steering
+from tightfit.allocator.cuda_ground import CudaGround
+from tightfit.arenas.steering import Ground, Steered, Steering, why_not_led
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.lower import lower
 from tightfit.execution.placing import Turns, placed_program
@@ -24,6 +25,7 @@ from tightfit.session.anywhere import Anywhere, PlannedStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
+from tightfit.torch_private.gpu.allocator_settings import divide_coarsely
 from tightfit.units import format_bytes
 
 __all__ = ["DeviceAddresses"]
@@ -39,9 +41,9 @@ class DeviceAddresses(Anywhere):
     """The arena of a fitted callable on a GPU.
 
     The places follow from the plan. Its program is written with a word before each op that
-    requests much; fillers then leave nothing free in the arena but the places of that op, so that
-    PyTorch's own allocator gives out these. What plans leave of the budget is what the layout is
-    higher than they say.
+    requests much. Fillers, which are ordinary tensors, then leave nothing free in the arena but the
+    places of that op, so that PyTorch's own allocator gives out these. What plans leave of the
+    budget is what the layout is higher than they say.
 
     Parameters
     ----------
@@ -57,8 +59,7 @@ class DeviceAddresses(Anywhere):
     Raises
     ------
     BadInput
-        If the device, its allocator or this release of PyTorch cannot be asked for addresses, or
-        if plans are to be compiled.
+        If the device or its allocator cannot be led to addresses, or if plans are to be compiled.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class DeviceAddresses(Anywhere):
     ) -> None:
         device = account.device
         if ground_for is None:
-            reason = why_not_placed(device) if device.type == "cuda" else "it is no CUDA device"
+            reason = _why_not_led(device) if device.type == "cuda" else "it is no CUDA device"
             if reason is not None:
                 raise BadInput(
                     f"arena=True is not available for {name}, which lies on {device}: {reason}. "
@@ -174,7 +175,9 @@ class DeviceAddresses(Anywhere):
             rest_bytes=max(0, reserved_bytes - self._height_bytes - tensor_bytes),
             file_bytes=0,
         )
-        return msgspec.structs.replace(report, arena=self._steering.report, held=held)
+        return msgspec.structs.replace(
+            report, arena=self._steering.report, held=held, reserved_bytes=reserved_bytes
+        )
 
 
 class _Places:
@@ -196,6 +199,16 @@ class _Places:
     def end(self, step: Steered) -> None:
         """End a step."""
         self._steering.end(step)
+
+
+@functools.cache
+def _why_not_led(device: torch.device) -> str | None:
+    """Return why requests cannot be led on a GPU; None if they can, as they do from now on."""
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        return f"the allocator in use is {backend}, which cannot be led to addresses"
+    divide_coarsely()
+    return why_not_led(functools.partial(CudaGround, device=device))
 
 
 def _placed(runner: Runner, plan: Plan, places: _Places) -> Runner:

@@ -6,9 +6,10 @@ import os
 
 import torch
 
-__all__ = ["expand_segments"]
+__all__ = ["divide_coarsely", "expand_segments"]
 
 _KEY = "expandable_segments"
+_ours = {"may expand": True, "expand": False}
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -18,10 +19,26 @@ def expand_segments() -> bool:
     Settings are read as a whole: those that are there are given again.
     """
     settings = _settings()
-    if torch.cuda.get_allocator_backend() != "native" or _KEY in settings:
+    if (
+        not _ours["may expand"]
+        or torch.cuda.get_allocator_backend() != "native"
+        or _KEY in settings
+    ):
         return False
     _set(",".join(filter(None, (settings.strip(" ,"), f"{_KEY}:True"))))
+    _ours["expand"] = True
     return True
+
+
+def divide_coarsely() -> None:
+    """Keep segments as they are, for good: those that grow divide blocks to the last bytes.
+
+    What the user has decided stays.
+    """
+    _ours["may expand"] = False
+    if _ours["expand"]:
+        _ours["expand"] = False
+        _set(_settings().replace(f"{_KEY}:True", f"{_KEY}:False"))
 
 
 def _settings() -> str:

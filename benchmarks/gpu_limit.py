@@ -1,0 +1,212 @@
+"""Train a model of the zoo under a budget that the device keeps: what it reserves, and how fast.
+
+    python benchmarks/gpu_limit.py resnet50 --ratio 0.4 --batch 128 --size 224 --device cuda
+
+Plain PyTorch first, then fitted in each of the ways: `limit`, as `fit` does it; `warn`, without a
+limit; `arena`, at planned addresses. A row each: reserved bytes as a share of the budget, retries
+of the allocator once plans are settled, and the time of steps in a row, with what of it the
+processor took to ask for them. Exits with 1 if more was reserved than the budget, or with retries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+import tightfit
+from benchmarks.training import circumstances, let_search_end
+from tightfit.allocator import measure_peak, meter_for
+from tightfit.errors import TightfitError
+from tightfit.zoo import make
+
+__all__ = ["ROWS", "table"]
+
+ROWS = Path(__file__).resolve().parent / "results" / "gpu_limit.jsonl"
+SETTLED = 25  # steps after which plans leave what the allocator loses
+WAYS = {"limit": {}, "warn": {"on_exceed": "warn"}, "arena": {"arena": True}}
+
+Row = dict[str, Any]
+
+
+class Training:
+    """A model, an optimizer and a batch on a device."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        torch.manual_seed(0)
+        keys = ("batch", "size", "sequence", "dropout")
+        self.settings = {k: v for k in keys if (v := getattr(arguments, k)) is not None}
+        self.device = torch.device(arguments.device)
+        self.example = make(arguments.model, **self.settings).to(self.device)
+        self.model = self.example.model
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step(self) -> None:
+        """Take a step."""
+        args = self.example.args
+        output = self.model(**args) if isinstance(args, dict) else self.model(*args)
+        loss_of = self.example.loss
+        loss = output if loss_of is None else loss_of(output, self.example.target)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """Return what a step in a row takes, and what of it the processor takes to ask for it."""
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        asked = time.perf_counter() - began
+        self._wait()
+        return (time.perf_counter() - began) / steps, asked / steps
+
+    def retries(self) -> int:
+        """Return how often the allocator has given back what it had cached."""
+        if self.device.type != "cuda":
+            return 0
+        return int(torch.cuda.memory_stats(self.device)["num_alloc_retries"])
+
+    def reserved_bytes(self) -> int:
+        """Return what the allocator has taken from the device; nothing on a CPU."""
+        return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def plain(training: Training, steps: int) -> Row:
+    """Return what plain PyTorch takes."""
+    for _ in range(3):
+        training.step()
+    resident_bytes = meter_for(training.device).live_bytes()
+    _, peak = measure_peak(training.step, device=training.device)
+    seconds, asked = training.seconds(steps)
+    return {
+        "way": "plain",
+        "resident_bytes": resident_bytes,
+        "peak_bytes": peak.peak_bytes,
+        "step_s": seconds,
+        "enqueue_s": asked,
+        "reserved_bytes": training.reserved_bytes(),
+    }
+
+
+def fitted(arguments: argparse.Namespace, way: str, before: Row) -> Row:
+    """Return what a fitted model takes in one of the ways."""
+    training = Training(arguments)
+    own_bytes = sum(t.nbytes for t in (*training.model.parameters(), *training.model.buffers()))
+    own_bytes += sum(p.nbytes for p in training.model.parameters())  # the optimizer's state
+    budget = own_bytes + round(arguments.ratio * before["peak_bytes"])
+    row: Row = {"way": way, "budget_bytes": budget, "budget_ratio": arguments.ratio}
+    others = training.reserved_bytes() - own_bytes
+    began = time.perf_counter()
+    try:
+        tightfit.fit(training.model, budget, optimizer=training.optimizer, cache=False, **WAYS[way])
+        training.step()
+        row["first_s"] = time.perf_counter() - began
+        for _ in range(SETTLED):
+            training.step()
+        let_search_end()
+        for _ in range(SETTLED):
+            training.step()
+        retries = training.retries()
+        seconds, asked = training.seconds(arguments.steps)
+    except (TightfitError, torch.OutOfMemoryError) as error:
+        return {**row, "error": f"{type(error).__name__}: {error}"}
+    report = tightfit.report(training.model)
+    reserved_bytes = training.reserved_bytes() - max(0, others)
+    return {
+        **row,
+        "step_s": seconds,
+        "enqueue_s": asked,
+        "time_ratio": seconds / before["step_s"],
+        "retries": training.retries() - retries,
+        "reserved_bytes": reserved_bytes,
+        "reserved_over": reserved_bytes / budget,
+        "planned_bytes": report.planned_peak_bytes,
+        "overhead": report.overhead,
+        "bound": report.bound,
+        **_of_arena(report),
+    }
+
+
+def _of_arena(report: Any) -> Row:
+    arena = report.arena
+    if arena is None:
+        return {}
+    return {
+        "exact_steps": arena.exact_steps,
+        "arena_steps": arena.steps,
+        "height_bytes": arena.height_bytes,
+    }
+
+
+def holds(row: Row) -> bool:
+    """Whether a row is as promised: of plain PyTorch and without a limit nothing is."""
+    if row["way"] in ("plain", "warn"):
+        return "error" not in row
+    return "error" not in row and row["reserved_over"] <= 1.01 and not row["retries"]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as one table for people."""
+    lines = [
+        f"{'model':12} {'way':7} {'budget':>7} {'reserved':>9} {'retries':>8} {'time':>7} "
+        f"{'planned':>8} {'asking':>9}"
+    ]
+    for row in rows:
+        start = f"{row['model']:12} {row['way']:7} "
+        if "error" in row:
+            lines.append(start + row["error"].split(". ")[0][:80])
+            continue
+        ratio = f"{row['budget_ratio']:.2f}" if "budget_ratio" in row else ""
+        over = f"{row['reserved_over']:.3f}" if "reserved_over" in row else ""
+        lines.append(
+            f"{start}{ratio:>7} {over:>9} {row.get('retries', ''):>8} "
+            f"{row.get('time_ratio', 1.0):>6.2f}x {row.get('overhead', 0.0):>+8.1%} "
+            f"{1e3 * row['enqueue_s']:>6.1f} ms"
+        )
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, append the rows; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--ratio", type=float, required=True, help="of plain PyTorch's activations")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--size", type=int)
+    parser.add_argument("--sequence", type=int)
+    parser.add_argument("--dropout", type=float)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--output", type=Path, default=ROWS)
+    arguments = parser.parse_args(words)
+    training = Training(arguments)
+    common = {
+        "model": arguments.model,
+        "settings": training.settings,
+        **circumstances(torch.get_num_threads(), arguments.steps, arguments.device),
+    }
+    rows = [{**common, **plain(training, arguments.steps)}]
+    del training
+    rows += [{**common, **fitted(arguments, way, rows[0])} for way in arguments.ways.split(",")]
+    with arguments.output.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    print(table(rows))
+    return 0 if all(map(holds, rows)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
