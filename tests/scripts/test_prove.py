@@ -227,3 +227,14 @@ def test_where_two_records_differ(tmp_path: Path) -> None:
     assert [d.kind for d in found] == ["line", "tensor", "generator", "order"]
     assert (found[1].name, found[1].others, found[1].step) == ("y", 1, 1)
     assert found[0].name == "'a' and 'b'" and "is over" in found[3].name
+
+
+def test_a_program_that_steps_in_backward_is_proven_without_gradients(
+    proof_of: Callable[..., ScriptProof],
+) -> None:
+    fit = 'tightfit.fit(net, "1MiB", optimizer=optimizer, KEYWORD, **QUICK)'
+    text = LOOP.replace("\nfor ", f"\n{fit}\nfor ", 1)
+    proof = proof_of(text.replace("KEYWORD", "update_in_backward=True"), budget=None)
+    assert proof.verdict == "proven", proof
+    with pytest.raises(BadInput, match="clip_grad_norm"):
+        proof_of(text.replace("KEYWORD", "clip_grad_norm=1.0"), budget=None)

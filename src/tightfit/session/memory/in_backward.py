@@ -70,9 +70,9 @@ class StepsInBackward:
     @property
     def parameters(self) -> frozenset[int]:
         """Identities of the parameters whose gradients are not kept."""
-        return frozenset(self._taken) or frozenset(
-            id(p) for group in self.optimizer.param_groups for p in group["params"]
-        )
+        taken = [parameter for _, parameter in self._present()]
+        every = (p for group in self.optimizer.param_groups for p in group["params"])
+        return frozenset(map(id, taken or every))
 
     # -- what a plan asks ---------------------------------------------------------------------
 
