@@ -208,24 +208,28 @@ def document(rows: Sequence[Row]) -> str:
         "| bits |",
         "|---|---|---|---|--:|--:|--:|--:|---|",
     ]
-    plain = {(r["model"], r["optimizer"]): r for r in rows if r["way"] == "plain"}
     for row in rows:
-        same = plain[row["model"], row["optimizer"]]
-        lines.append("| " + " | ".join(_cells(row, same)) + " |")
+        alike = [r for r in rows if all(r[k] == row[k] for k in ("model", "optimizer", "steps"))]
+        lines.append("| " + " | ".join(_cells(row, alike)) + " |")
     return "\n".join((*lines, ""))
 
 
-def _cells(row: Row, plain: Row) -> list[str]:
+def _cells(row: Row, alike: Sequence[Row]) -> list[str]:
+    """Return the cells of a row, one of several of the same loop."""
     ample = row["budget"] == "64GiB"
     name = [MODELS[row["model"]][0], row["optimizer"], row["way"], "ample" if ample else "least"]
     if "error" in row:
         return [*name, "", "", "", "", row["error"]]
+    plain = next(r for r in alike if r["way"] == "plain")
     least, constants = row["least_bytes"], row.get("constants")
     text = "" if least is None else f"{least / MIB:.0f} ({(least - constants) / MIB:.0f})"
     extra = f"{row['overhead']:+.1%}" if "overhead" in row else ""
     seconds = f"{row['cpu_s']:.2f} ({row['cpu_s'] / plain['cpu_s'] - 1:+.1%})"
-    bits = "equal" if row["hash"] == plain["hash"] else "differ"
-    bits = f"{bits}, {row['steps']}" if row is not plain else ""
+    same = {r["way"] for r in alike if r["hash"] == row["hash"] and r is not row}
+    bits = (
+        "equal" if "plain" in same else f"those of {', '.join(sorted(same))}" if same else "differ"
+    )
+    bits = "" if row is plain else f"{bits}, {row['steps']} steps"
     return [*name, text, f"{row['peak_bytes'] / MIB:.0f}", extra, seconds, bits]
 
 

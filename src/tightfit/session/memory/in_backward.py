@@ -187,6 +187,10 @@ class StepsInBackward:
         with with_gradient(parameter, gradient):
             plain_step(self.optimizer, [{**group, "params": [parameter]}])
 
+    def after_step(self, optimizer: Any) -> None:
+        """Hear that the loop has stepped: its closure may have run the backward meanwhile."""
+        self.before_step(optimizer)
+
     def before_step(self, optimizer: Any) -> None:
         """Hear that the loop steps: what was stepped in backward has no gradient and stays.
 
