@@ -1,11 +1,11 @@
 """The optimizer's step inside the plan beside a step after backward: bytes, seconds, bits.
 
-python benchmarks/in_backward.py [--models gpt2,vit]
+python benchmarks/in_backward.py [--models gpt2,vit] [--optimizers "SGD;AdamW"] [--steps 20]
 
 Each run is a process of its own, one thread. ``plain`` is the loop as it is; ``after`` a fitted
 model whose optimizer steps after backward; ``within`` one with ``update_in_backward=True``. Both
-train with ample room and in the least budget that holds for their loop. Peaks are those of whole
-steps, from a forward to ``zero_grad``, above what lasts between steps. Rows go to
+train in the least budget that holds for their loop, the latter with ample room, too. Peaks are
+those of whole steps, from a forward to ``zero_grad``, above what lasts between steps. Rows go to
 ``benchmarks/results/in_backward.jsonl``, the page is ``docs/in-backward-measured.md``.
 """
 
@@ -60,13 +60,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 RUNS = (
     ("gpt2", "AdamW"),
-    ("gpt2", "SGD with momentum"),
-    ("gpt2", "SGD"),
-    ("resnet50", "SGD with momentum"),
-    ("vit", "AdamW"),
     ("llama", "AdamW"),
     ("llama", "AdamW, foreach"),
     ("llama", "Adafactor"),
+    ("resnet50", "SGD with momentum"),
+    ("vit", "AdamW"),
+    ("gpt2", "SGD with momentum"),
+    ("gpt2", "SGD"),
 )
 
 
@@ -149,7 +149,7 @@ def child(model: str, optimizer: str, way: str, budget: str, steps: str) -> None
     for number in range(int(steps) - 1):
         begin, of_cpu = time.perf_counter(), time.process_time()
         loop.step()
-        if number > 3:
+        if number > 1:
             seconds.append(time.perf_counter() - begin)
             cpu.append(time.process_time() - of_cpu)
     peak = measure_peak(loop.step, device="cpu")[1].peak_bytes
@@ -171,13 +171,13 @@ def _run(*words: str) -> Row:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def measure(models: Sequence[str], steps: int) -> None:
-    """Append the rows of some models."""
+def measure(models: Sequence[str], optimizers: Sequence[str], steps: int) -> None:
+    """Append the rows of some models with some optimizers."""
     for model, optimizer in RUNS:
-        if model not in models:
+        if model not in models or optimizer not in optimizers:
             continue
         least = {way: _run(model, optimizer, way, "least", "0") for way in ("after", "within")}
-        budgets = [("plain", "64GiB"), ("after", "64GiB"), ("within", "64GiB")]
+        budgets = [("plain", "64GiB"), ("within", "64GiB")]
         for way, found in least.items():
             if "least_bytes" in found:
                 budgets.append((way, str(int(1.005 * found["least_bytes"]) + MIB)))
@@ -202,29 +202,34 @@ def document(rows: Sequence[Row]) -> str:
         "loop, the optimizer's step included; in brackets what of it lies above parameters, "
         "buffers, inputs and the optimizer's state. Peak: of a whole step, measured, above what "
         "lasts between steps. Step: processor time, the median. Bits: weights, buffers, the "
-        "optimizer's state and all losses after the steps, against the plain loop.",
+        "optimizer's state and all losses after so many steps, against the plain loop.",
         "",
         "| model | optimizer | way | budget | least, MiB | peak, MiB | extra compute | step, s "
         "| bits |",
         "|---|---|---|---|--:|--:|--:|--:|---|",
     ]
-    plain = {(r["model"], r["optimizer"]): r for r in rows if r["way"] == "plain"}
     for row in rows:
-        same = plain[row["model"], row["optimizer"]]
-        lines.append("| " + " | ".join(_cells(row, same)) + " |")
+        alike = [r for r in rows if all(r[k] == row[k] for k in ("model", "optimizer", "steps"))]
+        lines.append("| " + " | ".join(_cells(row, alike)) + " |")
     return "\n".join((*lines, ""))
 
 
-def _cells(row: Row, plain: Row) -> list[str]:
+def _cells(row: Row, alike: Sequence[Row]) -> list[str]:
+    """Return the cells of a row, one of several of the same loop."""
     ample = row["budget"] == "64GiB"
     name = [MODELS[row["model"]][0], row["optimizer"], row["way"], "ample" if ample else "least"]
     if "error" in row:
         return [*name, "", "", "", "", row["error"]]
+    plain = next(r for r in alike if r["way"] == "plain")
     least, constants = row["least_bytes"], row.get("constants")
     text = "" if least is None else f"{least / MIB:.0f} ({(least - constants) / MIB:.0f})"
     extra = f"{row['overhead']:+.1%}" if "overhead" in row else ""
     seconds = f"{row['cpu_s']:.2f} ({row['cpu_s'] / plain['cpu_s'] - 1:+.1%})"
-    bits = "" if row is plain else "equal" if row["hash"] == plain["hash"] else "differ"
+    same = {r["way"] for r in alike if r["hash"] == row["hash"] and r is not row}
+    bits = (
+        "equal" if "plain" in same else f"those of {', '.join(sorted(same))}" if same else "differ"
+    )
+    bits = "" if row is plain else f"{bits}, {row['steps']} steps"
     return [*name, text, f"{row['peak_bytes'] / MIB:.0f}", extra, seconds, bits]
 
 
@@ -232,6 +237,7 @@ def main() -> None:
     """Measure, or only write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--optimizers", default=";".join(OPTIMIZERS))
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--table", action="store_true", help="only write the page")
     parser.add_argument("--child", nargs="+", help="used by the benchmark itself")
@@ -240,7 +246,7 @@ def main() -> None:
         child(*options.child)
         return
     if not options.table:
-        measure(options.models.split(","), options.steps)
+        measure(options.models.split(","), options.optimizers.split(";"), options.steps)
     rows = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()]
     PAGE.write_text(document(rows), encoding="utf-8")
 

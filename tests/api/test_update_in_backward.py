@@ -15,6 +15,7 @@ from support.in_backward import OPTIMIZERS
 from tightfit.allocator import measure_peak
 from tightfit.errors import BadInput, TightfitError
 from tightfit.execution.attach import attached
+from tightfit.graph.liveness import producers
 from tightfit.plan.plan import Compute
 from tightfit.session.memory import stretches
 
@@ -512,3 +513,15 @@ def test_clipping_some_of_the_gradients_is_refused() -> None:
         step(torch.randn(4, 4))
     with pytest.raises(BadInput, match="positive"):
         tightfit.fit(model, "1MiB", optimizer=optimizer, clip_grad_norm=0.0)
+
+
+def test_gradients_that_are_sums_hold_up_no_other_step() -> None:
+    model = Tied()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    tightfit.fit(model, "1MiB", optimizer=optimizer, update_in_backward=True, cache=False)
+    tightfit.prepare(model, *words())
+    graph = attached(model).last.graph
+    made = producers(graph)
+    steps = [op for op in graph.ops if op.changes]
+    assert len(steps) == len(list(model.parameters()))
+    assert all(op.id - made[op.alternatives[0].reads[1]] <= 4 for op in steps)

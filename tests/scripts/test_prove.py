@@ -247,3 +247,14 @@ def test_a_run_that_failed_says_with_what(tmp_path: Path) -> None:
     (found,) = differences(one, other)
     said = "takes step 2 (SGD), the other one ends with RuntimeError: no room for a further 5 bytes"
     assert (found.kind, found.step, found.name) == ("order", 2, said)
+
+
+def test_a_program_that_steps_in_backward_is_proven_without_gradients(
+    proof_of: Callable[..., ScriptProof],
+) -> None:
+    fit = 'tightfit.fit(net, "1MiB", optimizer=optimizer, KEYWORD, **QUICK)'
+    text = LOOP.replace("\nfor ", f"\n{fit}\nfor ", 1)
+    proof = proof_of(text.replace("KEYWORD", "update_in_backward=True"), budget=None)
+    assert proof.verdict == "proven", proof
+    with pytest.raises(BadInput, match="clip_grad_norm"):
+        proof_of(text.replace("KEYWORD", "clip_grad_norm=1.0"), budget=None)

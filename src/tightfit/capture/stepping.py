@@ -462,15 +462,26 @@ class _Placing:
 
 
 def _with_pins(captured: Captured) -> Graph:
-    """Return a graph in which no backward op runs again that reads a stepped parameter."""
+    """Return a graph in which no backward op runs again that would hold up a step.
+
+    Those are ops that read a stepped parameter, and ops of which gradients of stepped parameters
+    alone are made: while one of them may run again, all that it needs is needed.
+    """
     graph, joint = captured.graph, captured.joint
     stepped = {captured.value_of[joint.placeholders[place]] for _, place in joint.stepped}
-    ops: list[Op] = []
-    for op in graph.ops:
+    read_by = readers(graph)
+    gradients = {captured.value_of[base_of(node)] for node, _ in joint.stepped}
+    for_steps: set[OpId] = set()
+    ops = list(graph.ops)
+    for op in reversed(graph.ops):
+        if graph.segments[op.segment].phase != _BACKWARD:
+            break
+        made = {v for way in op.alternatives for v in way.writes}
+        used = {reader for value in made for reader in read_by[value]}
+        if (used or made & gradients) and used <= for_steps:
+            for_steps.add(op.id)
         read = stepped.intersection(v for way in op.alternatives for v in way.reads)
-        if read and op.pinned is None and graph.segments[op.segment].phase == _BACKWARD:
-            name = graph.values[min(read)].name
-            ops.append(msgspec.structs.replace(op, pinned=f"reads {name}, which is stepped"))
-        else:
-            ops.append(op)
+        if op.pinned is None and (read or op.id in for_steps):
+            why = "reads a parameter" if read else "makes a part of the gradient of one"
+            ops[op.id] = msgspec.structs.replace(op, pinned=f"{why} that is stepped")
     return msgspec.structs.replace(graph, ops=tuple(ops))

@@ -66,6 +66,7 @@ class Runner:
         self._without: dict[frozenset[int], frozenset[int]] = {}
         self.written = {position for _, position in joint.write_backs}
         self.stepped = tuple(position for _, position in joint.stepped)
+        self.afterwards = " Parameters that were stepped by then stay so." if self.stepped else ""
         viewed = inputs_viewed(joint)  # after the chain, so that their gradients come before
         self.summed = {i for node, i in joint.gradients if is_sum(node) or i in viewed}
         views = viewed_outputs(joint)
@@ -414,7 +415,7 @@ class Run(Chained):
             self._end("failed")
             if is_refusal(error):
                 what = "The backward was stopped before it took more than was planned for."
-                raise budget_exceeded(error, what) from error
+                raise budget_exceeded(error, what + self.runner.afterwards) from error
             raise
         positions = groups[index] if groups else ()
         if self.reached.missing:

@@ -53,6 +53,7 @@ class Fitting:
         self._leave_to_program()
         budget = self._budget_of(model, budget)
         self._note([model], keywords.get("optimizer"), budget)
+        self._note_steps(keywords)
         self.names += (type(model).__name__,)
         return model if self._is_plain else fit(model, budget, **keywords)
 
@@ -70,10 +71,28 @@ class Fitting:
             modules = list(modules)
         budget = self._budget_of(function, budget)
         self._note(_listed(modules), keywords.get("optimizer"), budget)
+        self._note_steps(keywords)
         self.names += (getattr(function, "__name__", type(function).__name__),)
         if self._is_plain:
             return function
         return step(function, modules=modules, budget=budget, **keywords)
+
+    def _note_steps(self, keywords: Mapping[str, Any]) -> None:
+        """Note whether the optimizer steps in backward, where gradients are freed.
+
+        Raises
+        ------
+        CannotProve
+            If gradients are clipped there: nothing clips them in the plain run.
+        """
+        if keywords.get("clip_grad_norm") is not None:
+            raise CannotProve(
+                "the program has a plan clip its gradients (clip_grad_norm=), which nothing does "
+                "in the plain run. Way out: leave it out, or clip_grad_norm_ without "
+                "update_in_backward"
+            )
+        if keywords.get("update_in_backward") and keywords.get("optimizer") is not None:
+            self._trained.step_in_backward(keywords["optimizer"])
 
     def unfit(self, model: nn.Module) -> nn.Module:
         """Give a model its own forward back in the name of the program."""

@@ -26,6 +26,12 @@ class Trained:
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: list[tuple[str, weakref.ref[Any]]] = []
+        self._stepped_in_backward: set[int] = set()
+
+    def step_in_backward(self, optimizer: Any) -> None:
+        """Leave out the gradients of an optimizer's parameters: one of the runs frees them."""
+        groups = optimizer.param_groups
+        self._stepped_in_backward |= {id(p) for group in groups for p in group["params"]}
 
     def meet(self, module: nn.Module) -> None:
         """Note a module that is called by itself, or fitted; of one inside another only that."""
@@ -50,7 +56,8 @@ class Trained:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return gradients, parameters and buffers by name; they are not copied."""
         parameters = dict(self._parameters())
-        found = {f"gradient of {name}": p.grad for name, p in parameters.items()}
+        kept = (n for n, p in parameters.items() if id(p) not in self._stepped_in_backward)
+        found = {f"gradient of {name}": parameters[name].grad for name in kept}
         found |= {f"parameter {name}": p.detach() for name, p in parameters.items()}
         found |= {f"buffer {name}": buffer for name, buffer in self._buffers()}
         return {name: t for name, t in found.items() if t is not None and t.numel()}

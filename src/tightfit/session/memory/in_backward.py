@@ -70,9 +70,9 @@ class StepsInBackward:
     @property
     def parameters(self) -> frozenset[int]:
         """Identities of the parameters whose gradients are not kept."""
-        return frozenset(self._taken) or frozenset(
-            id(p) for group in self.optimizer.param_groups for p in group["params"]
-        )
+        taken = [parameter for _, parameter in self._present()]
+        every = (p for group in self.optimizer.param_groups for p in group["params"])
+        return frozenset(map(id, taken or every))
 
     # -- what a plan asks ---------------------------------------------------------------------
 
@@ -186,6 +186,10 @@ class StepsInBackward:
             return
         with with_gradient(parameter, gradient):
             plain_step(self.optimizer, [{**group, "params": [parameter]}])
+
+    def after_step(self, optimizer: Any) -> None:
+        """Hear that the loop has stepped: its closure may have run the backward meanwhile."""
+        self.before_step(optimizer)
 
     def before_step(self, optimizer: Any) -> None:
         """Hear that the loop steps: what was stepped in backward has no gradient and stays.

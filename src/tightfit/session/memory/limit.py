@@ -155,6 +155,9 @@ class Limit:
         if optimizers.meet(optimizer):
             refuse_step(self._name, self._account, optimizer, keeper)
 
+    def after_step(self, optimizer: Any) -> None:
+        """Do nothing: what a step holds is refused while it is taken."""
+
 
 @contextlib.contextmanager
 def _refused_as(what: str) -> Iterator[None]:

@@ -9,7 +9,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from tightfit.allocator.alive import alive
 from tightfit.session.memory.forecast import StepNeeds, step_needs
@@ -206,6 +209,10 @@ class _Listener(Protocol):
         """Look at an optimizer that is about to step."""
         ...
 
+    def after_step(self, optimizer: Any) -> None:
+        """Look at an optimizer that has stepped."""
+        ...
+
 
 _LISTENERS: weakref.WeakSet[_Listener] = weakref.WeakSet()
 
@@ -213,11 +220,12 @@ _LISTENERS: weakref.WeakSet[_Listener] = weakref.WeakSet()
 @functools.cache
 def _listen() -> Any:
     """Hear of the steps of all optimizers, from the first fitted callable on."""
-    return register_optimizer_step_pre_hook(_before_step)
+    before = register_optimizer_step_pre_hook(_before_step)
+    return before, register_optimizer_step_post_hook(_after_step)
 
 
 def hear_of_steps(listener: _Listener) -> None:
-    """Tell somebody of every step of any optimizer before it is taken."""
+    """Tell somebody of every step of any optimizer, before and after it is taken."""
     _listen()
     _LISTENERS.add(listener)
 
@@ -225,3 +233,8 @@ def hear_of_steps(listener: _Listener) -> None:
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for listener in list(_LISTENERS):
         listener.before_step(optimizer)
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    for listener in list(_LISTENERS):
+        listener.after_step(optimizer)
