@@ -197,6 +197,8 @@ class Fitted:
         self._resolve_budget()
         self.account.optimizers.look()
         limits = self.options.enforced_bytes, self.options.beside(self.account)
+        if not self.is_used:
+            self._limit.refuse_below_parameters(self.options.planned_bytes)
         self._limit.begin(*limits, is_looking=not self.is_used)
         self._addresses.end_step()
         if self.route is not self._whole or not self._addresses.awaits_a_plan(self.options):

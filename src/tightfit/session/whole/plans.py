@@ -8,13 +8,13 @@ from typing import Any
 
 from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
-from tightfit.plan.plan import Gradients
+from tightfit.plan.plan import Gradients, Plan
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
-from tightfit.session.memory.account import Account
-from tightfit.session.memory.limit import advise, refuses
+from tightfit.session.memory.account import Account, Standing
+from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
 from tightfit.session.whole.advice import advised
@@ -22,8 +22,13 @@ from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import Watch
-from tightfit.session.whole.optimistic import less_expected
-from tightfit.session.whole.planning import NeedsComparing, planned_for, smallest_budget
+from tightfit.session.whole.optimistic import as_it_stands, less_expected
+from tightfit.session.whole.planning import (
+    NeedsComparing,
+    planned_as,
+    planned_for,
+    smallest_budget,
+)
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["Plans"]
@@ -163,9 +168,11 @@ class Plans:
             others=self._captures.other_plans,
             waits=waits,
         )
-        optimistic = one.optimistic(around)
-        if optimistic is not None and one.fitting(one.seen_around(around)) is None:
-            return optimistic
+        if one.was_optimistic and one.fitting(one.seen_around(around)) is None:
+            standing = self._standing(one, inputs, options)
+            optimistic = one.optimistic(as_it_stands(around, standing))
+            if optimistic is not None:
+                return optimistic
         try:
             planned = plan(around, least=self.shares.is_new(one, options), once=self.shares.looks)
         except InfeasibleBudget as error:
@@ -182,7 +189,7 @@ class Plans:
         around: Surroundings,
         inputs: list[Any],
         options: Options,
-        plan: Callable[[Surroundings], Planned],
+        plan: Callable[..., Planned],
         error: InfeasibleBudget,
     ) -> Planned:
         """Return a plan without room for all that is expected, where the limit holds by itself.
@@ -193,25 +200,32 @@ class Plans:
             If that does not fit either.
         """
         account = self._account
-        standing = account.standing(inputs, options.beside(account), one.input_bytes)
-        less = less_expected(one, around, standing, options)
+        standing = self._standing(one, inputs, options)
+        less = less_expected(one, around, account, standing, options)
         may_try = refuses(account) and options.ranks is None and options.plan is None
         may_try = may_try and not (options.compile or options.arena or self.shares.is_beside)
-        planned = less.planned(one, plan, options.planned_bytes) if may_try else None
-        beside = self.shares.beside(one, around, options)
-        expected = less.expected(one) if planned is None else None  # for a text that is read
-        advice = advised(error, one, around, account, options, beside, expected)
+        planned = None
+        if may_try:
+
+            def as_well_as(around: Surroundings, known: Plan) -> Planned:
+                return plan(around, others=lambda: (known,))
+
+            as_told = partial(planned_as, one, options=options)
+            planned = less.planned(one, as_well_as, as_told, options.planned_bytes)
         if planned is None:
+            beside = self.shares.beside(one, around, options)
             self._watch.abandon()
-            raise advice from None
+            raise advised(error, one, less, account, options, beside) from None
         if not one.was_optimistic:
             announce(
                 f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
                 "no room for that; what would exceed the budget is refused"
             )
-        advise(account, advice.minimum_bytes or 0)
         self.more_bytes = 0
-        return one.take_optimistic(around, planned)
+        return one.take_optimistic(as_it_stands(around, standing), planned)
+
+    def _standing(self, one: Specialisation, inputs: list[Any], options: Options) -> Standing:
+        return self._account.standing(inputs, options.beside(self._account), one.input_bytes)
 
 
 def _around_step(
