@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tightfit.allocator.resident import resident_tensor_bytes
@@ -38,12 +39,22 @@ class Limit:
         Of the callable, for messages.
     account : Account
         What it holds.
+    needs : WeakMethod
+        Tells the least budget for steps like the last one, as far as that is known.
     is_copy : bool
         Whether nobody has asked for it: a copy keeps to nothing of its own until it trains.
     """
 
-    def __init__(self, name: str, account: Account, *, is_copy: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        account: Account,
+        needs: weakref.WeakMethod[Callable[[], int]],
+        *,
+        is_copy: bool = False,
+    ) -> None:
         self._name = name
+        self._needs = needs
         self._account = account
         self._keeps = not is_copy
         self._is_looking = False
@@ -174,8 +185,12 @@ class Limit:
         """Refuse the step of an optimizer of this model that would exceed the budget."""
         keeper = self._account.keeper
         if keeper is not None and self._account.optimizers.meet(optimizer):
-            refuse_step(self._name, self._account, optimizer, keeper)
+            refuse_step(self._name, self._account, optimizer, keeper, self._needed_bytes)
             self._account.since.step_begins()
+
+    def _needed_bytes(self) -> int:
+        needs = self._needs()
+        return 0 if needs is None else needs()
 
 
 @contextlib.contextmanager

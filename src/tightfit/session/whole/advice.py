@@ -19,6 +19,7 @@ from tightfit.progress import SILENT
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import (
     Surroundings,
+    expected_outside_bytes,
     handed_out_bytes,
     kept_by_loss_bytes,
     with_numbers,
@@ -27,7 +28,7 @@ from tightfit.session.options import Options
 from tightfit.session.whole.optimistic import LessExpected, Passing
 from tightfit.session.whole.specialisation import Specialisation
 
-__all__ = ["Beside", "advised"]
+__all__ = ["Beside", "advised", "needed_by_steps"]
 
 _QUICKLY = Limits(seconds=2.0)
 
@@ -125,6 +126,21 @@ def advised(
         proven=proven,
         call_bytes=error.minimum_bytes,
     )
+
+
+def needed_by_steps(one: Specialisation, around: Surroundings, account: Account) -> int:
+    """Return the least budget for steps like one that has run, the optimizer's own left out.
+
+    Parameters
+    ----------
+    around : Surroundings
+        What lay around it, with all that was to come.
+    """
+    returned_bytes = account.since.returned_bytes(account.tally) or 0
+    outside_bytes = one.user_code.seen_bytes
+    if outside_bytes is None:
+        outside_bytes = expected_outside_bytes(one.captured)
+    return with_numbers(_needed(one, Passing(around.with_outside(outside_bytes), returned_bytes)))
 
 
 def _needed(one: Specialisation, passing: Passing) -> int:

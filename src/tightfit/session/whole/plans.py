@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from tightfit.session.memory.account import Account, Standing
 from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
-from tightfit.session.whole.advice import advised
+from tightfit.session.whole.advice import advised, needed_by_steps
 from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
@@ -73,6 +74,7 @@ class Plans:
         self._account = account
         self._watch = watch
         self._comparing = Comparing(account, addresses)
+        self._last: tuple[weakref.ref[Specialisation], Surroundings] | None = None
 
     def chosen(
         self,
@@ -118,6 +120,13 @@ class Plans:
         alone = _around_step(one, inputs, self._account, options)
         return smallest_budget(one, alone, options)
 
+    def needed_bytes(self) -> int:
+        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        if self._last is None or self.shares.is_beside:
+            return 0
+        one = self._last[0]()
+        return 0 if one is None else needed_by_steps(one, self._last[1], self._account)
+
     def looking_bytes(self, options: Options) -> int:
         """Return what finding out about operators may hold now."""
         return self._comparing.room_bytes(options)
@@ -159,6 +168,7 @@ class Plans:
         around = _around_step(one, inputs, self._account, options)
         share = self.shares.share(one, around, options)
         around = around.with_share(share)
+        self._last = weakref.ref(one), around
         plan = partial(
             planned_for,
             one,

@@ -172,6 +172,10 @@ class WholeSteps:
         last = max(self.captures, key=lambda one: one.used, default=None)
         return last is not None and last.tuner is not None
 
+    def needed_bytes(self) -> int:
+        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        return self._plans.needed_bytes()
+
     # -- budgets ------------------------------------------------------------------------------
 
     def smallest_budget(self, given: Arguments) -> MinimumBudget:
