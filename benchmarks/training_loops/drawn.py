@@ -101,9 +101,10 @@ def _train(run: Run, habits: Habits) -> None:
     other = _layers(draw, habits.width) if habits.other != "none" else None
     optimizer = _optimizer(net, habits)
     others = _optimizer(other, habits) if other is not None else None
-    budget = run.budget() if habits.other == "shares" else None
+    shares = habits.other == "shares"
+    budget = run.budget() if shares else None
     run.fit(net, budget, **({"optimizer": optimizer} if habits.tells_optimizer else {}))
-    if budget is not None and other is not None:
+    if shares and other is not None:
         run.fit(other, budget, **({"optimizer": others} if habits.tells_optimizer else {}))
     out = loss = None
     for _ in range(run.steps):

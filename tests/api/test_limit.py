@@ -13,6 +13,7 @@ from torch.nn import functional
 import tightfit
 from tightfit.allocator import CpuMeter
 from tightfit.errors import BudgetExceeded, InfeasibleBudget
+from tightfit.session import stages
 from tightfit.session.memory.account import Account
 
 MIB = 1 << 20
@@ -396,3 +397,20 @@ class Large(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.randn(8 * MIB // 512, 128)[index]
+
+
+def test_a_budget_below_the_parameters_is_refused_before_anything_is_captured(monkeypatch) -> None:
+    model = dense(8)
+    optimizer = torch.optim.Adam(model.parameters())
+    parameter_bytes = sum(p.nbytes for p in model.parameters())
+    fit(model, parameter_bytes - 1, optimizer=optimizer)
+    monkeypatch.setattr(stages, "capture", lambda *_, **__: pytest.fail("it is captured"))
+    with pytest.raises(InfeasibleBudget, match="parameters and buffers take") as refused:
+        model(torch.randn(16, 128))
+    assert refused.value.proven
+    assert f"none fits less than {parameter_bytes} " in str(refused.value)
+    named = refused.value.minimum_bytes
+    assert named is not None and named >= 4 * parameter_bytes  # gradients, Adam's two averages
+    before = model[0][0].weight.detach().clone()
+    optimizer.zero_grad()
+    assert torch.equal(before, model[0][0].weight)

@@ -12,8 +12,6 @@ from benchmarks.training_loops import LIFETIMES, Life, Loop, Run, live
 from benchmarks.training_loops.drawn import drawn_loop
 
 STEPS = 5
-# kernels' numbers that a captured step holds as constants (64 bytes each)
-NUMBERS_BYTES = 256
 
 
 def lives(loop: Callable[[Run], None]) -> tuple[Life, Life]:
@@ -21,8 +19,12 @@ def lives(loop: Callable[[Run], None]) -> tuple[Life, Life]:
     gc.collect()
     plain = live(loop, Run(None, steps=STEPS, small=True))
     gc.collect()
-    budget = plain.whole_bytes + NUMBERS_BYTES
-    return plain, live(loop, Run(budget, steps=STEPS, small=True, cache=False))
+    return plain, within(loop, plain.whole_bytes)
+
+
+def within(loop: Callable[[Run], None], budget_bytes: int) -> Life:
+    gc.collect()
+    return live(loop, Run(budget_bytes, steps=STEPS, small=True, cache=False))
 
 
 def assert_trained_alike(plain: Life, fitted: Life) -> None:
@@ -50,9 +52,42 @@ def test_what_is_proven_is_not_disproven(seed: int) -> None:
     _, loop = drawn_loop(seed)
     gc.collect()
     plain = live(loop, Run(None, steps=STEPS, small=True))
-    gc.collect()
-    fitted = live(loop, Run(plain.whole_bytes * 7 // 10, steps=STEPS, small=True, cache=False))
+    fitted = within(loop, plain.whole_bytes * 7 // 10)
     proven = [int(n) for n in re.findall(r"proven: none fits less than (\d+)", fitted.error)]
     assert all(number <= plain.whole_bytes for number in proven), fitted.error
     if not fitted.error:
         assert_trained_alike(plain, fitted)
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "most"),
+    [
+        ("old_output_held", 0.8, 0.95),  # in the first step of the optimizer
+        ("old_output_held", 0.83, 0.95),
+        ("gradients_cleared_late", 0.78, 0.9),
+        ("features_outside", 0.83, 1.01),
+        ("picture_trained", 0.84, 1.08),
+        ("calls_without_backward", 0.62, 0.75),
+        ("autoencoder", 0.6, 1.01),
+    ],
+)
+def test_the_first_budget_that_is_advised_trains(name: str, share: float, most: float) -> None:
+    """Within too little: what the error names is enough, and not much more than that."""
+    loop = LIFETIMES[name].function
+    gc.collect()
+    plain = live(loop, Run(None, steps=STEPS, small=True))
+    refused = within(loop, int(share * plain.whole_bytes))
+    assert refused.error and refused.advised_bytes is not None
+    assert refused.advised_bytes <= most * plain.whole_bytes
+    assert_trained_alike(plain, within(loop, refused.advised_bytes))
+
+
+def test_what_another_model_keeps_is_not_expected_again() -> None:
+    """A critic's gradients and state stay from its first step on: they come only once."""
+    loop = LIFETIMES["critic_outside"].function
+    gc.collect()
+    plain = live(loop, Run(None, steps=STEPS, small=True))
+    refused = within(loop, int(0.93 * plain.whole_bytes))
+    assert refused.error and refused.advised_bytes is not None
+    assert refused.advised_bytes <= 1.1 * plain.whole_bytes
+    assert_trained_alike(plain, within(loop, refused.advised_bytes))

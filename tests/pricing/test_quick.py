@@ -278,6 +278,25 @@ def test_a_call_without_room_runs_on_fewer_rows_for_its_workspace() -> None:
     assert all(few == pytest.approx(every, rel=0.1) for few, every in taken.values()), taken
 
 
+def test_what_there_was_no_room_to_run_is_told_apart() -> None:
+    """A proof counts no workspace that was not measured; advice allows for more than foretold."""
+    captured = step_of(Images(), torch.randn(1, 3, 12, 12))  # one image: there are no fewer rows
+    whole = quick_costs(captured, SILENT).captured
+    little = quick_costs(captured, SILENT, room_bytes=8 << 10).captured
+    assert not whole.foretold and whole.foretold_bytes == 0
+    assert whole.with_foretold(0) is whole
+    assert little.foretold_bytes > 0
+
+    def workspaces(step: Captured) -> list[int]:
+        return [op.alternatives[0].variants[0].workspace_bytes for op in step.graph.ops]
+
+    foretold = workspaces(little)
+    for op, size in enumerate(workspaces(little.with_foretold(0))):
+        assert size == (0 if op in little.foretold else foretold[op])
+    for op, size in enumerate(workspaces(little.with_foretold(2.0))):
+        assert size == (2 * foretold[op] if op in little.foretold else foretold[op])
+
+
 def test_a_weight_that_was_cast_has_no_rows_of_the_batch() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
 

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from tightfit.capture.joint_graph import JointGraph
-from tightfit.graph.ir import Alternative, Choice, Graph, Op, ValueId
+from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, ValueId
 from tightfit.graph.validate import validate_graph
 from tightfit.torch_private import core as private
 
@@ -133,6 +133,8 @@ class Captured:
         The step before alternatives were added; None: it has none.
     stepper : object
         Takes the optimizer's steps of parameters that are ops of the step; None: none are.
+    foretold : frozenset of int
+        Ops whose workspace there was no room to measure: it is foretold from other calls.
     """
 
     graph: Graph
@@ -145,6 +147,7 @@ class Captured:
     in_turn: Mapping[int, int] = field(default_factory=dict)
     plain: Captured | None = None
     stepper: Any = None
+    foretold: frozenset[OpId] = frozenset()
 
     @functools.cached_property
     def conditions(self) -> tuple[FarFromZero, ...]:
@@ -155,6 +158,25 @@ class Captured:
     def with_graph(self, graph: Graph) -> Captured:
         """Return the step with another graph of the same ops and values, such as a priced one."""
         return dataclasses.replace(self, graph=graph)
+
+    @property
+    def foretold_bytes(self) -> int:
+        """The largest workspace that there was no room to measure."""
+        ops = (self.graph.ops[op] for op in self.foretold)
+        return max((op.alternatives[0].variants[0].workspace_bytes for op in ops), default=0)
+
+    def with_foretold(self, times: float) -> Captured:
+        """Return the step with other workspaces where there was no room to measure them.
+
+        Parameters
+        ----------
+        times : float
+            What they are multiplied by; 0: they count as nothing.
+        """
+        if not self.foretold:
+            return self
+        ops = (_with_workspace(o, times) if o.id in self.foretold else o for o in self.graph.ops)
+        return self.with_graph(msgspec.structs.replace(self.graph, ops=tuple(ops)))
 
     def keeping(self, is_kept: Callable[[Op, Alternative, Call], bool]) -> Captured:
         """Return the step with those of its alternatives that are kept; defaults always are.
@@ -189,6 +211,16 @@ class Captured:
         )
         graph = msgspec.structs.replace(self.graph, ops=ops, choices=renumbered)
         return dataclasses.replace(self, graph=validate_graph(graph), calls=calls)
+
+
+def _with_workspace(op: Op, times: float) -> Op:
+    def changed(way: Alternative) -> Alternative:
+        sizes = (round(times * variant.workspace_bytes) for variant in way.variants)
+        pairs = zip(way.variants, sizes, strict=True)
+        variants = (msgspec.structs.replace(v, workspace_bytes=size) for v, size in pairs)
+        return msgspec.structs.replace(way, variants=tuple(variants))
+
+    return msgspec.structs.replace(op, alternatives=tuple(map(changed, op.alternatives)))
 
 
 def placeholder_tensors(

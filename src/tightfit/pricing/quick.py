@@ -121,11 +121,15 @@ def quick_costs(
         chosen += _typical([one for one in short if one.plain is not None])
     calls = [one.call for one in chosen]
     known = recorded(captured, calls, Brief, _brief, progress)
+    foretold = {key for key, one in needed.items() if one.must_run and key not in known}
     if room_bytes is not None:
         large = [one for one in needed.values() if one.must_run and key_of(one.call) not in known]
         known |= _by_rows(captured, large, room_bytes)
     unknown = without_room((one.call for one in needed.values() if one.must_run), known)
     scaled = _scaled(asked, known)
+    of_defaults = (key_of(calls[0]) for calls in captured.calls)
+    places = frozenset(op for op, key in enumerate(of_defaults) if key in foretold)
+    captured = dataclasses.replace(captured, foretold=places)
     ready = captured
     if kept.postponed:
         ready = captured.keeping(lambda op, way, call: id(call) not in kept.postponed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -131,7 +132,8 @@ class Fitted:
         self._whole = route if isinstance(route, GraphSteps) else None
         self._at_leaving: list[Callable[[], None]] = [addresses.leave]
         self._running_in: int | None = None
-        self._limit = Limit(callee.name, account, is_copy=copies is not None)
+        needs = weakref.WeakMethod(self._needed_bytes)
+        self._limit = Limit(callee.name, account, needs, is_copy=copies is not None)
         self._addresses = addresses
         self._copies = copies  # of which it has a part once it trains
         if copies is None:
@@ -198,6 +200,8 @@ class Fitted:
         self._resolve_budget()
         self.account.optimizers.look()
         limits = self.options.enforced_bytes, self.options.beside(self.account)
+        if not self.is_used:
+            self._limit.refuse_below_parameters(self.options.planned_bytes)
         self._limit.begin(*limits, is_looking=not self.is_used)
         self._addresses.end_step()
         if self.route is not self._whole or not self._addresses.awaits_a_plan(self.options):
@@ -324,6 +328,10 @@ class Fitted:
         """Find the smallest budget with a plan for these inputs; the plan is kept in mind."""
         assert self._whole is not None  # sharded models are not asked
         return self._whole.smallest_budget(Arguments.of(args, kwargs))
+
+    def _needed_bytes(self) -> int:
+        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        return self._whole.needed_bytes() if self.route is self._whole else 0
 
     def join_replicas(self, wrapper: DistributedDataParallel | None) -> None:
         """Plan together with the ranks of the DistributedDataParallel around, if there is one."""

@@ -13,7 +13,9 @@ from tightfit.capture.joint_graph import JointGraph
 from tightfit.capture.nodes import base_of, is_getitem, is_view
 from tightfit.torch_private import core as private
 
-__all__ = ["Rewriting", "readers_of"]
+__all__ = ["Rewriting", "beside_allocator", "readers_of"]
+
+_NUMBER_BYTES = 64  # no more: what the CPU's allocator gives out at least
 
 
 class Rewriting:
@@ -104,9 +106,10 @@ class Rewriting:
         """Return the step as it has become."""
         held = {str(n.target) for n in self.graph.nodes if n.op == "get_attr"}
         given = {n: _attribute(self._joint.module, n) for n in held - self._constants.keys()}
+        constants = {n: beside_allocator(c) for n, c in {**given, **self._constants}.items()}
         return replace(
             self._joint,
-            module=fx.GraphModule({**given, **self._constants}, self.graph),
+            module=fx.GraphModule(constants, self.graph),
             placeholders=self.placeholders,
             write_backs=tuple(self.write_backs),
             raw_outputs=tuple(self.raw_outputs),
@@ -128,6 +131,23 @@ def _attribute(module: Any, name: str) -> Any:
     for part in name.split("."):
         module = getattr(module, part)
     return module
+
+
+def beside_allocator(constant: Any) -> Any:
+    """Return a number that a step holds, in memory that PyTorch's allocator has not given out.
+
+    Plain PyTorch makes such a number anew in each forward and holds nothing between steps.
+    """
+    is_plain = type(constant) is torch.Tensor and constant.device.type == "cpu"
+    if not is_plain or constant.requires_grad or constant.layout != torch.strided:
+        return constant
+    storage = constant.untyped_storage()
+    if not 0 < storage.nbytes() <= _NUMBER_BYTES or constant.is_conj() or constant.is_neg():
+        return constant
+    content = torch.frombuffer(bytearray(storage.tolist()), dtype=torch.uint8)
+    return content.view(constant.dtype).as_strided(
+        constant.shape, constant.stride(), constant.storage_offset()
+    )
 
 
 def readers_of(base: fx.Node) -> set[fx.Node]:

@@ -63,7 +63,11 @@ class NoPlan(InfeasibleBudget):
 
 
 def infeasible_message(
-    task: Task, outcome: Outcome, least: MinimumBudget, expected: Expected | None = None
+    task: Task,
+    outcome: Outcome,
+    least: MinimumBudget,
+    expected: Expected | None = None,
+    needed_bytes: int | None = None,
 ) -> str:
     """Return what was asked, the least, what is alive where it is tightest, and ways out.
 
@@ -75,6 +79,8 @@ def infeasible_message(
         The least budget of the same graph.
     expected : Expected, optional
         What of the graph's constants is only expected; None: nothing.
+    needed_bytes : int, optional
+        The budget to try; None: the least for which a plan is known.
     """
     graph = task.graph
     tightest = simulate(graph, least.plan)
@@ -96,7 +102,7 @@ def infeasible_message(
         f"{_modules(graph, tightest)}",
     ]
     ways = [
-        f"a budget of {_rounded_up(_least_whole(task, least))}",
+        f"a budget of {_rounded_up(needed_bytes or _least_whole(task, least))}",
         _batch(task, tightest),
         _largest(graph, tightest),
     ]

@@ -15,6 +15,7 @@ from tightfit.allocator.resident import granularity_of, resident_tensor_bytes
 from tightfit.allocator.tally import Refusals, Tally, before_refusals, tally_for
 from tightfit.session.memory.living import Living
 from tightfit.session.memory.optimizers import Optimizers, parameters_of
+from tightfit.session.memory.since import SinceLastCall
 from tightfit.session.processes import Replicas
 from tightfit.torch_private.tools import cublas_workspace_bytes
 
@@ -79,8 +80,8 @@ class Account:
         The GPU that anything of the modules lies on, else the CPU.
     replicas : Replicas or None
         The DistributedDataParallel around.
-    optimizers : Optimizers
-        Those that hold any of the parameters.
+    optimizers, since : Optimizers, SinceLastCall
+        Those that hold any of the parameters; what has happened since the last call.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Account:
         self._given_at_count = -1
         self._known: tuple[Any, Standing] | None = None
         self._trains = True
+        self.since = SinceLastCall()
 
     @property
     def tally(self) -> Tally | None:

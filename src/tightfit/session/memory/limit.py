@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tightfit.allocator.refusals import budget_exceeded, is_refusal, likely_further_bytes
+from tightfit.allocator.resident import resident_tensor_bytes
+from tightfit.errors import InfeasibleBudget
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.optimizers import hear_of_steps
 from tightfit.session.memory.steps import refuse_step
+from tightfit.units import format_bytes
 
-__all__ = ["Limit", "advise", "refuses"]
+__all__ = ["Limit", "refuses"]
 
 
 _LOOKING_BYTES = 16 << 10
@@ -26,13 +30,6 @@ def refuses(account: Account) -> bool:
     return keeper.tally.refuses and keeper.held_bytes() <= keeper.limit_bytes
 
 
-def advise(account: Account, budget_bytes: int) -> None:
-    """Name this budget where the limit of a callable refuses a request."""
-    keeper = account.keeper
-    if keeper is not None and keeper.tally is not None:
-        keeper.tally.advise(budget_bytes)
-
-
 class Limit:
     """Has the allocator refuse what would exceed a budget; says so in terms of a call.
 
@@ -42,12 +39,22 @@ class Limit:
         Of the callable, for messages.
     account : Account
         What it holds.
+    needs : WeakMethod
+        Tells the least budget for steps like the last one, as far as that is known.
     is_copy : bool
         Whether nobody has asked for it: a copy keeps to nothing of its own until it trains.
     """
 
-    def __init__(self, name: str, account: Account, *, is_copy: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        account: Account,
+        needs: weakref.WeakMethod[Callable[[], int]],
+        *,
+        is_copy: bool = False,
+    ) -> None:
         self._name = name
+        self._needs = needs
         self._account = account
         self._keeps = not is_copy
         self._is_looking = False
@@ -83,6 +90,34 @@ class Limit:
             self._keeps = True
             self.follow(limit_bytes, beside)  # of those that share it through the one called last
         self._account.enforce()
+
+    def refuse_below_parameters(self, budget_bytes: int) -> None:
+        """Refuse a budget below what the parameters and buffers take: nothing need be captured.
+
+        Raises
+        ------
+        InfeasibleBudget
+            Names what is certain to be held; what a forward keeps comes on top.
+        """
+        account = self._account
+        modules = account.modules.values()
+        members = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        least_bytes = resident_tensor_bytes(members, account.granularity_bytes)
+        if least_bytes <= budget_bytes:
+            return
+        coming_bytes = account.expected_bytes() + account.optimizers.passing_bytes()
+        needed_bytes = account.lasting_bytes() + coming_bytes
+        raise InfeasibleBudget(
+            f"no plan of {self._name} fits the budget of {format_bytes(budget_bytes)} (proven: "
+            f"there is none)\n  least     parameters and buffers take {least_bytes} bytes "
+            f"({format_bytes(least_bytes)}) by themselves; proven: none fits less than "
+            f"{least_bytes} ({format_bytes(least_bytes)})\n  try       more than {needed_bytes} "
+            f"bytes ({format_bytes(needed_bytes)}): with gradients and the optimizer's state, what "
+            "a forward keeps comes on top; a smaller model or an optimizer with less state",
+            budget_bytes=budget_bytes,
+            minimum_bytes=needed_bytes,
+            proven=True,
+        )
 
     @contextlib.contextmanager
     def briefly(
@@ -153,7 +188,12 @@ class Limit:
         if keeper is None or optimizers.steps_in_backward(optimizer):
             return
         if optimizers.meet(optimizer):
-            refuse_step(self._name, self._account, optimizer, keeper)
+            refuse_step(self._name, self._account, optimizer, keeper, self._needed_bytes)
+            self._account.since.step_begins()
+
+    def _needed_bytes(self) -> int:
+        needs = self._needs()
+        return 0 if needs is None else needs()
 
     def after_step(self, optimizer: Any) -> None:
         """Do nothing: what a step holds is refused while it is taken."""

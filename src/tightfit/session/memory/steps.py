@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tightfit.errors import BudgetExceeded
@@ -14,7 +15,9 @@ __all__ = ["refuse_step"]
 _WAYS = ({"foreach": False, "fused": None}, {"foreach": None, "fused": True})
 
 
-def refuse_step(name: str, account: Account, optimizer: Any, keeper: Account) -> None:
+def refuse_step(
+    name: str, account: Account, optimizer: Any, keeper: Account, coming: Callable[[], int]
+) -> None:
     """Raise if the step of an optimizer would exceed a budget; nothing has been changed then.
 
     Parameters
@@ -28,6 +31,8 @@ def refuse_step(name: str, account: Account, optimizer: Any, keeper: Account) ->
         is held than the limit none that takes but a few numbers.
     keeper : Account
         The one that keeps to the budget: of several models within one, that called last.
+    coming : callable
+        Returns the least budget for the steps to come, as far as it is known.
 
     Raises
     ------
@@ -46,16 +51,18 @@ def refuse_step(name: str, account: Account, optimizer: Any, keeper: Account) ->
     if taken_bytes <= numbers_bytes and held_bytes > limit_bytes:
         return
     room_bytes = limit_bytes - held_bytes
+    named_bytes = max(needed_bytes, coming())
     helps = [_text(way) for way in _WAYS if _fits(way, account, optimizer, room_bytes)]
+    helps = helps if named_bytes == needed_bytes else []
     advice = f"{' or '.join(helps)} fits; else " if helps else ""
     raise BudgetExceeded(
         f"the step of {type(optimizer).__name__} for {name} would hold "
         f"{format_bytes(needed_bytes)}, more than the budget of {format_bytes(limit_bytes)}: "
         f"{format_bytes(held_bytes)} are held before it, and it takes "
         f"{format_bytes(taken_bytes)} for its state and for what it computes with. "
-        f"Nothing has been changed. What to try: {advice}a budget of {needed_bytes} bytes",
+        f"Nothing has been changed. What to try: {advice}a budget of {named_bytes} bytes",
         budget_bytes=limit_bytes,
-        measured_bytes=needed_bytes,
+        measured_bytes=named_bytes,
     )
 
 

@@ -19,15 +19,21 @@ __all__ = [
     "Share",
     "Surroundings",
     "assumed_outside_bytes",
+    "expected_outside_bytes",
     "handed_out_bytes",
+    "held_by_losses",
     "kept_by_loss_bytes",
     "root_gradient_bytes",
+    "with_numbers",
 ]
 
 aten = torch.ops.aten
 
 _TIMES_HELD = {aten._log_softmax.default: 1, aten.sigmoid.default: 2, aten.tanh.default: 2}
 """How often the loss outside a plan holds what one of these has made, its gradient included."""
+
+_NUMBERS_BYTES = 4 << 10
+_NUMBERS_SHARE = 128  # of a small loop's budget they may be no more
 
 
 @dataclass(frozen=True)
@@ -116,13 +122,15 @@ class Surroundings:
 
     def around(self, captured: Captured) -> Graph:
         """Return a step's graph with what lies around it."""
+        root_bytes = root_gradient_bytes(captured)
         graph = captured.graph.with_constants(
             gradients=self.gradient_bytes,
             optimizer_state=self.state_bytes,
             others=self.others_bytes,
-            gradient_of_loss=root_gradient_bytes(captured),
+            gradient_of_loss=root_bytes,
         )
-        return graph.with_outside(self.outside_bytes)
+        # user code makes the losses' own gradients: they are of what it was seen to hold
+        return graph.with_outside(max(0, self.outside_bytes - root_bytes))
 
     def task(self, captured: Captured) -> Task:
         """Return what is to be planned."""
@@ -141,14 +149,27 @@ def assumed_outside_bytes(captured: Captured) -> int:
     So does `cross_entropy`. Logarithms of probabilities go into `nll_loss`, which holds their
     gradient only, and what a sigmoid or tanh has made is compared element by element.
     """
+    return sum(times * size for times, size in held_by_losses(captured))
+
+
+def expected_outside_bytes(captured: Captured) -> int:
+    """Return what a loss outside the plan will hold, more likely than not, until it is measured.
+
+    Of several outputs each one's gradient, and what a loss holds besides that of one at a time.
+    The mean of squares holds an output four times, once more than is assumed of any loss.
+    """
+    held = held_by_losses(captured)
+    return sum(size for _, size in held) + max((times * size for times, size in held), default=0)
+
+
+def held_by_losses(captured: Captured) -> list[tuple[int, int]]:
+    """Return how often a loss holds each output that has a gradient, and the bytes of that."""
     tangents = (s for s in captured.joint.sources if s.kind == "tangent")
     made = {s.name: captured.joint.raw_outputs[s.index] for s in tangents}
-    held = 0
-    for value in captured.graph.values:
-        if value.role == "tangent":
-            target = getattr(made[value.name], "target", None)
-            held += _TIMES_HELD.get(target, 3) * value.size_bytes
-    return held
+    values = [value for value in captured.graph.values if value.role == "tangent"]
+    targets = [getattr(made[value.name], "target", None) for value in values]
+    times = [_TIMES_HELD.get(target, 3) for target in targets]
+    return [(n, value.size_bytes) for n, value in zip(times, values, strict=True)]
 
 
 def handed_out_bytes(captured: Captured) -> int:
@@ -178,6 +199,11 @@ def kept_by_loss_bytes(captured: Captured) -> int:
     tensors = [(kind, x) for kind, x in held if isinstance(x, torch.Tensor)]
     given = {x.shape for kind, x in tensors if kind == "input"}
     return sum(x.nbytes for kind, x in tensors if kind == "tangent" and x.shape in given)
+
+
+def with_numbers(needed_bytes: int) -> int:
+    """Return a budget with room for losses, counts and averages that a loop keeps."""
+    return needed_bytes + min(_NUMBERS_BYTES, needed_bytes // _NUMBERS_SHARE)
 
 
 def root_gradient_bytes(captured: Captured) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -13,28 +13,24 @@ from tightfit.errors import InfeasibleBudget
 from tightfit.graph.ir import Graph
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.outcomes import no_plan
-from tightfit.planners.questions.infeasible import (
-    Expected,
-    NoPlan,
-    infeasible,
-    infeasible_message,
-)
+from tightfit.planners.questions.infeasible import NoPlan, infeasible, infeasible_message
 from tightfit.planners.questions.minimum import MinimumBudget, minimum_budget
 from tightfit.progress import SILENT
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.surroundings import (
     Surroundings,
+    expected_outside_bytes,
     handed_out_bytes,
     kept_by_loss_bytes,
+    with_numbers,
 )
 from tightfit.session.options import Options
+from tightfit.session.whole.optimistic import LessExpected, Passing
 from tightfit.session.whole.specialisation import Specialisation
-from tightfit.units import format_bytes
 
-__all__ = ["Beside", "advised"]
+__all__ = ["Beside", "advised", "needed_by_steps"]
 
 _QUICKLY = Limits(seconds=2.0)
-_NUMBERS_BYTES = 4 << 10  # losses, counts and averages that a loop keeps
 
 
 @dataclass(frozen=True)
@@ -55,20 +51,25 @@ class Beside:
     least_bytes: int
     company_bytes: int
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are none."""
+        return not (self.waiting or self.least_bytes or self.company_bytes)
+
 
 def advised(
     error: InfeasibleBudget,
     one: Specialisation,
-    around: Surroundings,
+    less: LessExpected,
     account: Account,
     options: Options,
     beside: Beside,
-    expected: Expected | None,
 ) -> InfeasibleBudget:
     """Return an error that names a budget which holds for further steps of the same kind.
 
-    Gradients may be added to by several calls before an optimizer steps, a loop may hold a further
-    batch and what the forward before returned, and the optimizer's step takes memory, too.
+    What is held at an instant counts at that instant: what a forward returned until the next one
+    has ended, gradients that an optimizer has used until the backward. Of a loop that no optimizer
+    has stepped in yet, calls may add to gradients before one does.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def advised(
         Names the least budget of the call that was asked for.
     one : Specialisation
         The captured step.
-    around : Surroundings
+    less : LessExpected
         What lies around it.
     account : Account
         What its callable holds.
@@ -84,44 +85,42 @@ def advised(
         The user's.
     beside : Beside
         Its other calls that are open at the same time.
-    expected : Expected or None
-        What of what lies around it was not seen yet; None: the text says nothing of that.
     """
-    error = _with_more_room(error, one, around)
-    more_bytes = one.captured.graph.constants_bytes["inputs"]  # a batch fetched before its turn
-    new_bytes = account.new_gradient_bytes()
-    in_company = beside.company_bytes
-    handed_bytes = handed_out_bytes(one.captured) + kept_by_loss_bytes(one.captured)
-    handed_bytes += _NUMBERS_BYTES
-    later = Surroundings(
-        gradients="accumulated",
-        gradient_bytes=around.gradient_bytes + new_bytes,
-        state_bytes=around.state_bytes,
-        outside_bytes=around.outside_bytes,
-        others_bytes=max(around.others_bytes, handed_bytes) + more_bytes,
-        budget_bytes=around.budget_bytes,
-        whole_bytes=around.whole_bytes,
-        part=around.part,
-    )
-    graph = later.around(one.captured)
-    adding = minimum_budget(graph, "accumulated", _QUICKLY, SILENT).found_bytes
-    more = _with_more_ways(one, later)
-    adding = adding if more is None else min(adding, more.named_bytes)
-    stepping = graph.constant_bytes + account.optimizers.passing_bytes()
+    error = _with_more_room(error, one, less.around)
+    coming = less.likely_to_come()
+    returned_bytes = account.since.returned_bytes(account.tally)
+    if returned_bytes is None:  # nobody knows yet what the loop holds of it
+        returned_bytes = handed_out_bytes(one.captured) + kept_by_loss_bytes(one.captured)
+    each = replace(coming, passing_bytes=max(coming.passing_bytes, returned_bytes))
+    new_bytes = account.new_gradient_bytes() + less.used_gradient_bytes
+    graph = coming.around.around(one.captured)
     every = {
         "this call": error.minimum_bytes or 0,
-        "calls that add to gradients": adding + beside.least_bytes,
-        "calls within the same budget": in_company and in_company + handed_bytes + more_bytes,
-        "the optimizer's step": stepping,
+        "the optimizer's step": graph.constant_bytes
+        + new_bytes
+        + returned_bytes
+        + account.optimizers.passing_bytes(),
     }
+    if beside.is_alone:
+        every["this call"] = _needed(one, each)
+    if not account.since.has_stepped:
+        adding = replace(each.around, gradients="accumulated")
+        adding = replace(adding, gradient_bytes=adding.gradient_bytes + new_bytes)
+        every["calls that add to gradients"] = (
+            _needed(one, replace(each, around=adding)) + beside.least_bytes
+        )
+    if beside.company_bytes:
+        input_bytes = one.captured.graph.constants_bytes["inputs"]
+        every["calls within the same budget"] = beside.company_bytes + returned_bytes + input_bytes
     most = max(every, key=every.__getitem__)
-    needed = every[most] + options.reserve_bytes
+    needed = with_numbers(every[most]) + options.reserve_bytes
     text, proven = str(error), error.proven
-    if isinstance(error, NoPlan) and expected is not None:
-        text = infeasible_message(error.task, error.outcome, error.least, expected)
+    if isinstance(error, NoPlan):
+        expected = less.expected(one)
+        text = infeasible_message(error.task, error.outcome, error.least, expected, needed)
         proven = proven and expected.proven_bytes > options.planned_bytes
     return InfeasibleBudget(
-        text + _in_words(error, needed, most, beside),
+        text + _in_words(most, beside),
         budget_bytes=error.budget_bytes,
         minimum_bytes=needed,
         proven=proven,
@@ -129,16 +128,34 @@ def advised(
     )
 
 
-def _in_words(error: InfeasibleBudget, needed: int, most: str, beside: Beside) -> str:
+def needed_by_steps(one: Specialisation, around: Surroundings, account: Account) -> int:
+    """Return the least budget for steps like one that has run, the optimizer's own left out.
+
+    Parameters
+    ----------
+    around : Surroundings
+        What lay around it, with all that was to come.
+    """
+    returned_bytes = account.since.returned_bytes(account.tally) or 0
+    outside_bytes = one.user_code.seen_bytes
+    if outside_bytes is None:
+        outside_bytes = expected_outside_bytes(one.captured)
+    return with_numbers(_needed(one, Passing(around.with_outside(outside_bytes), returned_bytes)))
+
+
+def _needed(one: Specialisation, passing: Passing) -> int:
+    """Return the least budget that was found for a step, with ways that it has room to compare."""
+    needed = passing.needed(one, _QUICKLY)
+    more = _with_more_ways(one, passing.around)
+    return needed if more is None else min(needed, more.named_bytes)
+
+
+def _in_words(most: str, beside: Beside) -> str:
     """Return what the advice adds to the text of an error."""
     text = ""
-    if needed != error.minimum_bytes:
+    if most != "this call":
         verb = "needs" if most == "the optimizer's step" else "need"
-        why = "" if most == "this call" else f": {most} {verb} more than this one"
-        text += (
-            f"\n  later     a budget of {needed} bytes ({format_bytes(needed)}) is enough for "
-            f"all steps to come{why}"
-        )
+        text += f"\n  later     {most} {verb} more than this call"
     if beside.waiting:
         text += (
             f"\n  waiting   {beside.waiting} of its calls before this one await their backward, "

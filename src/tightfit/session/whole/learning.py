@@ -11,6 +11,7 @@ from tightfit.allocator import code_bytes
 from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.graph.fingerprint import fingerprint
+from tightfit.graph.ir import Graph
 from tightfit.progress import announce
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
@@ -206,7 +207,8 @@ class Watch:
         self, one: Specialisation, options: Options, last: Planned, guard: Guard
     ) -> None:
         """Replace what was assumed of user code by what it held; plan again if that matters."""
-        outside_bytes = _agreed(one, options, "outside", guard.steps[-1].outside_bytes)
+        outside_bytes = _held_outside(last.graph, guard.steps[-1], guard.growth_bytes)
+        outside_bytes = _agreed(one, options, "outside", outside_bytes)
         outside_bytes = one.user_code.saw(outside_bytes, has_grown=guard.growth_bytes > 0)
         if still_fits(
             last,
@@ -220,6 +222,18 @@ class Watch:
             self._told_outside.add(outside_bytes)
             held = format_bytes(outside_bytes) if outside_bytes else "nothing"
             announce(f"user code holds {held} between forward and backward: planning with that")
+
+
+def _held_outside(graph: Graph, step: StepPeaks, growth_bytes: int) -> int:
+    """Return what user code held in a step between forward and backward, on top of its begin.
+
+    What was let go of meanwhile has hidden as much. What came to stay, as the state of another
+    model's optimizer, is there when the next step begins.
+    """
+    tangents = sum(v.size_bytes for v in graph.values if v.role == "tangent")
+    left_bytes = step.entered_bytes - step.boundary_bytes - tangents
+    stays_bytes = min(max(0, left_bytes), max(0, growth_bytes))
+    return max(0, step.outside_bytes + max(0, -left_bytes) - stays_bytes)
 
 
 def _agreed(one: Specialisation, options: Options, what: str, own_bytes: int) -> int:

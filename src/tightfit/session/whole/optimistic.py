@@ -8,25 +8,59 @@ allocator refuses what exceeds it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tightfit.errors import InfeasibleBudget
+from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan.plan import Gradients, Plan
+from tightfit.plan.simulate import simulate
 from tightfit.planners.base import Limits
 from tightfit.planners.questions.infeasible import Expected
 from tightfit.planners.questions.minimum import minimum_budget
 from tightfit.progress import SILENT
-from tightfit.session.memory.account import Standing
-from tightfit.session.memory.surroundings import Surroundings
+from tightfit.session.memory.account import Account, Standing
+from tightfit.session.memory.surroundings import Surroundings, expected_outside_bytes
 from tightfit.session.options import Options
 from tightfit.session.step.holding import holding_of
 from tightfit.session.whole.specialisation import Planned, Specialisation
 from tightfit.units import format_bytes
 
-__all__ = ["LessExpected", "less_expected"]
+__all__ = ["LessExpected", "Passing", "as_it_stands", "less_expected"]
 
 _QUICKLY = Limits(seconds=1.0)
+_FORETOLD = 1.15  # a workspace that was foretold may be so much larger
+
+
+@dataclass(frozen=True)
+class Passing:
+    """A step amid which something is let go of: between its forward and its backward.
+
+    Parameters
+    ----------
+    around : Surroundings
+        Of its backward.
+    passing_bytes : int
+        What is held in its forward besides.
+    """
+
+    around: Surroundings
+    passing_bytes: int
+
+    def needed(self, one: Specialisation, limits: Limits = _QUICKLY) -> int:
+        """Return the least budget that was found for it, with what passes."""
+        graph = self.around.around(one.hoped.with_foretold(_FORETOLD))
+        plans = [minimum_budget(graph, self.around.gradients, limits, SILENT).plan]
+        if self.passing_bytes:
+            plans.append(_thrifty(graph, self.around.gradients, plans[0].budget_bytes))
+        return min(self._held(graph, plan) for plan in plans)
+
+    def _held(self, graph: Graph, plan: Plan) -> int:
+        """Return the most that is held by a plan, what passes included."""
+        forward_bytes = graph.constant_bytes + holding_of(graph, plan).forward_bytes
+        return max(simulate(graph, plan).peak_bytes, forward_bytes + self.passing_bytes)
 
 
 @dataclass(frozen=True)
@@ -35,26 +69,50 @@ class LessExpected:
 
     Parameters
     ----------
+    around : Surroundings
+        With all that may come.
     unseen : Surroundings
         Without what nobody has seen yet: what a loss outside holds, state that is to come.
-    passing : Surroundings
-        As if what others hold now, and the gradients that exist, were gone before the backward.
-    passing_bytes : int
-        Of those.
+    stale : Passing
+        As if gradients that an optimizer has used were gone before the backward.
+    likely : Passing
+        As if what the call before has returned were gone, too.
+    all : Passing
+        As if whatever others hold now, and the gradients that exist, were gone before the backward.
+    used_gradient_bytes : int
+        Gradients that exist and that an optimizer has used.
+    outside_bytes : int
+        What user code is expected to hold between forward and backward.
     held_bytes : mapping of str to int
         What is expected to be held besides the step, by what holds it.
     """
 
+    around: Surroundings
     unseen: Surroundings
-    passing: Surroundings
-    passing_bytes: int
+    stale: Passing
+    likely: Passing
+    all: Passing
+    used_gradient_bytes: int
+    outside_bytes: int
     held_bytes: Mapping[str, int]
 
     def expected(self, one: Specialisation) -> Expected:
         """Return what an error says of it."""
-        known = replace(self.passing, outside_bytes=0).around(one.hoped)
-        least = minimum_budget(known, self.passing.gradients, _QUICKLY, SILENT)
+        known = replace(self.all.around, outside_bytes=0).around(one.hoped.with_foretold(0))
+        least = minimum_budget(known, self.all.around.gradients, _QUICKLY, SILENT)
         return Expected(self.held_bytes, least.lower_bytes)
+
+    def likely_to_come(self) -> Passing:
+        """Return the step as steps like it are to be expected, the optimizer's state included."""
+        around = replace(
+            self.likely.around,
+            state_bytes=self.around.state_bytes,
+            others_bytes=self.around.others_bytes
+            - self.unseen.others_bytes
+            + self.likely.around.others_bytes,
+            outside_bytes=max(self.outside_bytes, self.likely.around.outside_bytes),
+        )
+        return replace(self.likely, around=around)
 
     def in_words(self) -> str:
         """Say what there is no room for."""
@@ -62,46 +120,88 @@ class LessExpected:
         return " and ".join(told) or "what its backward was seen to hold"
 
     def planned(
-        self, one: Specialisation, plan: Callable[[Surroundings], Planned], budget_bytes: int
+        self,
+        one: Specialisation,
+        plan: Callable[[Surroundings, Plan], Planned],
+        as_told: Callable[[Surroundings, Plan], Planned | None],
+        budget_bytes: int,
     ) -> Planned | None:
         """Return a plan that leaves as much room as can be; None: no plan fits however little.
 
         Parameters
         ----------
         plan : callable
-            Plans the step for some surroundings.
+            Plans the step for some surroundings, at least as well as a known plan.
+        as_told : callable
+            Returns a given plan for some surroundings, ready to run, if it is one.
         budget_bytes : int
             What may be held at any time.
         """
-        for around, more_bytes in self._by_room(one):
+
+        def fits(planned: Planned | None, way: Passing) -> bool:
+            return planned is not None and (
+                _forward_bytes(planned) + way.passing_bytes <= budget_bytes
+            )
+
+        for way in self._by_room(one):
+            around = way.around
+            if around.around(one.hoped).constant_bytes > around.budget_bytes:
+                continue
             least = minimum_budget(around.around(one.hoped), around.gradients, _QUICKLY, SILENT)
             if least.found_bytes > around.budget_bytes:
                 continue
-            one.known.remember(least.plan)
-            try:
-                planned = plan(around)
-            except InfeasibleBudget:
-                continue
-            if _forward_bytes(planned) + more_bytes <= budget_bytes:
-                return planned
+            if one.postponed is None:
+                one.known.remember(least.plan)
+            roomy, thrifty = self._roomy(one, around)
+            for each, known in ((roomy, thrifty), (around, least.plan)):
+                with contextlib.suppress(InfeasibleBudget):
+                    planned = plan(each, known)
+                    if fits(planned, way):
+                        return planned
+                planned = as_told(each, known)
+                if fits(planned, way):
+                    return planned
         return None
 
-    def _by_room(self, one: Specialisation) -> Iterator[tuple[Surroundings, int]]:
-        """Yield for what to plan, and what is held in the forward besides."""
-        yield self.unseen, 0
-        if self.passing_bytes:
-            yield self.passing, self.passing_bytes
+    def _roomy(self, one: Specialisation, around: Surroundings) -> tuple[Surroundings, Plan]:
+        """Return the same with as much room for user code as there can be, and a plan for it."""
+        graph = around.around(one.hoped)
+        thrifty = _thrifty(graph, around.gradients, around.budget_bytes)
+        held = holding_of(graph.with_outside(0), thrifty)
+        room_bytes = around.budget_bytes - graph.constant_bytes - held.staying_bytes
+        room_bytes = max(around.outside_bytes, min(self.outside_bytes, room_bytes))
+        return around.with_outside(room_bytes), thrifty
+
+    def _by_room(self, one: Specialisation) -> Iterator[Passing]:
+        """Yield for what to plan."""
+        yield Passing(self.unseen, 0)
+        passed_bytes = 0
+        for way in (self.stale, self.likely, self.all):
+            if way.passing_bytes > passed_bytes:
+                passed_bytes = way.passing_bytes
+                yield way
         # as plain PyTorch runs it, where the caller lets go of what the forward returns
-        least = replace(self.passing, outside_bytes=0)
+        least = replace(self.all.around, outside_bytes=0)
         graph = least.around(one.captured)
         peak_bytes = eager_peak_bytes(graph, gradients=least.gradients)
         returned = sum(v.size_bytes for v in graph.values if v.fate == "returned")
         if least.budget_bytes < peak_bytes <= least.budget_bytes + returned:
-            yield replace(least, budget_bytes=peak_bytes), self.passing_bytes
+            yield Passing(replace(least, budget_bytes=peak_bytes), self.all.passing_bytes)
+
+
+def as_it_stands(around: Surroundings, standing: Standing) -> Surroundings:
+    """Return what lies around a step without what is only expected to be held."""
+    return replace(
+        around, state_bytes=standing.state_bytes, others_bytes=standing.others_bytes, part=1.0
+    )
 
 
 def less_expected(
-    one: Specialisation, around: Surroundings, standing: Standing, options: Options
+    one: Specialisation,
+    around: Surroundings,
+    account: Account,
+    standing: Standing,
+    options: Options,
 ) -> LessExpected:
     """Return the surroundings of a step with less than what may come.
 
@@ -109,27 +209,25 @@ def less_expected(
     ----------
     around : Surroundings
         With all that may come.
+    account : Account
+        What its callable holds.
     standing : Standing
-        What is held now.
+        That is held now.
     """
-    outside_bytes = one.user_code.planned_bytes if one.user_code.is_known else 0
     coming_bytes = standing.coming_bytes
     made_bytes = coming_bytes if options.steps is not None else 0  # in this very backward
     unseen = replace(
-        around,
-        outside_bytes=outside_bytes,
+        as_it_stands(around, standing),
+        outside_bytes=one.user_code.seen_bytes or 0,
         state_bytes=standing.state_bytes + made_bytes,
-        others_bytes=standing.others_bytes,
         budget_bytes=options.planned_bytes,
-        part=1.0,
     )
-    passing_bytes = standing.others_bytes + standing.gradient_bytes
-    passing = replace(
-        unseen,
-        gradients="fresh",
-        gradient_bytes=0,
-        others_bytes=0,
-        outside_bytes=max(outside_bytes, passing_bytes),
+    used_bytes = standing.gradient_bytes if account.since.gradients_are_used else 0
+    returned_bytes = min(standing.others_bytes, account.since.returned_bytes(account.tally) or 0)
+    stale = without(unseen, others_bytes=0, gradient_bytes=used_bytes)
+    likely = without(unseen, others_bytes=returned_bytes, gradient_bytes=used_bytes)
+    every = without(
+        unseen, others_bytes=standing.others_bytes, gradient_bytes=standing.gradient_bytes
     )
     held_bytes = {
         "what user code may hold between forward and backward": around.outside_bytes,
@@ -138,8 +236,44 @@ def less_expected(
         "what else is held now": standing.others_bytes,
         "what others within the budget will hold": standing.others_coming_bytes,
         "what other calls may hold": options.planned_bytes - around.budget_bytes,
+        "workspaces that there is no room to measure": one.hoped.foretold_bytes,
     }
-    return LessExpected(unseen, passing, passing_bytes, held_bytes)
+    outside_bytes = one.user_code.seen_bytes
+    if outside_bytes is None:
+        outside_bytes = expected_outside_bytes(one.captured)
+    return LessExpected(around, unseen, stale, likely, every, used_bytes, outside_bytes, held_bytes)
+
+
+def without(around: Surroundings, *, others_bytes: int, gradient_bytes: int) -> Passing:
+    """Return a step before whose backward some of what is held now is let go of.
+
+    Parameters
+    ----------
+    around : Surroundings
+        With all of it.
+    others_bytes, gradient_bytes : int
+        What is let go of.
+    """
+    passing_bytes = others_bytes + gradient_bytes
+    left = replace(
+        around,
+        gradients="fresh" if gradient_bytes else around.gradients,
+        gradient_bytes=around.gradient_bytes - gradient_bytes,
+        others_bytes=around.others_bytes - others_bytes,
+        outside_bytes=max(around.outside_bytes, passing_bytes),
+    )
+    return Passing(left, passing_bytes)
+
+
+def _thrifty(graph: Graph, gradients: Gradients, crowd_bytes: int) -> Plan:
+    """Return a plan that keeps little between forward and backward.
+
+    Parameters
+    ----------
+    crowd_bytes : int
+        As if so much came between them that what is kept decides.
+    """
+    return minimum_budget(graph.with_outside(crowd_bytes), gradients, _QUICKLY, SILENT).plan
 
 
 def _forward_bytes(planned: Planned) -> int:

@@ -37,6 +37,7 @@ from tightfit.session.whole.specialisation import Planned, Specialisation
 __all__ = [
     "NeedsComparing",
     "most_kept",
+    "planned_as",
     "planned_for",
     "quick_range",
     "rough_range",
@@ -147,6 +148,17 @@ def _first_planned(
     if outcome is None:
         outcome = _first_outcome(one, around, task, options, name, at_hand, waits=waits, once=once)
     return one.take(around, _lowered(one, task.graph, outcome, options))
+
+
+def planned_as(
+    one: Specialisation, around: Surroundings, plan: Plan, options: Options
+) -> Planned | None:
+    """Return a plan of a step ready to run; None: it is none, or uses what is still compared."""
+    task = around.task(one.captured)
+    if one.postponed is not None:
+        return None
+    found = _judged(task, (msgspec.structs.replace(plan, graph=fingerprint(task.graph)),))
+    return _lowered(one, task.graph, found[0], options) if found else None
 
 
 def _least_planned(one: Specialisation, around: Surroundings, options: Options) -> Planned | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,22 +10,27 @@ from typing import Any
 
 from tightfit.capture.captured import Captured
 from tightfit.errors import InfeasibleBudget
-from tightfit.plan.plan import Gradients
+from tightfit.plan.plan import Gradients, Plan
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere
 from tightfit.session.callee import Callee
-from tightfit.session.memory.account import Account
-from tightfit.session.memory.limit import advise, refuses
+from tightfit.session.memory.account import Account, Standing
+from tightfit.session.memory.limit import refuses
 from tightfit.session.memory.surroundings import Surroundings
 from tightfit.session.options import Options
-from tightfit.session.whole.advice import advised
+from tightfit.session.whole.advice import advised, needed_by_steps
 from tightfit.session.whole.call_shares import CallShares
 from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.comparing import Comparing
 from tightfit.session.whole.learning import Watch
-from tightfit.session.whole.optimistic import less_expected
-from tightfit.session.whole.planning import NeedsComparing, planned_for, smallest_budget
+from tightfit.session.whole.optimistic import as_it_stands, less_expected
+from tightfit.session.whole.planning import (
+    NeedsComparing,
+    planned_as,
+    planned_for,
+    smallest_budget,
+)
 from tightfit.session.whole.specialisation import Planned, Specialisation
 
 __all__ = ["Plans"]
@@ -99,6 +105,7 @@ class Plans:
         self._watch = watch
         self._comparing = Comparing(account, addresses)
         self._settled: _Settled | None = None  # of the last call
+        self._last: tuple[weakref.ref[Specialisation], Surroundings] | None = None
 
     def chosen(
         self,
@@ -143,6 +150,13 @@ class Plans:
         self._comparing.end(one, options)
         alone = _around_step(one, inputs, self._account, options)
         return smallest_budget(one, alone, options)
+
+    def needed_bytes(self) -> int:
+        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        if self._last is None or self.shares.is_beside:
+            return 0
+        one = self._last[0]()
+        return 0 if one is None else needed_by_steps(one, self._last[1], self._account)
 
     def looking_bytes(self, options: Options) -> int:
         """Return what finding out about operators may hold now."""
@@ -194,6 +208,7 @@ class Plans:
         around = _around_step(one, inputs, self._account, options)
         share = self.shares.share(one, around, options)
         around = around.with_share(share)
+        self._last = weakref.ref(one), around
         plan = partial(
             planned_for,
             one,
@@ -203,9 +218,11 @@ class Plans:
             others=self._captures.other_plans,
             waits=waits,
         )
-        optimistic = one.optimistic(around)
-        if optimistic is not None and one.fitting(one.seen_around(around)) is None:
-            return optimistic
+        if one.was_optimistic and one.fitting(one.seen_around(around)) is None:
+            standing = self._standing(one, inputs, options)
+            optimistic = one.optimistic(as_it_stands(around, standing))
+            if optimistic is not None:
+                return optimistic
         try:
             planned = plan(around, least=self.shares.is_new(one, options), once=self.shares.looks)
         except InfeasibleBudget as error:
@@ -222,7 +239,7 @@ class Plans:
         around: Surroundings,
         inputs: list[Any],
         options: Options,
-        plan: Callable[[Surroundings], Planned],
+        plan: Callable[..., Planned],
         error: InfeasibleBudget,
     ) -> Planned:
         """Return a plan without room for all that is expected, where the limit holds by itself.
@@ -233,28 +250,35 @@ class Plans:
             If that does not fit either.
         """
         account = self._account
-        standing = account.standing(inputs, options.beside(account), one.input_bytes)
-        less = less_expected(one, around, standing, options)
+        standing = self._standing(one, inputs, options)
+        less = less_expected(one, around, account, standing, options)
         may_try = refuses(account) and options.ranks is None and options.plan is None
         may_try = may_try and not (options.compile or options.arena or self.shares.is_beside)
-        planned = less.planned(one, plan, options.planned_bytes) if may_try else None
-        beside = self.shares.beside(one, around, options)
-        expected = less.expected(one) if planned is None else None  # for a text that is read
-        advice = advised(error, one, around, account, options, beside, expected)
+        planned = None
+        if may_try:
+
+            def as_well_as(around: Surroundings, known: Plan) -> Planned:
+                return plan(around, others=lambda: (known,))
+
+            as_told = partial(planned_as, one, options=options)
+            planned = less.planned(one, as_well_as, as_told, options.planned_bytes)
         if planned is None:
+            beside = self.shares.beside(one, around, options)
             self._watch.abandon()
             try:
-                raise advice from None
+                raise advised(error, one, less, account, options, beside) from None
             finally:
-                del advice, error  # else their tracebacks hold them, this frame and the inputs
+                del error  # else its traceback holds it, this frame and the inputs
         if not one.was_optimistic:
             announce(
                 f"{self._name}: no plan has room for {less.in_words()}. It runs by one that leaves "
                 "no room for that; what would exceed the budget is refused"
             )
-        advise(account, advice.minimum_bytes or 0)
         self.more_bytes = 0
-        return one.take_optimistic(around, planned)
+        return one.take_optimistic(as_it_stands(around, standing), planned)
+
+    def _standing(self, one: Specialisation, inputs: list[Any], options: Options) -> Standing:
+        return self._account.standing(inputs, options.beside(self._account), one.input_bytes)
 
 
 def _around_step(

@@ -31,6 +31,7 @@ from tightfit.session.whole.captures import Captures
 from tightfit.session.whole.learning import Watch
 from tightfit.session.whole.plans import Plans
 from tightfit.session.whole.specialisation import Planned, Specialisation
+from tightfit.session.whole.user_code import PlannedForward, UnderWay
 
 __all__ = ["WholeSteps"]
 
@@ -75,6 +76,7 @@ class WholeSteps:
         self.runs: Living[Run] = Living()
         self._addresses = addresses
         self._plans = Plans(callee, self.captures, account, addresses, self.watch)
+        self._under_way = UnderWay(account)
         self._calls = 0
         self._again = StepsAgain(
             self.captures,
@@ -116,6 +118,10 @@ class WholeSteps:
         self._begin(one, inputs)
         one, outputs = self._run_with_leaves(one, given, inputs)
         self.watch.after_forward()
+        if self.last is not None:
+            graph, plan = self.last.graph, self.last.outcome.plan
+            forward = PlannedForward(one.captured, one.user_code, graph, plan)
+            self._under_way.forward_ended(forward)
         self._plans.shares.window(self.options).leaves(self.watch.live_bytes())
         return one.captured.joint.structure.filled(outputs)
 
@@ -168,6 +174,10 @@ class WholeSteps:
         """Whether steps like the last one teach something before their final plan is made."""
         last = max(self.captures, key=lambda one: one.used, default=None)
         return last is not None and (last.tuner is not None or last.still_compares)
+
+    def needed_bytes(self) -> int:
+        """Return the least budget for steps like the last one; 0: nothing is known of any."""
+        return self._plans.needed_bytes()
 
     # -- budgets ------------------------------------------------------------------------------
 
@@ -274,7 +284,9 @@ class WholeSteps:
         self.runs.add(run)
         self._plans.shares.called(one, run, self.options, self.watch.live_bytes())
         self._calls += 1
-        return again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
+        outputs = again.noted(inputs, _begun(one, planned, self._addresses)(inputs, run))
+        self.account.since.forward_ended(outputs)
+        return outputs
 
     def _planned_otherwise(self, unfit: Specialisation, given: Arguments) -> Runner:
         """Plan a call anew in its backward: its outputs have other gradients than expected."""
@@ -294,6 +306,8 @@ class WholeSteps:
     # -- backward -----------------------------------------------------------------------------
 
     def _backward_ended(self, run: Run) -> None:
+        self.account.since.backward_ended()
+        self._under_way.is_over()
         self.watch.after_backward(run)
         self._plans.shares.window(self.options).ended()
         shared = self.options.shared
@@ -306,6 +320,7 @@ class WholeSteps:
         if one.tuner is not None:
             one.tuner.begin()
         if run.reached.backwards == 1:
+            self._under_way.backward_begins()
             self.watch.before_backward()
         else:
             self.watch.close()  # the planned step is over; what comes belongs to none

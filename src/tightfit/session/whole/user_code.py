@@ -1,8 +1,30 @@
-"""What user code holds between a planned forward and its backward."""
+"""What user code holds between a planned forward and its backward: assumed, measured, foretold.
+
+An allocator that refuses a request does not know what would have been asked for next. What is
+known then of the step, and of others like it, tells more: how much user code holds between forward
+and backward, what the planned backward needs, what the optimizer's step will take.
+"""
 
 from __future__ import annotations
 
-__all__ = ["UserCode"]
+from dataclasses import dataclass
+
+from tightfit.allocator.tally import Tally, before_refusals
+from tightfit.capture.captured import Captured
+from tightfit.graph.ir import Graph
+from tightfit.plan.plan import Plan
+from tightfit.plan.simulate import simulate
+from tightfit.session.memory.account import Account
+from tightfit.session.memory.living import Living
+from tightfit.session.memory.surroundings import (
+    assumed_outside_bytes,
+    handed_out_bytes,
+    held_by_losses,
+    with_numbers,
+)
+from tightfit.torch_private.engine import in_backward
+
+__all__ = ["PlannedForward", "UnderWay", "UserCode"]
 
 
 class UserCode:
@@ -63,3 +85,125 @@ class UserCode:
     def plan_for(self, outside_bytes: int) -> None:
         """Make the next plan for what it was seen to hold."""
         self.planned_bytes = outside_bytes
+
+
+@dataclass(frozen=True)
+class PlannedForward:
+    """A forward that has run by a plan.
+
+    Parameters
+    ----------
+    captured : Captured
+        The step.
+    user_code : UserCode
+        What is known of what follows it.
+    graph : Graph
+        What was planned, with what lies around the step.
+    plan : Plan or None
+        The plan; None: it was compiled.
+    """
+
+    captured: Captured
+    user_code: UserCode
+    graph: Graph
+    plan: Plan | None
+
+
+class UnderWay:
+    """The call whose backward is to come, or that runs.
+
+    Parameters
+    ----------
+    account : Account
+        What its callable holds.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._call: PlannedForward | None = None
+        self._left_bytes = 0
+        self._entered_bytes: int | None = None
+        self._named: Tally | None = None
+        _STEPS.add(self)
+
+    def forward_ended(self, call: PlannedForward) -> None:
+        """Note what is held at the end of a planned forward."""
+        self._call, self._entered_bytes = call, None
+        self._left_bytes = self._held_bytes()
+
+    def backward_begins(self) -> None:
+        """Note what is held at the begin of its backward."""
+        self._entered_bytes = self._held_bytes()
+
+    def is_over(self) -> None:
+        """Know of no call any more."""
+        self._call = None
+        if self._named is not None:
+            self._named.advise(0)
+            self._named = None
+
+    def name_budget(self) -> None:
+        """Have a refused request name what the step needs, as far as that is known."""
+        keeper, call = self._account.keeper, self._call
+        if keeper is None or keeper.tally is None or call is None:
+            return
+        if self._entered_bytes is None:
+            used_bytes = max(0, self._held_bytes() - self._left_bytes)
+            needed = self._left_bytes + _outside_bytes(call, used_bytes)
+        else:
+            needed = self._entered_bytes + _rise_bytes(call)
+        self._named = keeper.tally
+        self._named.advise(with_numbers(max(needed, self._stepping_bytes(call.captured))))
+
+    def _held_bytes(self) -> int:
+        keeper = self._account.keeper
+        return keeper.held_bytes() if keeper is not None else 0
+
+    def _stepping_bytes(self, captured: Captured) -> int:
+        """Return what will be held in the optimizer's step, at least."""
+        account = self._account
+        held_bytes = account.lasting_bytes() + account.expected_bytes()
+        held_bytes += captured.graph.constants_bytes["inputs"] + handed_out_bytes(captured)
+        return held_bytes + account.optimizers.passing_bytes()
+
+
+def _outside_bytes(call: PlannedForward, used_bytes: int) -> int:
+    """Return what user code will hold between forward and backward.
+
+    Parameters
+    ----------
+    used_bytes : int
+        What it holds already.
+    """
+    if call.user_code.seen_bytes is not None:
+        return max(call.user_code.seen_bytes, used_bytes)
+    sizes = [size for _, size in held_by_losses(call.captured)]
+    gradients_bytes, largest_bytes = sum(sizes), max(sizes, default=0)
+    if not in_backward():
+        return max(assumed_outside_bytes(call.captured), used_bytes)
+    if used_bytes < largest_bytes:  # nothing of that size was kept for the loss's own backward
+        return max(gradients_bytes, used_bytes)
+    if len(sizes) == 1:
+        return max(assumed_outside_bytes(call.captured), used_bytes)
+    return max(gradients_bytes, used_bytes) + largest_bytes
+
+
+def _rise_bytes(call: PlannedForward) -> int:
+    """Return how far a planned backward rises above what is held at its begin."""
+    if call.plan is None:
+        return 0
+    simulation = simulate(call.graph, call.plan)
+    crossing = simulation.crossing_index
+    begin = simulation.after_bytes[crossing]
+    return max(simulation.during_bytes[crossing + 1 :], default=begin) - begin
+
+
+_STEPS: Living[UnderWay] = Living()
+
+
+def _name_budgets() -> None:
+    for step in _STEPS:
+        step.name_budget()
+
+
+before_refusals(_name_budgets)

@@ -1,0 +1,48 @@
+"""Numbers that a step holds lie beside what PyTorch's allocator has given out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tightfit.allocator import meter_for
+from tightfit.capture.normalise.rewriting import beside_allocator
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        torch.tensor(2.5),
+        torch.tensor([1, 2, 3]),
+        torch.tensor([True]),
+        torch.tensor([1 + 2j]),
+        torch.tensor([0.5], dtype=torch.bfloat16),
+        torch.empty(1).fill_(3.0).expand(4, 5, 6),
+        torch.arange(6.0)[1::2],
+    ],
+    ids=lambda x: f"{x.dtype} {tuple(x.shape)}",
+)
+def test_they_are_the_same_numbers(constant: torch.Tensor) -> None:
+    found = beside_allocator(constant)
+    assert torch.equal(found, constant)
+    assert (found.dtype, found.stride()) == (constant.dtype, constant.stride())
+    assert found.storage_offset() == constant.storage_offset()
+
+
+def test_the_allocator_has_not_given_them_out() -> None:
+    meter = meter_for("cpu")
+    number = torch.tensor(2.5)
+    before = meter.live_bytes()
+    found = beside_allocator(number)
+    del number
+    assert meter.live_bytes() < before
+    assert found.item() == 2.5
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [torch.zeros(100), torch.zeros(0), torch.zeros(1, requires_grad=True), torch.nn.Parameter()],
+    ids=["large", "empty", "with a gradient", "a parameter"],
+)
+def test_what_is_no_number_stays_where_it_is(constant: torch.Tensor) -> None:
+    assert beside_allocator(constant) is constant
