@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -117,9 +117,9 @@ class Account:
         """Return the bytes of the gradients that exist now."""
         return resident_tensor_bytes(self._gradients(), self.granularity_bytes)
 
-    def new_gradient_bytes(self) -> int:
-        """Return the bytes of the gradients that do not exist yet but will."""
-        without = self.optimizers.stepped_in_backward
+    def new_gradient_bytes(self, counted: Set[int] = frozenset()) -> int:
+        """Return the bytes of the gradients that do not exist yet but will, but for some."""
+        without = counted | self.optimizers.stepped_in_backward
         return new_gradient_bytes(self.modules, self.granularity_bytes, without)
 
     def bucket_bytes(self) -> int:
@@ -163,8 +163,7 @@ class Account:
         if not self._trains:
             return 0
         self.optimizers.look()
-        counted = _parameters_of(besides) | self.optimizers.stepped_in_backward
-        new_bytes = new_gradient_bytes(self.modules, self.granularity_bytes, counted)
+        new_bytes = self.new_gradient_bytes(_parameters_of(besides))
         return new_bytes + self.coming_state_bytes(besides)
 
     def resident_bytes(self, inputs: Iterable[Any]) -> int:
