@@ -17,7 +17,7 @@ from tightfit.progress import announce
 from tightfit.session.memory import stretches
 from tightfit.session.memory.forecast import StepNeeds, needs_of_one
 from tightfit.session.memory.one_by_one import plain_step, refuse_unless_one_by_one
-from tightfit.session.memory.optimizers import hear_of_steps, kinds_of
+from tightfit.session.memory.optimizers import hear_of_ends_of_steps, hear_of_steps, kinds_of
 from tightfit.torch_private.engine import hooks_of_gradient
 
 __all__ = ["StepsInBackward"]
@@ -57,6 +57,7 @@ class StepsInBackward:
             for parameter in group["params"]:
                 self.stretch(parameter)  # tried now: within a limit there may be no room for it
         hear_of_steps(self)
+        hear_of_ends_of_steps(self)
 
     @property
     def name(self) -> str:

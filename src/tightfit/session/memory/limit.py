@@ -195,9 +195,6 @@ class Limit:
         needs = self._needs()
         return 0 if needs is None else needs()
 
-    def after_step(self, optimizer: Any) -> None:
-        """Do nothing: what a step holds is refused while it is taken."""
-
 
 @contextlib.contextmanager
 def _refused_as(what: str) -> Iterator[None]:

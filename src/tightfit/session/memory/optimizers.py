@@ -19,7 +19,14 @@ from tightfit.session.memory.forecast import StepNeeds, step_needs
 from tightfit.torch_private import core as private
 from tightfit.units import rounded_up
 
-__all__ = ["InBackward", "Optimizers", "hear_of_steps", "kinds_of", "parameters_of"]
+__all__ = [
+    "InBackward",
+    "Optimizers",
+    "hear_of_ends_of_steps",
+    "hear_of_steps",
+    "kinds_of",
+    "parameters_of",
+]
 
 
 class InBackward(Protocol):
@@ -204,17 +211,20 @@ def _tensors(state: Any) -> list[torch.Tensor]:
     return [t for t in private.pytree.tree_leaves(state) if isinstance(t, torch.Tensor)]
 
 
-class _Listener(Protocol):
+class _BeforeSteps(Protocol):
     def before_step(self, optimizer: Any) -> None:
         """Look at an optimizer that is about to step."""
         ...
 
+
+class _AfterSteps(Protocol):
     def after_step(self, optimizer: Any) -> None:
         """Look at an optimizer that has stepped."""
         ...
 
 
-_LISTENERS: weakref.WeakSet[_Listener] = weakref.WeakSet()
+_BEFORE: weakref.WeakSet[_BeforeSteps] = weakref.WeakSet()
+_AFTER: weakref.WeakSet[_AfterSteps] = weakref.WeakSet()
 
 
 @functools.cache
@@ -224,17 +234,23 @@ def _listen() -> Any:
     return before, register_optimizer_step_post_hook(_after_step)
 
 
-def hear_of_steps(listener: _Listener) -> None:
-    """Tell somebody of every step of any optimizer, before and after it is taken."""
+def hear_of_steps(listener: _BeforeSteps) -> None:
+    """Tell a listener of every step of any optimizer before it is taken."""
     _listen()
-    _LISTENERS.add(listener)
+    _BEFORE.add(listener)
+
+
+def hear_of_ends_of_steps(listener: _AfterSteps) -> None:
+    """Tell a listener of every step of any optimizer once it was taken."""
+    _listen()
+    _AFTER.add(listener)
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    for listener in list(_LISTENERS):
+    for listener in list(_BEFORE):
         listener.before_step(optimizer)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    for listener in list(_LISTENERS):
+    for listener in list(_AFTER):
         listener.after_step(optimizer)
