@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,9 +98,13 @@ def test_within_three_rounds_steps_run_without_a_retry(
     assert "reserved" in str(report)
 
 
-def test_where_nothing_is_lost_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_lost_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     model, allocator = fitted(monkeypatch, 0.0)
     train(model, 8)
+    report_of(model).html(tmp_path / "report.html")
+    assert "has reserved" in (tmp_path / "report.html").read_text("utf-8")
     assert allocator.returned == allocator.retries == 0
     assert report_of(model).planned_peak_bytes > 0.9 * BUDGET
 

@@ -113,7 +113,7 @@ class CudaTally:
                 torch.cuda.set_per_process_memory_fraction(cls._users_own.pop(index), index)
             return
         if index not in cls._users_own:
-            cls._users_own[index] = torch.cuda.get_per_process_memory_fraction(index)
+            cls._users_own[index] = _fraction(index)
         total = torch.cuda.get_device_properties(index).total_memory
         fraction = (min(limits) + 0.5) / total  # PyTorch rounds down to bytes
         torch.cuda.set_per_process_memory_fraction(min(fraction, cls._users_own[index]), index)
@@ -135,6 +135,12 @@ class CudaTally:
             f"budget of {named} bytes ({format_bytes(named)}), or hold less; a loss is planned, "
             "too, by tightfit.step; tightfit.unfit ends the limit of a model"
         )
+
+
+def _fraction(index: int) -> float:
+    """Return what part of a device this process may take; older releases do not tell."""
+    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return 1.0 if read is None else read(index)
 
 
 def told_by_budget(error: BaseException) -> str | None:

@@ -17,6 +17,7 @@ from tightfit.session import report as of_session
 from tightfit.session.fitted import Fitted
 from tightfit.session.whole.less_exact import planned_less_exactly
 from tightfit.session.whole.steps import WholeSteps
+from tightfit.units import format_bytes
 
 __all__ = ["Report", "reported"]
 
@@ -56,7 +57,15 @@ class Report(of_session.Report, frozen=True, kw_only=True):
 
     def _further(self) -> tuple[str, ...]:
         """Return what to add to the sentences of the page."""
-        return () if self.next_exactness is None else (self.next_exactness.sentence,)
+        further: list[str] = []
+        if self.reserved_bytes is not None:
+            further.append(
+                f"The GPU's allocator has reserved {format_bytes(self.reserved_bytes)} for it, of "
+                f"the budget of {format_bytes(self.budget_bytes)}."
+            )
+        if self.next_exactness is not None:
+            further.append(self.next_exactness.sentence)
+        return tuple(further)
 
     def _whole_step(self) -> WholeStep:
         return WholeStep(

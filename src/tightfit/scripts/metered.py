@@ -80,6 +80,7 @@ class Metered:
     def _start(self, device: torch.device, own: list[torch.Tensor]) -> None:
         if self._meter is None:
             self._meter, self._tally = meter_for(device), tally_for(device, own)
+            self._meter.reset_peak()
             self._base_bytes = self._meter.live_bytes()
 
     def _note(self, modules: Sequence[nn.Module], budget: int | str | Budget) -> None:

@@ -36,7 +36,7 @@ def naming_its_needs(call: OpaqueCall) -> Iterator[None]:
         With what the forward and the backward of the call will take, counted on fake tensors; a
         quarter more than it had taken where these show less, or where it does not run on them.
     """
-    if call.device.type != "cpu":  # the only device whose allocator refuses
+    if call.device.type != "cpu":  # of a GPU what was refused is said with what it had given out
         yield
         return
     meter = meter_for(call.device)
