@@ -101,8 +101,9 @@ class Limit:
         """
         account = self._account
         modules = account.modules.values()
-        members = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        least_bytes = resident_tensor_bytes(members, account.granularity_bytes)
+        members = (t for m in modules for t in (*m.parameters(), *m.buffers()))
+        own = [t for t in members if t.device.type == account.device.type]
+        least_bytes = resident_tensor_bytes(own, account.granularity_bytes)
         if least_bytes <= budget_bytes:
             return
         coming_bytes = account.expected_bytes() + account.optimizers.passing_bytes()
