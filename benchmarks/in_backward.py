@@ -202,7 +202,8 @@ def document(rows: Sequence[Row]) -> str:
         "loop, the optimizer's step included; in brackets what of it lies above parameters, "
         "buffers, inputs and the optimizer's state. Peak: of a whole step, measured, above what "
         "lasts between steps. Step: processor time, the median. Bits: weights, buffers, the "
-        "optimizer's state and all losses after so many steps, against the plain loop.",
+        "optimizer's state and all losses after so many steps, against the plain loop; where they "
+        "are those of *after* only, the difference is not one of the step.",
         "",
         "| model | optimizer | way | budget | least, MiB | peak, MiB | extra compute | step, s "
         "| bits |",
@@ -225,7 +226,7 @@ def _cells(row: Row, alike: Sequence[Row]) -> list[str]:
     text = "" if least is None else f"{least / MIB:.0f} ({(least - constants) / MIB:.0f})"
     extra = f"{row['overhead']:+.1%}" if "overhead" in row else ""
     seconds = f"{row['cpu_s']:.2f} ({row['cpu_s'] / plain['cpu_s'] - 1:+.1%})"
-    same = {r["way"] for r in alike if r["hash"] == row["hash"] and r is not row}
+    same = {r["way"] for r in alike if r["hash"] == row["hash"]} - {row["way"]}
     bits = (
         "equal" if "plain" in same else f"those of {', '.join(sorted(same))}" if same else "differ"
     )
