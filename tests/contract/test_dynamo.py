@@ -73,6 +73,9 @@ class Watched:
     def entered_inner_frame(self) -> None:
         """Do nothing."""
 
+    def runs_as_compiled(self, place: str) -> None:
+        self.told.append(f"as compiled: {place}")
+
     def skipped(self, code: types.CodeType, module: Any, reason: str, error: Any) -> None:
         self.told.append(f"{code.co_name}: {reason}")
 

@@ -364,3 +364,57 @@ def test_numbers_of_numpys_end_no_graph() -> None:
     fitted = fitted_twin(Scaled(8, 8))
     fitted(torch.randn(4, 8)).sum().backward()
     assert not tightfit.report(fitted).outside
+
+
+ASKING = """
+def {name}(x, y):
+    rows = torch.ones(3).cumsum(0)
+    whole = (rows[-1:] == 3).all() if {constant} else (x > -100).all()
+    if not torch.compiler.is_compiling() and whole:
+        return 2 * y
+    return 3 * y
+"""
+
+
+class Asking(nn.Module):
+    def __init__(self, asks: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.asks = nn.Linear(8, 8), asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.asks(x, self.layer(x)))).sum()
+
+
+def asking_in(file: str, *, constant: bool) -> Asking:
+    found: dict[str, Any] = {"torch": torch}
+    exec(compile(ASKING.format(name="asks", constant=constant), file, "exec"), found)
+    return Asking(found["asks"])
+
+
+LIBRARY = "/anywhere/site-packages/library/masks.py"
+
+
+@pytest.mark.parametrize(
+    ("file", "constant", "graphs"),
+    [(LIBRARY, True, 1), ("/home/mine.py", True, 1), ("/home/mine.py", False, 3)],
+)
+def test_code_that_asks_whether_it_is_compiled_runs_as_plain_pytorch_runs_it(
+    file: str, constant: bool, graphs: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No input decides what some look at: it is computed, and the graph goes on."""
+    fitted = assert_trains_alike(asking_in(file, constant=constant), lambda model, x: model(x))
+    assert len(tightfit.report(fitted).parts or [None]) == graphs
+    assert "asks whether it is compiled" not in capsys.readouterr().err
+
+
+def test_a_library_that_would_end_a_graph_at_data_runs_as_compiled_which_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = asking_in(LIBRARY, constant=False)
+    fitted = fitted_twin(model)
+    x = torch.randn(4, 8)
+    y = fitted.layer(x)
+    assert torch.equal(fitted(x), fitted.layer(torch.tanh(3 * y)).sum())
+    assert graphs_of(fitted) == 1
+    said = capsys.readouterr().err
+    assert said.count("library/masks.py:5 asks whether it is compiled") == 1

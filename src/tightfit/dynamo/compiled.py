@@ -128,6 +128,10 @@ class Following:
     def ended(self, end: private.End) -> None:
         """Do nothing: that is no matter."""
 
+    def runs_as_compiled(self, place: str) -> None:
+        """Note that code runs as if it were compiled, as of `Outside.runs_as_compiled`."""
+        self._outside.runs_as_compiled(place)
+
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Let the limit rest: what is looked at are shapes."""

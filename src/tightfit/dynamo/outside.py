@@ -44,6 +44,7 @@ class Outside:
         self._reasons: dict[str, str] = {}
         self.left = 0
         self._has_inner_frames = False
+        self._says_compiled = True
         self._unplanned: list[str] = []  # modules whose parameters got a gradient of no plan
         self._is_planned: Callable[[torch.Tensor], bool] | None = None  # None: nobody watches
 
@@ -120,6 +121,22 @@ class Outside:
         if module is not None:
             self._leave(f"module {name!r}", str(error))
         return module
+
+    def runs_as_compiled(self, place: str) -> None:
+        """Say, once, that code asks whether it is compiled, and where plain PyTorch looks at data.
+
+        Parameters
+        ----------
+        place : str
+            File and line.
+        """
+        if not self._says_compiled:
+            return
+        self._says_compiled = False
+        announce(
+            f"{self._name}: {place} asks whether it is compiled: plain PyTorch looks at data "
+            "there, and this runs as compiled code does, for one graph. Last bits may differ"
+        )
 
     def left_alone(self, error: Exception) -> None:
         """Note a graph that cannot be planned."""

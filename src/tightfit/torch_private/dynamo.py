@@ -45,6 +45,7 @@ from tightfit.torch_private.frames.leaves import (
 )
 from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
+from tightfit.torch_private.frames.plainly import Answers, RunsOtherwise
 from tightfit.torch_private.frames.values import follows_values
 
 __all__ = [
@@ -169,7 +170,7 @@ class _PerFrame:
         Where data decide sizes inside a forward, it is tried whether the frame is one graph with
         that forward as one op.
         """
-        numpy, asked = True, None
+        numpy, asked, answers = True, None, Answers()
         while True:
             leaves = {f: g for f, g in self._follower.leaves().items() if f not in self._followed}
             leaves |= asking(asked)
@@ -181,9 +182,12 @@ class _PerFrame:
                 with (
                     _noting_suppressed(suppressed),
                     config.patch(trace_numpy=numpy),
-                    noting_ends(functools.partial(self._note_end, frame, ends)),
+                    noting_ends(functools.partial(self._note_end, frame, ends, answers)),
+                    answers.around(),
                 ):
                     result = self._converted(frame, entry, state, noted(leaves, failed))
+            except RunsOtherwise:
+                continue
             except _EndsInside as end:
                 asked = end.forward
                 continue
@@ -201,6 +205,8 @@ class _PerFrame:
                 if failed:
                     self._followed |= _RECURRENT if failed & _RECURRENT else failed
                     continue
+                if answers.change(f"{type(error).__name__}: {error}"):
+                    continue
                 if eval_frame._get_error_on_graph_break():
                     raise
                 reason = _OF_NUMPY if is_numpy else f"{type(error).__name__}: {error}"
@@ -213,20 +219,26 @@ class _PerFrame:
             is_one = not self._is_outermost(frame) or _is_one_graph(result, ends)
             if not is_one and self._follower.follow_all_again():
                 continue
+            if answers.looks_at_data:
+                self._follower.runs_as_compiled(answers.looks_at_data)
             reason = getattr(result, "skip_reason", _SUPPRESSED if suppressed else None)
             if result.guarded_code is None and reason is not None:
                 result.apply_to_code = reason != _SUPPRESSED
                 self._skipped(frame, suppressed[0] if suppressed else reason, None)
             return result
 
-    def _note_end(self, frame: Any, ends: list[End], end: End) -> None:
+    def _note_end(self, frame: Any, ends: list[End], answers: Answers, end: End) -> None:
         """Note the end of a graph.
 
         Raises
         ------
+        RunsOtherwise
+            If code was told that it is not compiled, and what it does then ends the graph.
         _EndsInside
             If the frame may be one graph, with a forward inside of it as one op.
         """
+        if end.reason and answers.change(f"{end.reason} {end.frames}"):
+            raise RunsOtherwise
         self._follower.ended(end)
         ends.append(end)
         if HAS_LEAVES and follows_values() and end.is_of_sizes and self._is_outermost(frame):

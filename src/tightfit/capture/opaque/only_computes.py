@@ -94,6 +94,9 @@ class _OneGraph:
     def entered_inner_frame(self) -> None:
         """Do nothing: of course plain Python calls it."""
 
+    def runs_as_compiled(self, place: str) -> None:
+        """Do nothing: it computes all the same."""
+
     def skipped(
         self, code: types.CodeType, module: nn.Module | None, reason: str, error: Exception | None
     ) -> NoReturn:

@@ -80,3 +80,13 @@ class Follower(Protocol):
     ) -> None:
         """Hear that a frame will run as plain Python, and of the error that Dynamo has met."""
         ...
+
+    def runs_as_compiled(self, place: str) -> None:
+        """Hear that code asks whether it is compiled, where it has to run as if it were.
+
+        Parameters
+        ----------
+        place : str
+            File and line.
+        """
+        ...
