@@ -83,7 +83,8 @@ class Contents:
         if old in self._before:
             self._before[content] = self._before.pop(old)
         self._held[content] = None
-        self._pool.offer(content)
+        if self._room.has(storage):
+            self._pool.offer(content)
         return content
 
     def put_first(self, storage: torch.UntypedStorage, content: Content) -> Content:
@@ -106,7 +107,7 @@ class Contents:
         found: dict[int, torch.UntypedStorage] = {}
         for tensor in (outputs,) if isinstance(outputs, torch.Tensor) else tensors_in(outputs):
             storage = _plain_storage_of(tensor)
-            if not hasattr(storage, MARK) and tensor.is_cpu and storage.nbytes():
+            if not hasattr(storage, MARK) and self._room.has(tensor) and storage.nbytes():
                 found[storage._cdata] = storage
         return [*found.values()]
 

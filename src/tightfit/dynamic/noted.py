@@ -103,7 +103,7 @@ class Noted:
         if unread is None or not isinstance(value, torch.Tensor):
             return self._noted(value)
         content, storage = self._contents.lying_in(value)
-        blank = Blank(Place(content, value))
+        blank = Blank(Place(content, value), value.device)
         if unread == "statistics":
             return blank
         whole = value.numel() * value.element_size() == storage.nbytes()
