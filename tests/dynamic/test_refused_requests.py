@@ -11,6 +11,7 @@ import tightfit
 from support.gpu_stand_in import RoomOnStandIn, stand_in
 from tightfit.dynamic import region as region_module
 from tightfit.dynamic.draws import Draws
+from tightfit.dynamic.operators import operator_of
 from tightfit.dynamic.room import CallingRoom, RetryingRoom, Room, allocated_bytes, storages_alive
 from tightfit.errors import BadInput, BudgetExceeded
 
@@ -169,6 +170,15 @@ def test_what_draws_on_a_gpu_draws_from_its_generator(monkeypatch: pytest.Monkey
     own = torch.Generator()
     given = {"device": "cuda", "generator": own}
     assert draws.state_before((), given)[0] is own
+
+
+def test_what_recurrent_kernels_overwrite_unsaid_keeps_them_from_running_again() -> None:
+    forward = operator_of(torch.ops.aten._cudnn_rnn.default)
+    backward = operator_of(torch.ops.aten._cudnn_rnn_backward.default)
+    state = torch.ones(8)
+    assert forward.repeats_with((), {"dropout_state": None})
+    assert not forward.repeats_with((), {"dropout_state": state})
+    assert not backward.repeats_with((), {"dropout_state": None, "reserve": state})
 
 
 def test_a_room_knows_what_lies_on_its_device() -> None:

@@ -80,7 +80,8 @@ class Attempts:
             writes = (*writes, *operator.statistics)
         written = [tensor for each in writes for tensor in tensors_in(each.of(args, kwargs))]
         given = tensors_in([*args, *kwargs.values()])
-        if not operator.repeats or (written and not _replaces(operator, written, given)):
+        may_repeat = operator.repeats_with(args, kwargs)
+        if not may_repeat or (written and not _replaces(operator, written, given)):
             return self._run_once((operator.name, *map(_form, given)), given, run)
         before = [(t, t.size(), t.stride(), t.storage_offset()) for t in written]
 
