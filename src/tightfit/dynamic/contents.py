@@ -104,10 +104,11 @@ class Contents:
         NotPlain
             If a result lies in no storage.
         """
+        here = self._room.device
         found: dict[int, torch.UntypedStorage] = {}
         for tensor in (outputs,) if isinstance(outputs, torch.Tensor) else tensors_in(outputs):
             storage = _plain_storage_of(tensor)
-            if not hasattr(storage, MARK) and self._room.has(tensor) and storage.nbytes():
+            if not hasattr(storage, MARK) and tensor.device == here and storage.nbytes():
                 found[storage._cdata] = storage
         return [*found.values()]
 

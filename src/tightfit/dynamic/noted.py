@@ -39,7 +39,9 @@ class Noted:
         overwritten: list[torch.Tensor],
     ) -> None:
         self.reads: dict[Content, torch.UntypedStorage] = {}
-        self.repeats = operator.repeats_with(args, kwargs) and not operator.makes_blank
+        self.repeats = operator.repeats and not operator.makes_blank
+        if operator.written_unsaid:
+            self.repeats = self.repeats and operator.repeats_with(args, kwargs)
         self.unread: dict[Content, torch.UntypedStorage] = {}
         self._contents = contents
         self._written: dict[int, tuple[Content | Blank, torch.UntypedStorage]] = {}

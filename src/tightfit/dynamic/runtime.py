@@ -227,19 +227,16 @@ class Runtime(Core, private.TorchDispatchMode):
             drawn_from = self._draws.state_before(args, kwargs) if operator.draws else None
             if is_guided:
                 self._guide.starts()
-            outputs = self._computed(func, Given(operator, args, kwargs), drawn_from)
+            if self._attempts is None:
+                outputs = self._timed(func, args, kwargs)
+            else:
+                timed = partial(self._timed, func, args, kwargs)
+                outputs = self._attempts.run(Given(operator, args, kwargs), timed, drawn_from)
             self._record(func, operator, noted, outputs, drawn_from)
         finally:
             held.release()
             self._pool.sweep()
         return outputs
-
-    def _computed(self, func: Any, given: Given, drawn_from: Drawn | None = None) -> Any:
-        """Run an operator, and again where requests are refused amid it."""
-        if self._attempts is None:
-            return self._timed(func, given.args, given.kwargs)
-        timed = partial(self._timed, func, given.args, given.kwargs)
-        return self._attempts.run(given, timed, drawn_from)
 
     def _timed(self, func: Any, args: Any, kwargs: Any) -> Any:
         started = self._ledger.moment()
@@ -310,7 +307,10 @@ class Runtime(Core, private.TorchDispatchMode):
                 content = self._contents.of_tensor(tensor)
                 if content is not None:
                     self._settled.protect_readers(content, storage_of(tensor))
-        return self._computed(func, Given(operator, args, kwargs))
+        timed = partial(self._timed, func, args, kwargs)
+        if self._attempts is None:
+            return timed()
+        return self._attempts.run(Given(operator, args, kwargs), timed)
 
     # -- contents --------------------------------------------------------------------------------
 
