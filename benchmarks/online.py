@@ -361,7 +361,8 @@ again and longest unused lose their memory, and get it back when an operator rea
 Tensor Rematerialization, Kirisame et al., 2021). There is no plan and no graph, so loops,
 branches on data, recursion, gradients of gradients and sizes that differ from step to step are
 all the same to it. Losses, gradients, buffers and the random state have the bits of plain
-PyTorch. On the CPU; a model that `tightfit.fit` can plan takes less time with a plan.
+PyTorch. On the CPU, and on a GPU in a way of its own; a model that `tightfit.fit` can plan takes
+less time with a plan.
 
 **The budget is a limit.** It counts all that PyTorch's CPU allocator gives out, workspace of
 operators included, and what exists when the region begins. If an operator cannot fit,
@@ -377,6 +378,20 @@ from that operator on, and `report()` says how. The core in Python does this, no
 so it is for operators that take much longer than what Python adds to each, 26 us and under pressure
 some 80: the rows below say where a plan computes less again, and that at their sizes eviction in
 C++ takes less time still, everywhere.
+
+**On a GPU**: `tightfit.online(budget="8GiB", device="cuda")`. The limit is PyTorch's own
+(`set_per_process_memory_fraction`), for what its allocator reserves there. Nobody is called before
+it refuses, so an operator that is refused memory runs again after as much was freed, with the
+random generator put back. One that reads what it overwrites, as `add_` does, must not, for it may
+have begun to write. Room is made before it runs: as much as it took the last time, or, the first
+time, as its arguments take. If it is refused all the same, `BudgetExceeded` says that what it
+overwrites may have changed. The core is the one in Python, the core in C++ and `plan_seconds=` are
+for the CPU. Memory on the CPU does not count. What asks beside PyTorch's operators evicts nothing:
+call `region.evict` before. All operators run on one stream. Kernels that add atomically, or that
+cuDNN picks by the workspace it gets, may give other last bits when they run again, unless
+`torch.use_deterministic_algorithms(True)` holds; cuDNN's recurrent kernels with dropout never run
+again. Peak statistics start anew where the region begins. It has not run on a GPU yet: the battery
+of tests runs on the CPU with an allocator that refuses, and with `torch.cuda` played by the CPU.
 
 **What is never evicted**: parameters, inputs and what else exists before, gradients once
 accumulated, the optimizer's state, sparse tensors, storages below `smallest`, a tensor whose

@@ -18,11 +18,13 @@ from torch.utils.checkpoint import checkpoint
 import tightfit
 from benchmarks.online_models import PROGRAMS, Program, mlp
 from support.evicting import EvictEverything
+from support.gpu_stand_in import RoomOnStandIn, stand_in
 from support.models import CASES, Case
 from tightfit.allocator import CpuMeter
+from tightfit.dynamic import region as region_module
 from tightfit.dynamic.native.build import compiled_core
 from tightfit.dynamic.native.compiling import CoreUnavailable
-from tightfit.dynamic.room import allocated_bytes, storages_alive
+from tightfit.dynamic.room import RetryingRoom, allocated_bytes, storages_alive
 from tightfit.errors import BadInput, BudgetExceeded, InfeasibleBudget
 from tightfit.eviction.policies.registry import POLICIES
 
@@ -30,9 +32,19 @@ AMPLE = "1TiB"
 KIB = 1 << 10
 
 
-@pytest.fixture(params=["C++", "Python"], autouse=True)
+@pytest.fixture(params=["C++", "Python", "refused", "GPU"], autouse=True)
 def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let every region of a test have one core, then the other."""
+    """Let every region of a test have one core, then the other, then requests that are refused.
+
+    "refused" is the way of a GPU, where nobody is called before a request is refused; "GPU" adds
+    what PyTorch's limit of one says and counts.
+    """
+    if request.param in ("refused", "GPU"):
+        room = RoomOnStandIn if request.param == "GPU" else RetryingRoom
+        if request.param == "GPU":
+            stand_in(monkeypatch)
+        monkeypatch.setattr(region_module, "room_on", room)
+        return request.param
     if request.param == "C++":
         try:
             compiled_core()

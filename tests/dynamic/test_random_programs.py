@@ -10,6 +10,10 @@ import pytest
 import torch
 
 import tightfit
+from support.gpu_stand_in import RoomOnStandIn, stand_in
+from tightfit.dynamic import region as region_module
+from tightfit.dynamic.room import CallingRoom, RetryingRoom, allocated_bytes, storages_alive
+from tightfit.errors import BudgetExceeded
 
 Step = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor | None]
 
@@ -76,3 +80,35 @@ def test_random_programs(core: Literal["auto", "Python"], policy: str) -> None:
             found = run(seed, between)
             assert all(map(torch.equal, found, expected)), seed
         assert region.report().rematerialisations > 0
+
+
+@pytest.mark.parametrize("room", [CallingRoom, RetryingRoom, RoomOnStandIn])
+def test_random_programs_in_little_memory(
+    room: type[CallingRoom | RetryingRoom], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the allocator calls, and where it refuses: the bits, or an error with a name."""
+    if room is RoomOnStandIn:
+        stand_in(monkeypatch)
+    monkeypatch.setattr(region_module, "room_on", room)
+    refused: list[int] = []
+    for seed in range(20):
+        expected = run(seed, lambda _: None)
+        for size in (30_000, 40_000, 50_000):
+            before_bytes = sum(map(allocated_bytes, storages_alive()))
+            region = tightfit.online(
+                before_bytes + size, smallest=1, most_again=1e12, core="Python"
+            )
+
+            def between(evict: random.Random, region: tightfit.Online = region) -> None:
+                if evict.random() < 0.6:
+                    region.evict(evict.choice([100, 300, "1TiB"]))
+
+            try:
+                with region:
+                    found = run(seed, between)
+                    assert all(map(torch.equal, found, expected)), (seed, size)
+                del found
+            except BudgetExceeded:
+                refused.append(seed)
+            assert region.report().peak_bytes <= region.report().budget_bytes
+    assert 0 < len(refused) < 40

@@ -51,14 +51,20 @@ class CudaTally:
         The GPU.
     before : iterable of torch.Tensor
         Tensors that are there already, and are asked about later.
+    from_now : bool
+        Whether the peak starts from now, that of the user as well.
     """
 
     refuses = True
     _limited: ClassVar[weakref.WeakSet[CudaTally]] = weakref.WeakSet()
     _users_own: ClassVar[dict[int, float]] = {}  # fractions, of devices that have a limit of ours
 
-    def __init__(self, device: torch.device, before: Iterable[Any]) -> None:
+    def __init__(
+        self, device: torch.device, before: Iterable[Any], *, from_now: bool = False
+    ) -> None:
         self._meter = CudaMeter(device)
+        if from_now:
+            self._meter.reset_peak()
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._start = self._meter.live_bytes()
         self._reserved_start = self._meter.held_bytes()
@@ -71,6 +77,14 @@ class CudaTally:
     def given_bytes(self) -> int:
         """Return how much more is given out now than when it was made."""
         return self._meter.live_bytes() - self._start
+
+    def take_peak_bytes(self) -> int:
+        """Return the most that was given out at once; the peak is PyTorch's, and goes on."""
+        return self._meter.peak_bytes() - self._start
+
+    def asked_so_far_bytes(self) -> int:
+        """Return the bytes of all requests so far, of those that are given back as well."""
+        return self._meter.asked_so_far_bytes()
 
     def counted_bytes(self, tensors: Iterable[Any]) -> int:
         """Return the bytes of the storages of tensors that were not there before."""

@@ -174,6 +174,10 @@ class CudaMeter:
             return max(self._least_bytes, self._statistic("current"))
         return max(self._least_bytes, peak_bytes)
 
+    def asked_so_far_bytes(self) -> int:
+        """Return the bytes of all requests so far, of those that are given back as well."""
+        return self._statistic("allocated")
+
     def _statistic(self, which: str) -> int:
         # other allocators than PyTorch's own do not say what was asked for
         is_native = self._cuda.get_allocator_backend() == "native"

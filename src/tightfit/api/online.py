@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
 from tightfit.dynamic.region import Online
 from tightfit.errors import BadInput
 from tightfit.eviction.policies.registry import policy_named
@@ -20,6 +22,7 @@ def online(
     search: Literal["sample", "all"] = "sample",
     most_again: float = 20.0,
     plan_seconds: float = 0.0,
+    device: torch.device | str = "cpu",
     core: Literal["auto", "C++", "Python"] = "auto",
 ) -> Online:
     """Return a region in which plain PyTorch keeps to a budget, whatever the program does.
@@ -44,7 +47,8 @@ def online(
     ----------
     budget : int or str
         Bytes, or text such as ``"8GiB"``: for everything that PyTorch's CPU allocator gives out,
-        the tensors that exist already and the workspace of operators included.
+        the tensors that exist already and the workspace of operators included. On a GPU for what
+        PyTorch's allocator reserves there.
     policy : str
         What is evicted: a name that ``tightfit simulate --policy`` knows, too.
     smallest : int or str
@@ -60,6 +64,10 @@ def online(
         after that follow a plan, as long as they do. The core in Python does that, ``"auto"``
         takes it then: it computes less again than eviction does, but eviction in C++ took less
         time in all programs measured (``docs/online.md``). 0: eviction decides all of them.
+    device : torch.device or str
+        Where the budget counts, and memory is taken: the CPU, or a GPU such as ``"cuda"``. On a GPU
+        nobody is called before a request is refused, so operators that are refused memory run again
+        after memory was freed; the core in Python does that, and no plan is sought.
     core : str
         What sees the operators: ``"C++"`` costs an operator least; where nobody has compiled it
         yet, entering waits half a minute for that. ``"Python"`` needs no compiler. ``"auto"`` takes
@@ -69,7 +77,8 @@ def online(
     Raises
     ------
     BadInput
-        If an argument is none of these, or a region is entered inside another one.
+        If an argument is none of these, there is no such device, or a region is entered inside
+        another one.
     InfeasibleBudget
         On entering, if what exists already does not fit; inside, if the program thrashes.
     BudgetExceeded
@@ -88,6 +97,9 @@ def online(
         raise BadInput("core='C++' follows no plans: leave out core= or plan_seconds=")
     if core not in ("auto", "C++", "Python"):
         raise BadInput(f"core= is 'auto', 'C++' or 'Python', not {core!r}")
+    device = _device(device)
+    if device.type == "cuda" and (plan_seconds or core == "C++"):
+        raise BadInput("core='C++' and plan_seconds= are for the CPU: leave them out on a GPU")
     return Online(
         parse_bytes(budget),
         policy_named(policy),
@@ -95,5 +107,22 @@ def online(
         look_at_all=search == "all",
         most_again=most_again,
         plan_seconds=plan_seconds,
+        device=device,
         core=core,
     )
+
+
+def _device(named: torch.device | str) -> torch.device:
+    """Return a device with its index; a CPU has none."""
+    device = torch.device(named)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise BadInput(f"device= is the CPU or a CUDA device, not {named!r}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index
+    if index is None:
+        index = torch.cuda.current_device() if count else 0
+    if index >= count:
+        raise BadInput(f"device={str(named)!r}: PyTorch sees {count} CUDA devices here")
+    return torch.device("cuda", index)

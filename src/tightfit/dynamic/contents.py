@@ -83,7 +83,8 @@ class Contents:
         if old in self._before:
             self._before[content] = self._before.pop(old)
         self._held[content] = None
-        self._pool.offer(content)
+        if self._room.has(storage):
+            self._pool.offer(content)
         return content
 
     def put_first(self, storage: torch.UntypedStorage, content: Content) -> Content:
@@ -103,10 +104,11 @@ class Contents:
         NotPlain
             If a result lies in no storage.
         """
+        here = self._room.device
         found: dict[int, torch.UntypedStorage] = {}
         for tensor in (outputs,) if isinstance(outputs, torch.Tensor) else tensors_in(outputs):
             storage = _plain_storage_of(tensor)
-            if not hasattr(storage, MARK) and tensor.is_cpu and storage.nbytes():
+            if not hasattr(storage, MARK) and tensor.device == here and storage.nbytes():
                 found[storage._cdata] = storage
         return [*found.values()]
 
@@ -125,9 +127,13 @@ class Contents:
 
     def weights(self) -> tuple[int, int]:
         """Return the resident bytes that stay for ever, and those that could be evicted."""
-        resident = [content for content in self._held if content.is_resident]
+        resident = [c for c in self._held if c.is_resident and self._lies_here(c)]
         kept_bytes = sum(c.size_bytes for c in resident if c.maker is None)
         return kept_bytes, sum(c.size_bytes for c in resident) - kept_bytes
+
+    def _lies_here(self, content: Content) -> bool:
+        storage = content.memory
+        return storage is not None and self._room.has(storage)
 
     def close(self) -> None:
         """Take the marks off the storages."""

@@ -168,8 +168,16 @@ class Core(ABC):
                 self.need(tensor, for_good=True)
         self.end_step()
 
-    def exceeded(self, name: str) -> BudgetExceeded:
-        """Return the error of an operator that cannot fit."""
+    def exceeded(self, name: str, *, has_begun: bool = False) -> BudgetExceeded:
+        """Return the error of an operator that cannot fit.
+
+        Parameters
+        ----------
+        name : str
+            Of the operator.
+        has_begun : bool
+            Whether it may have begun to write into what it was given.
+        """
         room = self._room
         last = room.refusals()
         asked_bytes, held_bytes = last.asked_bytes, last.held_bytes
@@ -178,13 +186,19 @@ class Core(ABC):
         kept_bytes, needed_bytes = self.weights()
         own_bytes = held_bytes - kept_bytes - needed_bytes
         own = f"; {format_bytes(own_bytes)} it had taken itself by then" if own_bytes > 0 else ""
+        state = (
+            "it reads what it overwrites and may have begun, so it does not run again: what it "
+            "overwrites may have changed, and room is made before it the next time"
+            if has_begun
+            else "parameters and the optimizer's state are as they were"
+        )
         return BudgetExceeded(
             f"{what} needs {format_bytes(asked_bytes)} more, but {format_bytes(held_bytes)} of the "
             f"budget of {format_bytes(room.limit_bytes)} are held and nothing more can be evicted: "
             f"{format_bytes(kept_bytes)} are parameters, inputs, gradients and other tensors that "
             f"cannot be computed again; {format_bytes(needed_bytes)} are read by the operator and "
             f"those that wait for it, or are too small to evict{own}. Raise the budget or make the "
-            "batch smaller; parameters and the optimizer's state are as they were",
+            f"batch smaller; {state}",
             budget_bytes=room.limit_bytes,
             measured_bytes=held_bytes + asked_bytes,
         )

@@ -218,13 +218,16 @@ class Blank:
     ----------
     place : Place
         How the tensor lay.
+    device : torch.device
+        Where.
     """
 
-    __slots__ = ("place", "size_bytes")
+    __slots__ = ("device", "place", "size_bytes")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, device: torch.device) -> None:
         self.size_bytes = place.content.size_bytes
         self.place = place
+        self.device = device
 
 
 class Call:

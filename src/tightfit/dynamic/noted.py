@@ -40,6 +40,8 @@ class Noted:
     ) -> None:
         self.reads: dict[Content, torch.UntypedStorage] = {}
         self.repeats = operator.repeats and not operator.makes_blank
+        if operator.written_unsaid:
+            self.repeats = self.repeats and operator.repeats_with(args, kwargs)
         self.unread: dict[Content, torch.UntypedStorage] = {}
         self._contents = contents
         self._written: dict[int, tuple[Content | Blank, torch.UntypedStorage]] = {}
@@ -103,7 +105,7 @@ class Noted:
         if unread is None or not isinstance(value, torch.Tensor):
             return self._noted(value)
         content, storage = self._contents.lying_in(value)
-        blank = Blank(Place(content, value))
+        blank = Blank(Place(content, value), value.device)
         if unread == "statistics":
             return blank
         whole = value.numel() * value.element_size() == storage.nbytes()

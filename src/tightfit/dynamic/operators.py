@@ -63,6 +63,8 @@ class Operator:
         What says whether it is training.
     takes_dtype : bool
         It may be told the type of its result.
+    written_unsaid : tuple of Argument
+        Those it overwrites although its schema does not say so.
     """
 
     name: str
@@ -77,6 +79,11 @@ class Operator:
     statistics: tuple[Argument, ...]
     training: Argument | None
     takes_dtype: bool
+    written_unsaid: tuple[Argument, ...] = ()
+
+    def repeats_with(self, args: Any, kwargs: Any) -> bool:
+        """Whether a call may run again."""
+        return self.repeats and all(a.of(args, kwargs) is None for a in self.written_unsaid)
 
     def trains(self, args: Any, kwargs: Any) -> bool:
         """Whether a call only writes its running statistics."""
@@ -115,6 +122,7 @@ _REPLACING = {
     "zero_",
 }
 _STATISTICS = ("running_mean", "running_var")
+_WRITTEN_UNSAID = {"dropout_state", "reserve"}  # by cuDNN's recurrent kernels
 _HEAVY = ("mm", "conv", "matmul", "linear", "attention", "rnn", "lstm", "gru")
 _HEAVY_WEIGHT = 8
 _WITH_EFFECTS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "profiler"}
@@ -144,6 +152,7 @@ def operator_of(function: Any) -> Operator:
         statistics=tuple(statistics),
         training=training,
         takes_dtype=any(a.name == "dtype" for a in arguments),
+        written_unsaid=tuple(a for a in arguments if a.name in _WRITTEN_UNSAID),
     )
 
 

@@ -21,6 +21,7 @@ from tightfit.dynamic.room import (
     allocated_bytes,
     budget_exceeded,
     is_refusal,
+    room_on,
     storages_alive,
 )
 from tightfit.dynamic.runtime import Runtime
@@ -51,6 +52,8 @@ class Online:
         How often a step's own cost may be spent on computing again.
     plan_seconds : float
         For the search of a plan for steps that repeat; 0: none is sought.
+    device : torch.device
+        Where.
     core : str
         ``"C++"``, which is waited for, ``"Python"``, or ``"auto"``: C++ where it is compiled
         already, else Python while it is compiled in the background.
@@ -65,6 +68,7 @@ class Online:
         look_at_all: bool,
         most_again: float,
         plan_seconds: float,
+        device: torch.device,
         core: str,
     ) -> None:
         self._budget_bytes = budget_bytes
@@ -74,6 +78,7 @@ class Online:
         self._ledger = Ledger(budget_bytes, most_again)
         self._plan_seconds = plan_seconds
         self._learned = Learned()
+        self._device = device
         self._core = core
         self._seen_by = ""
         self._room: Room | None = None
@@ -96,6 +101,13 @@ class Online:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         assert self._runtime is not None and self._room is not None
         runtime, room = self._runtime, self._room
+        exceeded = None
+        if error is not None and is_refusal(error):  # a limit that is gone tells nothing
+            what = "something beside PyTorch's operators asked for memory, and all is evicted."
+            if room.retries:
+                what = "something beside PyTorch's operators asked for memory, which evicts nothing"
+                what += f" on {self._device.type!r}: call region.evict(...) before."
+            exceeded = budget_exceeded(error, what)
         with self._around:
             runtime.end()
             runtime.let_go_of_failed()
@@ -105,9 +117,8 @@ class Online:
             self._peak_bytes = max(self._peak_bytes, room.peak_bytes())
             self._learned = runtime.learned
         self._runtime = self._room = None
-        if error is not None and is_refusal(error):
-            what = "something beside PyTorch's operators asked for memory, and all is evicted."
-            raise budget_exceeded(error, what) from error
+        if exceeded is not None:
+            raise exceeded from error
         if lost_bytes:
             raise BudgetExceeded(
                 f"the program still holds {format_bytes(lost_bytes)} of evicted tensors at the end "
@@ -182,7 +193,7 @@ class Online:
         return self._ledger.report(self._peak_bytes, self._seen_by, self._learned)
 
     def _set_up(self, around: contextlib.ExitStack) -> None:
-        storages = storages_alive()
+        storages = storages_alive(self._device)
         before_bytes = sum(map(allocated_bytes, storages))
         if before_bytes >= self._budget_bytes:
             raise InfeasibleBudget(
@@ -190,7 +201,7 @@ class Online:
                 f"budget for all is {format_bytes(self._budget_bytes)}",
                 budget_bytes=self._budget_bytes,
             )
-        room = Room(self._budget_bytes, before_bytes)
+        room = room_on(self._budget_bytes, before_bytes, self._device)
         runtime = self._runtime_in(room)
         around.callback(runtime.close)
         runtime.know(storages)
@@ -210,7 +221,7 @@ class Online:
         """Return what sees the operators."""
         search = {"smallest_bytes": self._smallest_bytes, "look_at_all": self._look_at_all}
         why = ""
-        if self._core != "Python" and not self._plan_seconds:
+        if self._core != "Python" and not self._plan_seconds and not room.retries:
             waits = self._core == "C++"
             try:
                 runtime = NativeRuntime(room, self._ledger, self._policy, waits=waits, **search)

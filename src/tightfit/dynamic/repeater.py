@@ -7,6 +7,7 @@ than Python's stack. What a waiting call needs is locked, so that it is not evic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from time import thread_time_ns
 from typing import Any
 
@@ -16,6 +17,7 @@ from tightfit.dynamic.contents import tensors_in
 from tightfit.dynamic.history import Blank, Call, Content, Place
 from tightfit.dynamic.ledger import Ledger
 from tightfit.dynamic.pool import Pool
+from tightfit.dynamic.room import Room
 from tightfit.errors import BadInput
 from tightfit.torch_private.storages import (
     below_autograd,
@@ -34,13 +36,16 @@ class Repeater:
 
     Parameters
     ----------
+    room : Room
+        The limit.
     pool : Pool
         What may be evicted.
     ledger : Ledger
         The clock.
     """
 
-    def __init__(self, pool: Pool, ledger: Ledger) -> None:
+    def __init__(self, room: Room, pool: Pool, ledger: Ledger) -> None:
+        self._room = room
         self._pool = pool
         self._ledger = ledger
         self.refused = ""
@@ -68,7 +73,7 @@ class Repeater:
             self._work(top)
         held.fasten()
         try:
-            held.lend_memory(unread)
+            held.lend_memory(unread, self._room)
         except BaseException:
             held.release()
             raise
@@ -115,6 +120,18 @@ class Repeater:
 
     def _run(self, frame: _Frame, call: Call) -> None:
         self._ledger.stop_if_thrashing()
+        made = self._room.in_room(lambda: self._made_again(frame, call))
+        if len(made) != len(call.outputs):
+            raise BadInput(
+                f"{frame.name} made {len(made)} storages when it ran again, and "
+                f"{len(call.outputs)} before: it does not repeat itself"
+            )
+        for content, storage in zip(call.outputs, made, strict=True):
+            if content is not None and not content.is_resident:
+                self._arrive(content, storage, frame)
+
+    def _made_again(self, frame: _Frame, call: Call) -> list[torch.UntypedStorage]:
+        """Run a call, and return what it has written and made."""
         written = {what: self._to_write(what) for what in call.written}
         args = [_tensors_for(value, written, frame) for value in call.args]
         kwargs = {name: _tensors_for(value, written, frame) for name, value in call.kwargs.items()}
@@ -125,24 +142,22 @@ class Repeater:
         made = [*written.values()]
         for tensor in tensors_in(outputs):
             storage = storage_of(tensor)
-            if storage._cdata not in known and storage.nbytes():
+            if storage._cdata not in known and self._room.has(storage) and storage.nbytes():
                 known.add(storage._cdata)
                 made.append(storage)
-        if len(made) != len(call.outputs):
-            raise BadInput(
-                f"{frame.name} made {len(made)} storages when it ran again, and "
-                f"{len(call.outputs)} before: it does not repeat itself"
-            )
-        for content, storage in zip(call.outputs, made, strict=True):
-            if content is not None and not content.is_resident:
-                self._arrive(content, storage, frame)
+        return made
 
     def _to_write(self, what: Content | Blank) -> torch.UntypedStorage:
-        """The memory that a call overwrites: what only it needs, or else a copy."""
+        """The memory that a call overwrites: what only it needs, or else a copy.
+
+        A copy as well where the call may have to begin anew.
+        """
         if isinstance(what, Blank):
-            return new_memory(what.size_bytes)
+            return new_memory(what.size_bytes, what.device)
         storage = what.memory
         assert storage is not None
+        if self._room.retries:
+            return copy_of(storage)
         if what.is_private and what.locks == 1 and what.maker is not None:
             self._pool.drop(what)
             return storage
@@ -235,11 +250,12 @@ class Held:
                 self._fast.add(content)
                 content.fasten()
 
-    def lend_memory(self, unread: Mapping[Content, torch.UntypedStorage]) -> None:
+    def lend_memory(self, unread: Mapping[Content, torch.UntypedStorage], room: Room) -> None:
         """Let storages whose content nobody reads be written, whether they have memory or not."""
         for content in self.lock(unread):
-            fill(unread[content], new_memory(content.size_bytes))
-            self._lent[content] = unread[content]
+            storage = unread[content]
+            fill(storage, room.in_room(partial(new_memory, content.size_bytes, storage.device)))
+            self._lent[content] = storage
         self.fasten()
 
     def release(self) -> None:
@@ -341,7 +357,7 @@ def _tensors_for(
             raise BadInput(f"{frame.name} reads memory that was resized out of sight")
         return value.tensor_in(storage)
     if isinstance(value, Blank):
-        storage = written[value] if value in written else new_memory(value.size_bytes)
+        storage = written[value] if value in written else new_memory(value.size_bytes, value.device)
         return value.place.tensor_in(storage)
     if isinstance(value, list | tuple):
         return type(value)(_tensors_for(each, written, frame) for each in value)

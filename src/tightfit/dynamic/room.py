@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from tightfit.allocator.alive import alive
-from tightfit.allocator.refusals import budget_exceeded, is_refusal
+from tightfit.allocator.refusals import budget_exceeded, if_room, is_refusal, refused_bytes
 from tightfit.allocator.resident import granularity_of, storages_of
-from tightfit.allocator.tally import CpuTally, Refusals
+from tightfit.allocator.tally import CpuTally, CudaTally, Refusals
+from tightfit.torch_private.storages import new_memory
 from tightfit.units import rounded_up
 
-__all__ = ["Room", "allocated_bytes", "budget_exceeded", "is_refusal", "storages_alive"]
+__all__ = [
+    "CallingRoom",
+    "CudaRoom",
+    "RetryingRoom",
+    "Room",
+    "allocated_bytes",
+    "budget_exceeded",
+    "is_refusal",
+    "room_on",
+    "storages_alive",
+]
+
+Result = TypeVar("Result")
+_CPU = torch.device("cpu")
 
 
-class Room:
-    """What is given out on the CPU, what was there before, and the limit of both.
+class Room(ABC):
+    """What is given out on a device, what was there before, and the limit of both.
 
     Parameters
     ----------
@@ -24,6 +41,8 @@ class Room:
         The limit.
     before_bytes : int
         What is there already.
+    device : torch.device
+        With its index, if it is a GPU.
 
     Raises
     ------
@@ -31,21 +50,26 @@ class Room:
         If the allocator hook cannot be installed.
     """
 
-    def __init__(self, limit_bytes: int, before_bytes: int) -> None:
+    retries = False
+    """Whether what asks for memory meets refusals, and has to run again."""
+
+    def __init__(self, limit_bytes: int, before_bytes: int, device: torch.device = _CPU) -> None:
         self.limit_bytes = limit_bytes
-        self._tally = CpuTally()
+        self.device = device
         self._before_bytes = before_bytes
         self._peak_bytes = self._recent_peak_bytes = 0
+        self._tally = self._new_tally()
+
+    def has(self, what: torch.Tensor | torch.UntypedStorage) -> bool:
+        """Whether something lies on this device."""
+        return what.device == self.device
 
     @property
     def held_bytes(self) -> int:
         """What counts now."""
         return self._before_bytes + self._tally.given_bytes()
 
-    def refusals(self) -> Refusals:
-        """Return what the last request that was refused had asked for, and what was held then."""
-        return self._tally.refusals()
-
+    @abstractmethod
     def keep(self, free: Callable[[int], bool] | int) -> None:
         """Keep to the limit from now on; a function frees something when it is reached.
 
@@ -54,13 +78,18 @@ class Room:
         free : callable or int
             The function, or the address of one in C.
         """
-        self._tally.make_room_by(free)
-        self._tally.keep_to(self.limit_bytes, self._before_bytes)
 
+    @abstractmethod
     def open(self) -> None:
         """Keep to no limit any more."""
-        self._tally.keep_to(None, 0)
-        self._tally.make_room_by(None)
+
+    @abstractmethod
+    def refusals(self) -> Refusals:
+        """Return what the last request that was refused had asked for, and what was held then."""
+
+    def in_room(self, attempt: Callable[[], Result]) -> Result:
+        """Return what a call returns; it runs again, if need be, where its requests are refused."""
+        return attempt()
 
     def less_before(self, size_bytes: int) -> None:
         """Something that was there before has ended."""
@@ -81,13 +110,124 @@ class Room:
         recent_bytes, self._recent_peak_bytes = self._recent_peak_bytes, 0
         return recent_bytes
 
+    def _new_tally(self) -> CpuTally | CudaTally:
+        return CpuTally()
 
-def storages_alive() -> list[torch.UntypedStorage]:
-    """Return the storages of all tensors on the CPU that Python knows."""
+
+class CallingRoom(Room):
+    """A room whose allocator calls for memory to be freed, amid the operator that asks."""
+
+    _tally: CpuTally
+
+    def keep(self, free: Callable[[int], bool] | int) -> None:
+        """Keep to the limit from now on."""
+        self._tally.make_room_by(free)
+        self._tally.keep_to(self.limit_bytes, self._before_bytes)
+
+    def open(self) -> None:
+        """Keep to no limit any more."""
+        self._tally.keep_to(None, 0)
+        self._tally.make_room_by(None)
+
+    def refusals(self) -> Refusals:
+        """Return what the last request that was refused had asked for, and what was held then."""
+        return self._tally.refusals()
+
+
+class RetryingRoom(Room):
+    """A room whose allocator refuses at once: what asked runs again after memory is freed.
+
+    The way of a GPU, whose allocator calls nobody. On the CPU it is for tests.
+    """
+
+    retries = True
+
+    def __init__(self, limit_bytes: int, before_bytes: int, device: torch.device = _CPU) -> None:
+        super().__init__(limit_bytes, before_bytes, device)
+        self._free: Callable[[int], bool] | None = None
+        self._refusals = Refusals()
+
+    def keep(self, free: Callable[[int], bool] | int) -> None:
+        """Keep to the limit from now on."""
+        assert callable(free)
+        self._free = free
+        self._tally.keep_to(self.limit_bytes, self._before_bytes)
+
+    def open(self) -> None:
+        """Keep to no limit any more."""
+        self._tally.keep_to(None, 0)
+        self._free = None
+
+    def refusals(self) -> Refusals:
+        """Return what the last request that was refused had asked for, and what was held then."""
+        return self._refusals
+
+    def in_room(self, attempt: Callable[[], Result]) -> Result:
+        """Return what a call returns; evict and call again where its requests are refused."""
+        while True:
+            try:
+                return attempt()
+            except RuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                lacking_bytes = self.refused(error)
+                traceback.clear_frames(error.__traceback__)  # they hold what the attempt has made
+                if self._free is None or not self._free(lacking_bytes):
+                    raise
+
+    def make(self, size_bytes: int) -> None:
+        """Evict until so much would be given out, as far as that goes."""
+        if_room(lambda: self.in_room(lambda: new_memory(size_bytes, self.device)))
+
+    def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
+        """Return what a call returns, and the bytes that it has needed at most."""
+        self.take_recent_peak_bytes()
+        before_bytes = self.held_bytes
+        result = run()
+        return result, self.take_recent_peak_bytes() - before_bytes
+
+    def refused(self, error: BaseException) -> int:
+        """Note what a limit has refused; return the bytes to free.
+
+        Where as much as was asked for is free already, it lies in pieces, and does not count.
+        """
+        limit_bytes, asked_bytes, held_bytes = refused_bytes(error)
+        self._refusals = Refusals(self._refusals.count + 1, asked_bytes, held_bytes)
+        lacking_bytes = asked_bytes + held_bytes - limit_bytes
+        return lacking_bytes if lacking_bytes > 0 else max(asked_bytes, 1)
+
+
+class CudaRoom(RetryingRoom):
+    """The room on a GPU, under PyTorch's own limit: what its allocator may reserve."""
+
+    _tally: CudaTally
+
+    def less_before(self, size_bytes: int) -> None:
+        """Something that was there before has ended: it is given out no longer, and not counted."""
+
+    def taken_by(self, run: Callable[[], Result]) -> tuple[Result, int]:
+        """Return what a call returns, and the bytes that it has asked for: peaks are the user's."""
+        before_bytes = self._tally.asked_so_far_bytes()
+        result = run()
+        return result, self._tally.asked_so_far_bytes() - before_bytes
+
+    def _new_tally(self) -> CudaTally:
+        torch.cuda.empty_cache()  # what is cached now would be added to the limit
+        return CudaTally(self.device, (), from_now=True)
+
+
+def room_on(limit_bytes: int, before_bytes: int, device: torch.device) -> Room:
+    """Return the room on a device."""
+    kind = CudaRoom if device.type == "cuda" else CallingRoom
+    return kind(limit_bytes, before_bytes, device)
+
+
+def storages_alive(device: torch.device = _CPU) -> list[torch.UntypedStorage]:
+    """Return the storages of all tensors on a device that Python knows."""
     kinds = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return [storage for storage in storages_of(alive(kinds)) if storage.device.type == "cpu"]
+    return [storage for storage in storages_of(alive(kinds)) if storage.device == device]
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
     """Return what the allocator has given out for a storage."""
-    return rounded_up(storage.nbytes(), granularity_of("cpu"))
+    return rounded_up(storage.nbytes(), granularity_of(storage.device.type))

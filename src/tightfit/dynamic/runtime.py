@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
+from tightfit.dynamic.attempts import Attempts, Given, HasBegun
 from tightfit.dynamic.contents import Contents, NotPlain, tensors_in
 from tightfit.dynamic.core import Core
+from tightfit.dynamic.draws import Drawn, Draws
 from tightfit.dynamic.history import Content
 from tightfit.dynamic.learned.guide import Guide
 from tightfit.dynamic.ledger import Ledger
@@ -23,7 +26,7 @@ from tightfit.dynamic.noted import Noted
 from tightfit.dynamic.operators import Operator, operator_of
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.repeater import Repeater
-from tightfit.dynamic.room import Room, is_refusal
+from tightfit.dynamic.room import RetryingRoom, Room, is_refusal
 from tightfit.dynamic.settled import Settled
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
@@ -56,12 +59,13 @@ class Runtime(Core, private.TorchDispatchMode):
         super().__init__(room)
         self._pool = pool
         self._ledger = ledger
-        self._repeater = Repeater(pool, ledger)
+        self._repeater = Repeater(room, pool, ledger)
         self._contents = Contents(room, pool)
         self._guide = self.learn_by(Guide(room, pool, self._repeater, ledger, seconds))
-        self._settled = Settled(self._contents, pool, self._repeater, self._guide.settles)
+        self._settled = Settled(room, self._contents, pool, self._repeater, self._guide.settles)
+        self._attempts = Attempts(room) if isinstance(room, RetryingRoom) else None
+        self._draws = Draws(room)
         self._lock = threading.RLock()
-        self._last_state: torch.Tensor | None = None
         self._has_failed = False
 
     @classmethod
@@ -116,7 +120,7 @@ class Runtime(Core, private.TorchDispatchMode):
         with self._lock, below_modes():
             self._or_exceed(self._settled.settle, content)
             self._or_exceed(lambda before: self._settled.protect_readers(before, storage), content)
-            result = run()
+            result = self._room.in_room(run)
             self._contents.put(storage, Content(storage.nbytes(), None))
             self._pool.sweep()
         return result
@@ -156,7 +160,7 @@ class Runtime(Core, private.TorchDispatchMode):
         """Free what autograd holds of a backward in which an operator has failed."""
         if self._has_failed and not engine.in_backward():
             self._has_failed = False
-            let_go_of_failed_backward()
+            self._room.in_room(let_go_of_failed_backward)
 
     def close(self) -> None:
         """Forget everything."""
@@ -201,9 +205,10 @@ class Runtime(Core, private.TorchDispatchMode):
             except Exception as error:
                 self._has_failed = True
                 self._guide.fails()
-                if not is_refusal(error):
+                has_begun = isinstance(error, HasBegun)
+                if not has_begun and not is_refusal(error):
                     raise
-                raise self.exceeded(operator.name) from None
+                raise self.exceeded(operator.name, has_begun=has_begun) from None
             finally:
                 self._ledger.inside_since(started)
 
@@ -219,10 +224,14 @@ class Runtime(Core, private.TorchDispatchMode):
             self._guide.before(func, noted)
         held = self._repeater.hold(noted.reads, noted.unread)
         try:
-            drawn_from = self._generator(args, kwargs) if operator.draws else None
+            drawn_from = self._draws.state_before(args, kwargs) if operator.draws else None
             if is_guided:
                 self._guide.starts()
-            outputs = self._timed(func, args, kwargs)
+            if self._attempts is None:
+                outputs = self._timed(func, args, kwargs)
+            else:
+                timed = partial(self._timed, func, args, kwargs)
+                outputs = self._attempts.run(Given(operator, args, kwargs), timed, drawn_from)
             self._record(func, operator, noted, outputs, drawn_from)
         finally:
             held.release()
@@ -244,7 +253,7 @@ class Runtime(Core, private.TorchDispatchMode):
         operator: Operator,
         noted: Noted,
         outputs: Any,
-        drawn_from: tuple[torch.Generator, torch.Tensor] | None,
+        drawn_from: Drawn | None,
     ) -> None:
         """Remember how the results were computed, if that can be done again."""
         try:
@@ -298,7 +307,10 @@ class Runtime(Core, private.TorchDispatchMode):
                 content = self._contents.of_tensor(tensor)
                 if content is not None:
                     self._settled.protect_readers(content, storage_of(tensor))
-        return self._timed(func, args, kwargs)
+        timed = partial(self._timed, func, args, kwargs)
+        if self._attempts is None:
+            return timed()
+        return self._attempts.run(Given(operator, args, kwargs), timed)
 
     # -- contents --------------------------------------------------------------------------------
 
@@ -331,17 +343,7 @@ class Runtime(Core, private.TorchDispatchMode):
                 self._settled.protect_readers(content, storage)
         return tensors
 
-    # -- random numbers, errors --------------------------------------------------------------------
-
-    def _generator(self, args: Any, kwargs: Any) -> tuple[torch.Generator, torch.Tensor]:
-        """Return the generator of a call and its state; states alike are kept once."""
-        given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
-        generator = given[0] if given else torch.default_generator
-        state = generator.get_state()
-        if self._last_state is not None and torch.equal(state, self._last_state):
-            state = self._last_state
-        self._last_state = state
-        return generator, state
+    # -- errors ------------------------------------------------------------------------------------
 
     def _or_exceed(self, function: Callable[[Content], None], content: Content) -> None:
         try:

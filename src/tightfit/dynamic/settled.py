@@ -10,6 +10,7 @@ from tightfit.dynamic.contents import Contents
 from tightfit.dynamic.history import Content
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.repeater import Repeater
+from tightfit.dynamic.room import Room
 from tightfit.torch_private.storages import copy_of
 
 __all__ = ["Settled"]
@@ -20,6 +21,8 @@ class Settled:
 
     Parameters
     ----------
+    room : Room
+        The limit.
     contents : Contents
         What lies in which storage.
     pool : Pool
@@ -32,11 +35,13 @@ class Settled:
 
     def __init__(
         self,
+        room: Room,
         contents: Contents,
         pool: Pool,
         repeater: Repeater,
         told: Callable[[Content], None],
     ) -> None:
+        self._room = room
         self._contents = contents
         self._pool = pool
         self._repeater = repeater
@@ -77,7 +82,7 @@ class Settled:
         self.settle_all(_held_after(content, most_bytes) or ())
         readers = [*content.readers]
         if readers:
-            content.move(copy_of(storage))
+            content.move(self._room.in_room(lambda: copy_of(storage)))
             for reader in readers:
                 reader.let_go(content)
             again = self._contents.put(storage, Content(storage.nbytes(), None))

@@ -107,14 +107,14 @@ def below_modes() -> Iterator[None]:
         yield
 
 
-def new_memory(size_bytes: int) -> torch.UntypedStorage:
+def new_memory(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Return a storage of the allocator that operators ask, whose limit holds for it."""
-    return storage_of(torch.empty(size_bytes, dtype=torch.uint8))
+    return storage_of(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
 
 def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return a copy in such memory."""
-    return new_memory(storage.nbytes()).copy_(storage)
+    return new_memory(storage.nbytes(), storage.device).copy_(storage)
 
 
 def let_go_of_failed_backward() -> None:
