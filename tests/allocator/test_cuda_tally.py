@@ -136,6 +136,7 @@ def test_what_the_device_refuses_is_said_in_terms_of_the_budget(device: Device) 
     device.live, device.reserved = round(3.6 * GIB), round(4.5 * GIB)
     tally.keep_to(5 * GIB, GIB)
     assert is_refusal(error) and not is_refusal(RuntimeError("another one"))
+    assert not is_refusal(torch.OutOfMemoryError(TEXT.replace("GPU 0", "GPU 1")))
     assert refused_bytes(error) == (5 * GIB, 392 * MIB, device.live + GIB)
     told = budget_exceeded(error, "The backward was stopped.")
     assert told.budget_bytes == 5 * GIB and told.measured_bytes > 4 * GIB

@@ -18,6 +18,7 @@ from tightfit.units import format_bytes, parse_bytes
 __all__ = ["CudaTally", "Refusals", "told_by_budget"]
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
+_REFUSING = re.compile(r"GPU (\d+) has")
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _fraction(index: int) -> float:
 
 
 def told_by_budget(error: BaseException) -> str | None:
-    """Say what a GPU's allocator has refused, in terms of the least budget; None: none was asked.
+    """Say what a GPU's allocator has refused, in terms of its least budget; None: it has none.
 
     Parameters
     ----------
@@ -167,6 +168,9 @@ def told_by_budget(error: BaseException) -> str | None:
     """
     if not isinstance(error, torch.OutOfMemoryError):
         return None
-    limited = list(CudaTally._limited)
+    refusing = _REFUSING.search(str(error))
+    limited = [
+        one for one in CudaTally._limited if refusing is None or one._index == int(refusing[1])
+    ]
     least = min(limited, key=lambda one: one._most_reserved_bytes, default=None)
     return least._told(error) if least is not None else None
