@@ -119,7 +119,8 @@ def test_a_mode_is_inductors() -> None:
 
 
 def test_too_small_a_budget_is_said_with_the_least() -> None:
-    compiled = torch.compile(Net(False), backend="tightfit", options={"budget": 24 << 10, **OPTIONS})
+    options = {"budget": 24 << 10, **OPTIONS}
+    compiled = torch.compile(Net(False), backend="tightfit", options=options)
     with pytest.raises(InfeasibleBudget, match="a plan fits"):
         compiled(torch.randn(8, 3, 16, 16))
 
