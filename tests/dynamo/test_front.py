@@ -369,7 +369,7 @@ def test_numbers_of_numpys_end_no_graph() -> None:
 ASKING = """
 def {name}(x, y):
     rows = torch.ones(3).cumsum(0)
-    whole = (rows[-1:] == 3).all() if {constant} else (x > -100).all()
+    whole = (rows[-1:] == 3).all() if {constant} else {data}
     if not torch.compiler.is_compiling() and whole:
         return 2 * y
     return 3 * y
@@ -385,9 +385,13 @@ class Asking(nn.Module):
         return self.layer(torch.tanh(self.asks(x, self.layer(x)))).sum()
 
 
-def asking_in(file: str, *, constant: bool) -> Asking:
+OF_AN_INPUT, OF_CHANCE = "(x > -100).all()", "torch.rand(1) > 0.5"
+
+
+def asking_in(file: str, *, constant: bool, data: str = OF_AN_INPUT) -> Asking:
     found: dict[str, Any] = {"torch": torch}
-    exec(compile(ASKING.format(name="asks", constant=constant), file, "exec"), found)
+    text = ASKING.format(name="asks", constant=constant, data=data)
+    exec(compile(text, file, "exec"), found)
     return Asking(found["asks"])
 
 
@@ -405,6 +409,11 @@ def test_code_that_asks_whether_it_is_compiled_runs_as_plain_pytorch_runs_it(
     fitted = assert_trains_alike(asking_in(file, constant=constant), lambda model, x: model(x))
     assert len(tightfit.report(fitted).parts or [None]) == graphs
     assert "asks whether it is compiled" not in capsys.readouterr().err
+
+
+def test_what_chance_decides_is_no_constant() -> None:
+    model = asking_in("/home/mine.py", constant=False, data=OF_CHANCE)
+    assert_trains_alike(model, lambda model, x: model(x))
 
 
 def test_a_library_that_would_end_a_graph_at_data_runs_as_compiled_which_is_said(

@@ -160,16 +160,12 @@ def _decides_a_jump() -> bool:
 def _value_of(node: fx.Node) -> bool | None:
     """Return whether a tensor is true that no input decides; None: one does, or chance."""
     if _KNOWN not in node.meta:
-        before = torch.get_rng_state()
         with _disable_current_modes(), torch.no_grad():
             try:
                 value = _computed(node, {})
                 node.meta[_KNOWN] = bool(value) if value.numel() == 1 else None
             except (_Decided, RuntimeError):
                 node.meta[_KNOWN] = None
-        if not torch.equal(before, torch.get_rng_state()):
-            torch.set_rng_state(before)
-            node.meta[_KNOWN] = None
     return node.meta[_KNOWN]
 
 
@@ -188,7 +184,7 @@ def _computed(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
         raise _Decided
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _computed(n, known))
     target: Any = node.target
-    if _changes(node):
+    if _changes(node) or any(word in _name_of(node) for word in _OF_CHANCE):
         raise _Decided
     function = target if callable(target) else functools.partial(_call_method, target)
     known[node] = function(*args, **kwargs)
@@ -201,10 +197,15 @@ def _call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _changes(node: fx.Node) -> bool:
     """Whether a node may change what it is given."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = _name_of(node)
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or node.target is operator.setitem or name in _IN_PLACE or "out" in node.kwargs
 
 
+def _name_of(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+_OF_CHANCE = ("rand", "normal", "bernoulli", "multinomial", "dropout", "poisson", "binomial")
 _OPERATORS = frozenset(dir(operator))
 _IN_PLACE = frozenset(n for n in _OPERATORS if n.startswith("i") and n[1:] in _OPERATORS)
