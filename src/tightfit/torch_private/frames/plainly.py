@@ -82,7 +82,7 @@ _PACKAGES = f"site-packages{os.sep}"
 
 @contextlib.contextmanager
 def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
-    """Answer code outside of PyTorch that asks whether it is compiled.
+    """Answer code outside of PyTorch, and of ours, that asks whether it is compiled.
 
     Where plain PyTorch would look at a tensor that no input decides, its value is computed.
 
@@ -95,7 +95,7 @@ def _answering(is_compiled: Callable[[str, int], bool]) -> Iterator[None]:
     def answer(go_on: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if any(self.value is each for each in _CAPTURING):
             return ConstantVariable.create(_CAPTURING[self.value]())
-        own = tx.f_code.co_filename.startswith(_TORCH)
+        own = tx.f_code.co_filename.startswith(_OWN)
         if own or not any(self.value is question for question in _QUESTIONS):
             return go_on(self, tx, args, kwargs)
         asking = tx
@@ -135,7 +135,10 @@ _CALL = Patch(TorchInGraphFunctionVariable, "call_function")
 _SKIPPED = Patch(SkipFunctionVariable, "call_function")
 _IS_CONSTANT = Patch(TensorVariable, "is_python_constant")
 _CONSTANT = Patch(TensorVariable, "as_python_constant")
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_OWN = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])
+)
+"""Where PyTorch and tightfit lie: they ask because they know that Dynamo follows."""
 
 
 def _is_capturing(device: Any) -> bool:
