@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import torch
 
-from tightfit.execution.lower import Program
+from tightfit.execution.lower import Program, lower
+from tightfit.execution.runtime import Runner
+from tightfit.plan.plan import Plan
 
-__all__ = ["PlacedStep", "Places", "Turns", "placed_program"]
+__all__ = ["PlacedStep", "Places", "Turns", "placed_program", "placed_runner"]
 
 
 class PlacedStep(Protocol):
@@ -92,3 +94,12 @@ def placed_program(program: Program, turns: Turns, places: Places) -> Program:
             places.end(step)
 
     return dataclasses.replace(program, forward=forward, backward=backward)
+
+
+def placed_runner(
+    runner: Runner, plan: Plan, places: Places, instructions: Collection[int]
+) -> Runner:
+    """Return what runs a plan where its steps lie, and says what comes before some instructions."""
+    turns = Turns()
+    program = lower(runner.captured, plan, turn=turns, turns=instructions)
+    return Runner(runner.captured, placed_program(program, turns, places))

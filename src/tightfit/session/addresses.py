@@ -152,8 +152,7 @@ class Addresses(Anywhere):
 
     def _may_look(self, options: Options) -> bool:
         """Whether what the process holds more than before can only be of this callable."""
-        is_own = options.shared is None and options.ranks is None and options.plan is None
-        return is_own and not self._arena.is_running and self._arena.is_alone
+        return options.is_alone and not self._arena.is_running and self._arena.is_alone
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
         """Return the options with what the least plan leaves; say what exceeds the budget."""

@@ -138,6 +138,11 @@ class Options:
         """Whether others share the budget, or will."""
         return self.others_to_come or (self.shared is not None and len(self.shared.members()) > 1)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the budget is for one callable's own plans, which may leave some of it."""
+        return self.shared is None and self.ranks is None and self.plan is None
+
     def beside(self, account: Account) -> list[Account]:
         """Return what others hold within the same budget."""
         return self.shared.others(account) if self.shared is not None else []

@@ -47,6 +47,7 @@ from tightfit.torch_private.frames.numpy import NumpyFollowed, without_numpy
 from tightfit.torch_private.frames.outermost import in_a_frame_of_its_own
 from tightfit.torch_private.frames.plainly import Answers, RunsOtherwise
 from tightfit.torch_private.frames.values import follows_values
+from tightfit.torch_private.patches import Patch
 
 __all__ = [
     "End",
@@ -321,19 +322,16 @@ _RECURRENT: frozenset[Any] = frozenset({nn.LSTM.forward, nn.GRU.forward, nn.RNN.
 @contextlib.contextmanager
 def _noting_suppressed(reasons: list[str]) -> Iterator[None]:
     """Note the errors that Dynamo only logs where it leaves a frame to Python."""
-    before = convert_frame.format_error_msg
 
-    def noting(error: Exception, *rest: Any) -> str:
+    def noting(go_on: Any, error: Exception, *rest: Any) -> str:
         reasons.append(str(error))
-        return before(error, *rest)
+        return go_on(error, *rest)
 
-    convert_frame.format_error_msg = noting
-    try:
+    with _FORMATTED_ERRORS.by(noting):
         yield
-    finally:
-        convert_frame.format_error_msg = before
 
 
+_FORMATTED_ERRORS = Patch(convert_frame, "format_error_msg")
 _OF_NUMPY = "it computes with NumPy"
 _SUPPRESSED = "an error was suppressed during compilation"
 """What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""

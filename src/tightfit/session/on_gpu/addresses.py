@@ -14,8 +14,7 @@ from tightfit.allocator import meter_for
 from tightfit.allocator.cuda_ground import CudaGround
 from tightfit.arenas.steering import Ground, Steered, Steering, why_not_led
 from tightfit.errors import BadInput, InfeasibleBudget
-from tightfit.execution.lower import lower
-from tightfit.execution.placing import Turns, placed_program
+from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.layout.holes import Script, script_of_plan
@@ -103,7 +102,8 @@ class DeviceAddresses(Anywhere):
             if len(self._runners) == _MOST_PLANS:
                 del self._runners[next(iter(self._runners))]
             script = self._note(graph, plan)
-            self._runners[key] = _placed(runner, plan, _Places(self._steering, script))
+            places = _Places(self._steering, script)
+            self._runners[key] = placed_runner(runner, plan, places, places.instructions)
         return self._runners[key]
 
     def heed(self, planned: PlannedStep | None) -> None:
@@ -139,11 +139,11 @@ class DeviceAddresses(Anywhere):
 
     def awaits_a_plan(self, options: Options) -> bool:
         """Whether no plan was looked at yet."""
-        return not self._looked and _is_own(options)
+        return not self._looked and options.is_alone
 
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
         """Leave of the budget what the last plan holds more, laid out, than there is."""
-        if not self._held_bytes or not _is_own(options):
+        if not self._held_bytes or not options.is_alone:
             return options
         self._looked = True
         over_bytes = self._held_bytes - options.usable_bytes
@@ -209,14 +209,3 @@ def _why_not_led(device: torch.device) -> str | None:
         return f"the allocator in use is {backend}, which cannot be led to addresses"
     divide_coarsely()
     return why_not_led(functools.partial(CudaGround, device=device))
-
-
-def _placed(runner: Runner, plan: Plan, places: _Places) -> Runner:
-    turns = Turns()
-    program = lower(runner.captured, plan, turn=turns, turns=places.instructions)
-    return Runner(runner.captured, placed_program(program, turns, places))
-
-
-def _is_own(options: Options) -> bool:
-    """Whether what is left of the budget is for this callable alone to say."""
-    return options.shared is None and options.ranks is None and options.plan is None

@@ -12,8 +12,7 @@ import msgspec
 from tightfit.allocator.caching import AllocatorState, CachingAllocator
 from tightfit.arenas.calls import Caller
 from tightfit.errors import InfeasibleBudget
-from tightfit.execution.lower import lower
-from tightfit.execution.placing import Turns, placed_program
+from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.plan.plan import Compute, Plan
@@ -98,9 +97,8 @@ class Reserved(Anywhere):
         step.end(self._state())
         self._reserved_bytes = step.reserved_bytes
         self._calm = 0 if step.retries else self._calm + 1
-        is_own = options.shared is None and options.ranks is None and options.plan is None
         is_new = self._ran is None or self._ran != self._replaced
-        if not is_own or not is_new:
+        if not options.is_alone or not is_new:
             return options
         if self._fragmentation.learn(step, options.limit_bytes, is_whole=self._ran is not None):
             self._replaced, self._calm = self._ran, 0
@@ -164,14 +162,12 @@ class Reserved(Anywhere):
     # -- looking ------------------------------------------------------------------------------
 
     def _looked_at(self, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        turns = Turns()
         large = [
             number
             for number, step in enumerate(plan.instructions)
             if isinstance(step, Compute) and _is_large(graph, step)
         ]
-        program = lower(runner.captured, plan, turn=turns, turns=large)
-        return Runner(runner.captured, placed_program(program, turns, self))
+        return placed_runner(runner, plan, self, large)
 
     def begin(self) -> Reserved:
         """Begin to run a plan."""
