@@ -201,9 +201,11 @@ def main(words: Sequence[str] | None = None) -> int:
     }
     rows = [{**common, **plain(training, arguments.steps)}]
     del training
-    rows += [{**common, **fitted(arguments, way, rows[0])} for way in arguments.ways.split(",")]
-    with arguments.output.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    with arguments.output.open("a", buffering=1) as file:  # a line each: rows outlive a kill
+        file.write(json.dumps(rows[0]) + "\n")
+        for way in arguments.ways.split(","):
+            rows.append({**common, **fitted(arguments, way, rows[0])})
+            file.write(json.dumps(rows[-1]) + "\n")
     print(table(rows))
     return 0 if all(map(holds, rows)) else 1
 

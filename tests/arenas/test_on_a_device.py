@@ -36,7 +36,7 @@ class Led(FakeGround):
     def __init__(self, height_bytes: int, known: list[LaidOut]) -> None:
         super().__init__(height_bytes)
         self.seen = {"enter": 0, "leave": 0}
-        self._known = known
+        self.known = known
         self._blocks: list[Block] = []
         self._turns: list[int] = []
         self._last: int | None = None
@@ -49,7 +49,7 @@ class Led(FakeGround):
 
     def take(self, size_bytes: int) -> tuple[int, Any]:
         if not self._turns:  # a step begins: all of it is held
-            found = (one for one in reversed(self._known) if one[1].height_bytes == size_bytes)
+            found = (one for one in reversed(self.known) if one[1].height_bytes == size_bytes)
             self._blocks, script = next(found)
             self._turns = sorted(n for n, turn in script.turns.items() if turn.is_inside)
             self._last = None
@@ -154,6 +154,29 @@ def test_plans_leave_what_their_layout_is_higher(grounds: list[Led]) -> None:
     assert report.arena is not None
     held = report.constant_bytes + report.arena.height_bytes + report.arena.outlived_bytes
     assert held <= 40 * MIB and report.planned_peak_bytes < 40 * MIB
+
+
+def test_an_operator_whose_requests_have_no_room_lies_elsewhere_from_then_on(
+    grounds: list[Led], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One instruction requests more while it runs than it was measured to take."""
+    run_op = Led._run_op
+    greedy: list[int] = []
+
+    def requests_more(self: Led, last: int | None, now: int) -> None:
+        run_op(self, last, now)
+        greedy.append(now)
+        if len(greedy) > 3 and now == greedy[3]:
+            self.pool.request(96 * MIB)
+
+    monkeypatch.setattr(Led, "_run_op", requests_more)
+    model = tightfit.fit(net(), "64MiB", costs="unit", cache=False, arena=True)
+    plain = train(net())
+    assert same(train(model), plain)
+    report = report_of(model).arena
+    assert report is not None
+    assert report.steps == report.exact_steps == 6
+    assert report.requests < 6 * len(grounds[-1].known[0][1].places)
 
 
 def test_a_call_that_is_let_go_of_does_not_keep_the_arena(grounds: list[Led]) -> None:

@@ -143,6 +143,28 @@ def test_a_step_beside_one_that_awaits_its_backward_lies_elsewhere() -> None:
     assert steering.begin(two_blocks()).is_exact
 
 
+@pytest.mark.parametrize(
+    ("requested", "says"),
+    [((4 * MIB, 30 * MIB), {0}), ((3 * MIB + 512, 4 * MIB), {0}), ((4 * MIB, 6 * MIB), set())],
+    ids=["larger than planned", "a smaller piece first", "as planned"],
+)
+def test_a_watched_step_names_the_instruction_whose_requests_have_no_room(
+    requested: tuple[int, ...], says: set[int]
+) -> None:
+    """An output that stays, and what a library takes for a moment, perhaps in other pieces."""
+    script = script_of([Block(0, 0, 9, 4 * MIB), Block(1, 0, 1, 6 * MIB), Block(2, 2, 9, 5 * MIB)])
+    steering, made = grounds()
+    step = steering.begin(script, is_watched=True)
+    step.turn(0)
+    held = [made[0].pool.request(size) for size in requested]
+    held.pop(0 if requested[0] < 4 * MIB else 1)
+    step.turn(1)
+    held.append(made[0].pool.request(5 * MIB))
+    held.clear()
+    steering.end(step)
+    assert step.crowded == says
+
+
 def test_what_outlives_a_step_is_seen_when_the_next_one_begins() -> None:
     steering, made = grounds()
     step = steering.begin(two_blocks())

@@ -64,7 +64,7 @@ def test_requests_find_their_places_a_thousand_times() -> None:
         alive.clear()
         steering.end(step)
     assert steering.report.exact_steps == 1000
-    assert grounds[0].held_bytes == grounds[0].height_bytes
+    assert grounds[0].reserved_bytes == grounds[0].height_bytes
 
 
 def test_what_leading_a_request_costs() -> None:
@@ -94,14 +94,18 @@ def test_a_fitted_model_holds_what_its_layout_says() -> None:
     layers = [layer for _ in range(8) for layer in (nn.Linear(2048, 2048), nn.GELU())]
     plain = nn.Sequential(*layers).to(device())
     model = copy.deepcopy(plain)
-    tightfit.fit(model, "600MiB", cache=False, arena=True)
     x = torch.randn(4096, 2048, device=device())
-    for each in (plain, model):
-        optimizer = torch.optim.SGD(each.parameters(), lr=0.01)
+
+    def train(net: nn.Module) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         for _ in range(8):
-            each(x).square().mean().backward()
+            net(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+
+    train(plain)  # before the budget holds for all of the process
+    tightfit.fit(model, "600MiB", cache=False, arena=True)
+    train(model)
     pairs = zip(plain.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     report = tightfit.report(model)

@@ -231,9 +231,6 @@ def test_a_fitted_step_is_recorded_as_a_cuda_graph() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)], nn.GELU()).cuda()
     tightfit.fit(model, "1GiB", cache=False)
-    report = tightfit.prepare(model, torch.randn(512, 256, device="cuda"))
-    kept = report.planned_peak_bytes - report.constant_bytes
-    attached(model).change_budget(report.constant_bytes + round(0.8 * kept))
     x = torch.randn(512, 256, device="cuda")
 
     def step() -> None:
@@ -243,7 +240,11 @@ def test_a_fitted_step_is_recorded_as_a_cuda_graph() -> None:
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side):  # whose workspaces are constants of the plan
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            report = tightfit.prepare(model, x)
+        kept = report.planned_peak_bytes - report.constant_bytes
+        attached(model).change_budget(report.constant_bytes + round(0.8 * kept))
         for _ in range(12):
             model.zero_grad()
             step()

@@ -55,7 +55,11 @@ def test_other_kernels_are_compared_and_steps_with_them_are_near_plain_ones() ->
     step = capture(TracedCall(model, {"model": model}, (images,), {}))
     kept = names(keeping_promises(with_alternatives(step, "rounding"), SILENT))
     assert kept >= {"convolution.cudnn_native", "attention.formula", "max_pool.from_offsets"}
-    assert kept & {"attention.flash", "attention.efficient", "attention.cudnn"}
+    others = {"attention.flash", "attention.efficient", "attention.cudnn"}
+    assert not kept & others  # the kernel that runs is the only one for float32
+    half = Both().cuda().bfloat16()
+    step = capture(TracedCall(half, {"model": half}, (images.bfloat16(),), {}))
+    assert names(keeping_promises(with_alternatives(step, "rounding"), SILENT)) & others
     model(images).backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()

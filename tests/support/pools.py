@@ -102,6 +102,10 @@ class FakeGround:
         self.is_inside = False
         self.placed = 0
 
+    @property
+    def reserved_bytes(self) -> int:
+        return self.pool.reserved
+
     def state(self) -> GroundState:
         if len(self.pool.segments) > 1:
             return "grown"

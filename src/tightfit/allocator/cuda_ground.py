@@ -1,7 +1,4 @@
-"""One stretch of a CUDA device's memory, in a pool of its own, that requests can be led in.
-
-Never run on a GPU: written from PyTorch's sources.
-"""
+"""One stretch of a CUDA device's memory, in a pool of its own, that requests can be led in."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ class CudaGround:
             block = torch.empty(height_bytes, dtype=torch.uint8, device=device)
             self.address = block.data_ptr()
             del block
-        self._begin_bytes = self.held_bytes
+        self._begin_bytes = self.reserved_bytes
 
     def state(self) -> Literal["free", "held", "grown"]:
         """Return how it stands between two steps."""
@@ -80,9 +77,11 @@ class CudaGround:
         self._inside.close()
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes that the pool took from the device: its height, and what had no room in it."""
+    def reserved_bytes(self) -> int:
+        """What the pool took from the device: its height, and what large had no room in it."""
         return sum(segment["total_size"] for segment in self._segments())
 
     def _segments(self) -> list[dict[str, Any]]:
-        return torch.cuda.memory_snapshot(self._pool.id)
+        """Return the segments of large requests; small ones have segments of their own."""
+        segments = torch.cuda.memory_snapshot(self._pool.id)
+        return [segment for segment in segments if segment["segment_type"] == "large"]

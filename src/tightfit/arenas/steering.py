@@ -42,6 +42,11 @@ class Ground(Protocol):
         """Its size."""
         ...
 
+    @property
+    def reserved_bytes(self) -> int:
+        """What was taken from the device for large requests: more than its size if it has grown."""
+        ...
+
     def state(self) -> GroundState:
         """Return how it stands between two steps."""
         ...
@@ -68,6 +73,8 @@ class Steered:
         Of its plan.
     ground : Ground or None
         Where it lies; None: wherever the allocator puts it, as another step lies there.
+    is_watched : bool
+        Whether to find out which instructions have no room.
 
     Attributes
     ----------
@@ -75,11 +82,17 @@ class Steered:
         Fillers that came to lie elsewhere, or would have: 1 at most, as none is set afterwards.
     outlived : bool
         Whether something of an earlier step was there at its beginning.
+    crowded : set of int
+        Instructions that requested what had no room, or after which a filler had none.
     """
 
-    def __init__(self, script: Script, ground: Ground | None) -> None:
+    def __init__(self, script: Script, ground: Ground | None, *, is_watched: bool = False) -> None:
         self.script = script
         self.failed = 0
+        self.crowded: set[int] = set()
+        self._watched = ground if is_watched else None
+        self._reserved_bytes = 0
+        self._last: int | None = None  # the instruction that runs inside
         self._ground = ground
         self._fillers: dict[int, Any] = {}
         self.outlived = ground is not None and ground.state() != "free"
@@ -87,6 +100,7 @@ class Steered:
         self._is_led = ground is not None and not self.outlived
         if ground is not None and self._is_led:
             self._is_led = self._hold(_everything(script, ground), [])
+        self._note_growth(None)
 
     @property
     def is_exact(self) -> bool:
@@ -98,16 +112,22 @@ class Steered:
         turn, ground = self.script.turns[instruction], self._ground
         if ground is None:
             return
-        if not turn.is_inside:
+        if turn.is_inside:
+            ground.enter()
+        else:
             ground.leave()
-            return
-        ground.enter()
-        if not self._is_led:
-            return
-        self._is_led = self._refill(turn.refills) and self._open(turn.openings)
+        self._note_growth(self._last)
+        before, self._last = self._last, instruction if turn.is_inside else None
+        if self._is_led and turn.is_inside:
+            self._is_led = self._refill(turn.refills) and self._open(turn.openings)
+            if not self._is_led and before is not None and self._watched is not None:
+                self.crowded.add(before)
+            self._note_growth(None)
 
     def pause(self) -> None:
         """Let requests lie elsewhere until the next turn: code of others runs."""
+        self._note_growth(self._last)
+        self._last = None
         if self._ground is not None:
             self._ground.leave()
 
@@ -115,6 +135,15 @@ class Steered:
         """Let go of all fillers: nothing more is requested."""
         self.pause()
         self._fillers.clear()
+
+    def _note_growth(self, instruction: int | None) -> None:
+        """Note that an instruction, if any, has had no room for what it requested."""
+        if self._watched is None or not self._is_led:
+            return
+        reserved_bytes = self._watched.reserved_bytes
+        if instruction is not None and reserved_bytes > self._reserved_bytes:
+            self.crowded.add(instruction)
+        self._reserved_bytes = reserved_bytes
 
     def _refill(self, fillers: Sequence[Filler]) -> bool:
         """Hold what has become free: of stretches of one size any is taken first."""
@@ -225,18 +254,32 @@ class Steering:
         return self._outlived
 
     @property
+    def height_bytes(self) -> int:
+        """Of the memory; 0 if there is none yet."""
+        return 0 if self._ground is None else self._ground.height_bytes
+
+    @property
     def report(self) -> ArenaReport:
         """What happened in the steps that ended; a fallback: a filler that lay elsewhere."""
         return self._report
 
-    def begin(self, script: Script) -> Steered:
-        """Begin a step."""
+    def begin(self, script: Script, *, is_watched: bool = False) -> Steered:
+        """Begin a step.
+
+        Parameters
+        ----------
+        script : Script
+            Of its plan.
+        is_watched : bool
+            Whether to find out which instructions have no room, which takes time.
+        """
         if self._step is not None and self._step() is not None:
             return Steered(script, None)
         if self._failures >= _MOST_FAILURES:
             self._ground = None
             return Steered(script, None)
-        step = Steered(script, self._high_enough(script.height_bytes))
+        ground = self._high_enough(script.height_bytes)
+        step = Steered(script, ground, is_watched=is_watched)
         self._outlived = self._outlived or step.outlived
         self._step = weakref.ref(step)
         return step
@@ -246,7 +289,8 @@ class Steering:
         step.end()
         if self._step is not None and self._step() is step:
             self._step = None
-        self._failures = self._failures + 1 if step.failed and not step.outlived else 0
+        is_failure = step.failed and not (step.outlived or step.crowded)
+        self._failures = self._failures + 1 if is_failure else 0
         old, script = self._report, step.script
         self._report = replace(
             old,

@@ -131,6 +131,11 @@ class Script:
     turns: Mapping[int, Turn]
 
     @property
+    def held_bytes(self) -> int:
+        """The arena, and what the step holds outside of it."""
+        return self.height_bytes + self.outside_bytes
+
+    @property
     def requests(self) -> int:
         """How many blocks have a place."""
         return len(self.places)
@@ -141,7 +146,9 @@ class Script:
         return Filler(0, 0, self.height_bytes)
 
 
-def script_of_plan(graph: Graph, plan: Plan, *, with_gradients: bool) -> Script:
+def script_of_plan(
+    graph: Graph, plan: Plan, *, with_gradients: bool, elsewhere: Iterable[int] = ()
+) -> Script:
     """Lay a plan out and return its fillers.
 
     Small blocks lie elsewhere, and so does everything that an op requests of which a large output
@@ -151,6 +158,8 @@ def script_of_plan(graph: Graph, plan: Plan, *, with_gradients: bool) -> Script:
     ----------
     with_gradients : bool
         Whether gradients that the plan hands over lie inside.
+    elsewhere : iterable of int
+        Further instructions whose requests lie elsewhere.
     """
     lives = sorted(
         (life for life in lives_of(graph, plan) if life.content != "outside"),
@@ -158,7 +167,7 @@ def script_of_plan(graph: Graph, plan: Plan, *, with_gradients: bool) -> Script:
     )
     fates = {"none", "written_back", "handed_over"} if with_gradients else {"none", "written_back"}
     large = [life for life in lives if life.size_bytes > SMALL_BYTES and life.op is not None]
-    leaving = {
+    leaving = {2 * instruction for instruction in elsewhere} | {
         life.lower
         for life in large
         if life.value is not None and graph.values[life.value].fate not in fates

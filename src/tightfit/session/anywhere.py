@@ -13,11 +13,30 @@ from tightfit.plan.plan import Outcome, Plan
 from tightfit.session.options import Options
 from tightfit.session.report import Report
 
-__all__ = ["Anywhere", "PlannedStep"]
+__all__ = ["Anywhere", "PlannedAnew", "PlannedStep"]
+
+
+class PlannedAnew(Exception):
+    """A plan does not run: another one is to be made.
+
+    Parameters
+    ----------
+    options : Options
+        That it is to keep to.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.options = options
 
 
 class PlannedStep(Protocol):
     """What was planned, and what was found for it."""
+
+    @property
+    def number(self) -> int:
+        """Tells the plan from all others."""
+        ...
 
     @property
     def graph(self) -> Graph:
@@ -61,8 +80,17 @@ class Anywhere:
         """
         return runner
 
-    def heed(self, planned: PlannedStep | None) -> None:
-        """Note the plan that is to run, before it does."""
+    def heed(self, planned: PlannedStep, options: Options) -> Options:
+        """Hear which plan is to run; return other options if it is not to, and another one is.
+
+        Parameters
+        ----------
+        planned : PlannedStep
+            The plan.
+        options : Options
+            That it was made for.
+        """
+        return options
 
     def note_parts(self) -> None:
         """Note that steps are planned part by part from now on."""

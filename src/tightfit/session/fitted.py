@@ -25,7 +25,7 @@ from tightfit.execution.guard import Guard, StepPeaks
 from tightfit.execution.runtime import Run
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.session.addresses import addresses_for
-from tightfit.session.anywhere import Anywhere
+from tightfit.session.anywhere import Anywhere, PlannedAnew
 from tightfit.session.callee import Callee
 from tightfit.session.copies import Copies
 from tightfit.session.graphs import GraphSteps
@@ -211,6 +211,8 @@ class Fitted:
         while True:
             try:
                 return self._run_on_route(given)
+            except PlannedAnew as other:
+                self._take_options(other.options)
             except InfeasibleBudget as error:
                 self._take_options(self._addresses.giving_way(self.options, error))
 
@@ -235,7 +237,6 @@ class Fitted:
         if self._addresses.awaits_a_plan(self.options):
             with contextlib.suppress(CaptureError):  # no single graph: planned while it runs
                 self._whole.prepare(given, quickly=True)
-            self._addresses.heed(self._whole.last)
             self._take_options(self._addresses.look(given.leaves, self.options))
         try:
             return self.route(given)

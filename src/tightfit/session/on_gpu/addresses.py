@@ -1,11 +1,10 @@
-"""Steps at planned addresses on a GPU. Never run on one: see docs/arena.md."""
+"""Steps at planned addresses on a GPU."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import msgspec
 import torch
@@ -18,13 +17,13 @@ from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
 from tightfit.graph.ir import Graph
 from tightfit.layout.holes import Script, script_of_plan
-from tightfit.plan.plan import Plan
+from tightfit.plan.plan import Compute, Plan
 from tightfit.progress import announce
 from tightfit.session.anywhere import Anywhere, PlannedStep
 from tightfit.session.memory.account import Account
 from tightfit.session.options import Options
 from tightfit.session.report import Held, Report
-from tightfit.torch_private.gpu.allocator_settings import divide_coarsely
+from tightfit.torch_private.gpu.allocator_settings import divide_coarsely, segments_expand
 from tightfit.units import format_bytes
 
 __all__ = ["DeviceAddresses"]
@@ -84,32 +83,58 @@ class DeviceAddresses(Anywhere):
         self._name = name
         self._account = account
         self._steering = Steering(ground_for or functools.partial(CudaGround, device=device))
-        self._runners: dict[tuple[int, bool], Runner] = {}
-        self._held_bytes = 0  # by the last plan, laid out
-        self._peak_bytes = 0  # as it says itself
+        self._laid_out: dict[tuple[int, bool], _LaidOut] = {}
         self._left_bytes = 0
         self._rounds = 0
-        self._looked = False
-        self._gave_way = False
+        self._gave_way = self._said = False
         self._height_bytes = 0
 
     # -- steps --------------------------------------------------------------------------------
 
-    def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
-        """Return what runs a plan at its places."""
-        key = number, self._with_gradients
-        if key not in self._runners:
-            if len(self._runners) == _MOST_PLANS:
-                del self._runners[next(iter(self._runners))]
-            script = self._note(graph, plan)
-            places = _Places(self._steering, script)
-            self._runners[key] = placed_runner(runner, plan, places, places.instructions)
-        return self._runners[key]
+    def heed(self, planned: PlannedStep, options: Options) -> Options:
+        """Leave of the budget what a plan, laid out, holds more than there is."""
+        assert planned.outcome.plan is not None
+        one = self._of(planned.number, planned.graph, planned.outcome.plan)
+        room_bytes = options.usable_bytes - planned.graph.constant_bytes - one.script.outside_bytes
+        over_bytes = one.script.height_bytes - room_bytes
+        one.is_placed_if(over_bytes <= 0 or not options.is_alone)
+        if one.is_placed:
+            self._rounds = 0
+            if self._steering.height_bytes > max(room_bytes, one.script.height_bytes):
+                self._steering.leave()  # it is of a higher plan
+            return options
+        if self._gave_way or self._rounds == _MOST_ROUNDS:
+            self._say_what_exceeds(over_bytes)
+            return options
+        self._rounds += 1
+        peak_bytes = planned.graph.constant_bytes + one.script.peak_bytes
+        planned_bytes = min(options.planned_bytes, peak_bytes)
+        self._left_bytes = options.usable_bytes - (planned_bytes - over_bytes)
+        return dataclasses.replace(options, left_bytes=self._left_bytes)
 
-    def heed(self, planned: PlannedStep | None) -> None:
-        """Note what the plan that is to run holds, laid out."""
-        if planned is not None and planned.outcome.plan is not None:
-            self._note(planned.graph, planned.outcome.plan)
+    def runner_for(self, number: int, graph: Graph, plan: Plan, runner: Runner) -> Runner:
+        """Return what runs a plan at its places; anywhere if these take more than the budget."""
+        one = self._of(number, graph, plan)
+        if not one.is_placed:
+            return runner
+        self._height_bytes = one.script.height_bytes
+        return one.runner(runner, plan)
+
+    def _of(self, number: int, graph: Graph, plan: Plan) -> _LaidOut:
+        """Return what is known of a plan; it is laid out again if some of it had no room."""
+        with_gradients = not self._steering.outlived  # gone when the next step begins, it seems
+        key = number, with_gradients
+        known = self._laid_out.get(key)
+        if known is not None and not known.crowded:
+            return known
+        elsewhere = frozenset[int]()
+        if known is not None:
+            elsewhere = known.elsewhere | _of_one_kind(graph, plan, known.crowded)
+        script = script_of_plan(graph, plan, with_gradients=with_gradients, elsewhere=elsewhere)
+        if known is None and len(self._laid_out) == _MOST_PLANS:
+            del self._laid_out[next(iter(self._laid_out))]
+        self._laid_out[key] = _LaidOut(self._steering, script, elsewhere)
+        return self._laid_out[key]
 
     def note_parts(self) -> None:
         """Say that a step is not placed."""
@@ -120,50 +145,27 @@ class DeviceAddresses(Anywhere):
 
     def leave(self) -> None:
         """Give the arena back, once nothing in it is alive."""
-        self._runners.clear()
+        self._laid_out.clear()
         self._steering.leave()
-
-    @property
-    def _with_gradients(self) -> bool:
-        """Whether gradients are gone when the next step begins, as far as has been seen."""
-        return not self._steering.outlived
-
-    def _note(self, graph: Graph, plan: Plan) -> Script:
-        script = script_of_plan(graph, plan, with_gradients=self._with_gradients)
-        self._height_bytes = script.height_bytes
-        self._held_bytes = graph.constant_bytes + script.height_bytes + script.outside_bytes
-        self._peak_bytes = graph.constant_bytes + script.peak_bytes
-        return script
 
     # -- what is held -------------------------------------------------------------------------
 
-    def awaits_a_plan(self, options: Options) -> bool:
-        """Whether no plan was looked at yet."""
-        return not self._looked and options.is_alone
-
-    def look(self, inputs: Iterable[Any], options: Options) -> Options:
-        """Leave of the budget what the last plan holds more, laid out, than there is."""
-        if not self._held_bytes or not options.is_alone:
-            return options
-        self._looked = True
-        over_bytes = self._held_bytes - options.usable_bytes
-        if over_bytes <= 0 or self._gave_way or self._rounds == _MOST_ROUNDS:
-            return options
-        self._rounds += 1
-        planned_bytes = min(options.planned_bytes, self._peak_bytes)
-        self._left_bytes = options.usable_bytes - (planned_bytes - over_bytes)
-        return dataclasses.replace(options, left_bytes=self._left_bytes)
-
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
-        """Leave nothing where no plan leaves so much; say by how much the budget is exceeded."""
+        """Leave nothing where no plan leaves so much: those that are too high lie anywhere."""
         if not self._left_bytes:
             raise error
-        announce(
-            f"{self._name}: laid out, plans take up to {format_bytes(self._left_bytes)} more than "
-            f"the budget. {str(error).splitlines()[0]}"
-        )
         self._left_bytes, self._gave_way = 0, True
         return dataclasses.replace(options, left_bytes=0)
+
+    def _say_what_exceeds(self, over_bytes: int) -> None:
+        if self._said:
+            return
+        self._said = True
+        announce(
+            f"{self._name}: at planned addresses a step takes {format_bytes(over_bytes)} more than "
+            "the budget, and no plan was found that leaves as much: it lies where PyTorch's "
+            "allocator puts it"
+        )
 
     def added_to(self, report: Report) -> Report:
         """Return a report with what happened in the arena, and what the device's allocator held."""
@@ -180,25 +182,61 @@ class DeviceAddresses(Anywhere):
         )
 
 
-class _Places:
-    """Where the steps of one plan lie."""
+class _LaidOut:
+    """The places of a plan, and the steps that lie there.
 
-    def __init__(self, steering: Steering, script: Script) -> None:
+    Parameters
+    ----------
+    steering : Steering
+        Leads requests to them.
+    script : Script
+        The places.
+    elsewhere : frozenset of int
+        Instructions that had no room for what they request.
+
+    Attributes
+    ----------
+    is_placed : bool
+        Whether its steps lie there.
+    crowded : frozenset of int
+        Further instructions that had no room.
+    """
+
+    def __init__(self, steering: Steering, script: Script, elsewhere: frozenset[int]) -> None:
+        self.script = script
+        self.elsewhere = elsewhere
+        self.crowded = frozenset[int]()
+        self.is_placed = True
         self._steering = steering
-        self._script = script
+        self._runner: Runner | None = None
+        self._is_known = False
 
-    @property
-    def instructions(self) -> Collection[int]:
-        """Before which a step says what comes."""
-        return self._script.turns.keys()
+    def is_placed_if(self, fits: bool) -> None:
+        """Let steps lie there from now on, if that fits; else they lie anywhere."""
+        self.is_placed = fits
+
+    def runner(self, anywhere: Runner, plan: Plan) -> Runner:
+        """Return what runs the plan there."""
+        if self._runner is None:
+            self._runner = placed_runner(anywhere, plan, self, self.script.turns.keys())
+        return self._runner
 
     def begin(self) -> Steered:
         """Begin a step."""
-        return self._steering.begin(self._script)
+        return self._steering.begin(self.script, is_watched=not self._is_known)
 
     def end(self, step: Steered) -> None:
         """End a step."""
         self._steering.end(step)
+        self.crowded = frozenset(step.crowded)
+        self._is_known = self._is_known or step.is_exact
+
+
+def _of_one_kind(graph: Graph, plan: Plan, instructions: Iterable[int]) -> frozenset[int]:
+    """Return the instructions of a plan that run the operators that some of them run."""
+    ops = {n: graph.ops[i.op] for n, i in enumerate(plan.instructions) if isinstance(i, Compute)}
+    kinds = {ops[n].target for n in instructions}
+    return frozenset(n for n, op in ops.items() if op.target in kinds)
 
 
 @functools.cache
@@ -208,4 +246,6 @@ def _why_not_led(device: torch.device) -> str | None:
     if backend != "native":
         return f"the allocator in use is {backend}, which cannot be led to addresses"
     divide_coarsely()
+    if segments_expand():
+        return "its segments expand (expandable_segments:True), so that no block stays as it is"
     return why_not_led(functools.partial(CudaGround, device=device))

@@ -19,7 +19,7 @@ from tightfit.execution.guard import Guard, StepPeaks, left_out
 from tightfit.execution.runtime import Run, Runner
 from tightfit.planners.questions.minimum import MinimumBudget
 from tightfit.progress import announce
-from tightfit.session.anywhere import Anywhere
+from tightfit.session.anywhere import Anywhere, PlannedAnew
 from tightfit.session.callee import Callee
 from tightfit.session.memory.account import Account
 from tightfit.session.memory.living import Living
@@ -277,6 +277,9 @@ class WholeSteps:
     def _run(self, one: Specialisation, given: Arguments, inputs: list[Any]) -> list[Any]:
         """Run the forward of a plan; return its flattened outputs."""
         planned = self.last = self._planned(one, inputs)
+        options = self._addresses.heed(planned, self.options)
+        if options is not self.options:
+            raise PlannedAnew(options)
         self._addresses.begin_step((one.key, planned.number), self)
         again = CalledAgain(weakref.ref(self._again), one, given)
         may_repeat = one.captured.stepper is None

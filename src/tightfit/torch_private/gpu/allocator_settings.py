@@ -6,7 +6,7 @@ import os
 
 import torch
 
-__all__ = ["divide_coarsely", "expand_segments"]
+__all__ = ["divide_coarsely", "expand_segments", "segments_expand"]
 
 _KEY = "expandable_segments"
 _ours = {"may expand": True, "expand": False}
@@ -38,13 +38,25 @@ def divide_coarsely() -> None:
     _ours["may expand"] = False
     if _ours["expand"]:
         _ours["expand"] = False
-        _set(_settings().replace(f"{_KEY}:True", f"{_KEY}:False"))
+        others = (entry for entry in _settings().split(",") if _KEY not in entry)
+        _set(",".join([*filter(None, others), f"{_KEY}:False"]))
+
+
+def segments_expand() -> bool:
+    """Return whether segments grow now, whoever has decided that."""
+    return f"{_KEY}:True" in _settings()
 
 
 def _settings() -> str:
-    """Return the settings as they are now, of the environment where nobody has set others since."""
+    """Return the settings as they are now, of the environment where none have been set since."""
     read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    now = read() if read is not None else ""
+    if read is None:  # before PyTorch 2.12
+        known = torch.cuda.memory._snapshot()["allocator_settings"]
+        now = str(known.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+        if known[_KEY] and _KEY not in now:
+            now = ",".join(filter(None, (now, f"{_KEY}:True")))
+    else:
+        now = read()
     return now or next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
 
 
