@@ -11,6 +11,7 @@ processor took to ask for them. Exits with 1 if more was reserved than the budge
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -25,6 +26,7 @@ import torch
 import tightfit
 from benchmarks.training import circumstances, let_search_end
 from tightfit.allocator import measure_peak, meter_for
+from tightfit.allocator.caching import return_cached
 from tightfit.errors import TightfitError
 from tightfit.zoo import make
 
@@ -32,6 +34,7 @@ __all__ = ["ROWS", "table"]
 
 ROWS = Path(__file__).resolve().parent / "results" / "gpu_limit.jsonl"
 SETTLED = 25  # steps after which plans leave what the allocator loses
+SEARCH_S = 10.0  # at most: the first plans are what a user trains with
 WAYS = {"limit": {}, "warn": {"on_exceed": "warn"}, "arena": {"arena": True}}
 
 Row = dict[str, Any]
@@ -79,6 +82,11 @@ class Training:
         """Return what the allocator has taken from the device; nothing on a CPU."""
         return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
 
+    def return_cached(self) -> None:
+        """Give back what other trainings have left in the allocator."""
+        gc.collect()
+        return_cached(self.device)
+
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -108,6 +116,7 @@ def fitted(arguments: argparse.Namespace, way: str, before: Row) -> Row:
     own_bytes += sum(p.nbytes for p in training.model.parameters())  # the optimizer's state
     budget = own_bytes + round(arguments.ratio * before["peak_bytes"])
     row: Row = {"way": way, "budget_bytes": budget, "budget_ratio": arguments.ratio}
+    training.return_cached()
     others = training.reserved_bytes() - own_bytes
     began = time.perf_counter()
     try:
@@ -116,7 +125,7 @@ def fitted(arguments: argparse.Namespace, way: str, before: Row) -> Row:
         row["first_s"] = time.perf_counter() - began
         for _ in range(SETTLED):
             training.step()
-        let_search_end()
+        let_search_end(SEARCH_S)
         for _ in range(SETTLED):
             training.step()
         retries = training.retries()

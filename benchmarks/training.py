@@ -244,9 +244,9 @@ def race(
     progress.stop()
 
 
-def let_search_end() -> None:
+def let_search_end(longest_s: float = _LONGEST_SEARCH_S) -> None:
     """Wait until no better plan is searched: its processor time is not the steps'."""
-    deadline = time.monotonic() + _LONGEST_SEARCH_S
+    deadline = time.monotonic() + longest_s
     while time.monotonic() < deadline and searching():
         time.sleep(0.05)
 

@@ -229,9 +229,9 @@ def test_the_device_is_the_budget() -> None:
 def test_a_fitted_step_is_recorded_as_a_cuda_graph() -> None:
     """As docs/cuda-graph.md says: replayed it gives the gradients of a call."""
     torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)], nn.GELU()).cuda()
+    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)], nn.GELU()).cuda()
     tightfit.fit(model, "1GiB", cache=False)
-    x = torch.randn(512, 256, device="cuda")
+    x = torch.randn(8192, 1024, device="cuda")
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
@@ -251,9 +251,9 @@ def test_a_fitted_step_is_recorded_as_a_cuda_graph() -> None:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     model.zero_grad()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):  # whose workspaces are there
         step()
-    new = torch.randn(512, 256, device="cuda")
+    new = torch.randn(8192, 1024, device="cuda")
     x.copy_(new)
     for p in model.parameters():
         p.grad.zero_()

@@ -111,6 +111,14 @@ def test_where_nothing_is_lost_nothing_is_left(
     assert report_of(model).planned_peak_bytes > 0.9 * BUDGET
 
 
+def test_the_first_plan_leaves_a_page_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fragmenting, "page_bytes", MIB // 4)
+    model, allocator = fitted(monkeypatch, 0.02)
+    train(model, 8)
+    assert report_of(model).planned_peak_bytes <= BUDGET - MIB // 4
+    assert allocator.returned == allocator.retries == 0
+
+
 def test_where_no_plan_leaves_so_much_it_is_said_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -30,6 +30,8 @@ class Fragmenting:
         How often what was cached was given back on demand.
     """
 
+    page_bytes = 0
+
     def __init__(self, account: Account, share: float, limit_bytes: int | None) -> None:
         self.share, self.limit_bytes = share, limit_bytes
         self.retries = self.returned = self.most_bytes = 0

@@ -32,6 +32,11 @@ class AllocatorState:
 class CachingAllocator(Protocol):
     """The allocator of one device."""
 
+    @property
+    def page_bytes(self) -> int:
+        """By which it takes memory from the device: about so much is reserved and not given out."""
+        ...
+
     def state(self) -> AllocatorState:
         """Return how it stands now."""
         ...
@@ -49,6 +54,8 @@ class CudaCachingAllocator:
     device : torch.device
         The GPU.
     """
+
+    page_bytes = 22 << 20  # of segments that expand, for large requests and for small ones
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from tightfit.allocator.caching import return_cached
 from tightfit.allocator.meter import CudaMeter
 from tightfit.allocator.resident import storages_of
 from tightfit.torch_private.gpu.allocator_settings import expand_segments
@@ -43,8 +44,9 @@ class CudaTally:
 
     The limit is PyTorch's own (`set_per_process_memory_fraction`), for what the allocator may
     reserve: what it caches and what is lost between blocks counts, whichever code asks. What was
-    reserved before, and is not counted, is added. Of several tallies the least limit holds, and
-    none is above what the user has set.
+    reserved before, and is not counted, is added; what was cached then goes back first, as it would
+    be added, too. Of several tallies the least limit holds, and none is above what the user has
+    set.
 
     Parameters
     ----------
@@ -63,6 +65,7 @@ class CudaTally:
     def __init__(
         self, device: torch.device, before: Iterable[Any], *, from_now: bool = False
     ) -> None:
+        return_cached(device)
         self._meter = CudaMeter(device)
         if from_now:
             self._meter.reset_peak()

@@ -212,7 +212,6 @@ class CudaRoom(RetryingRoom):
         return result, self._tally.asked_so_far_bytes() - before_bytes
 
     def _new_tally(self) -> CudaTally:
-        torch.cuda.empty_cache()  # what is cached now would be added to the limit
         return CudaTally(self.device, (), from_now=True)
 
 

@@ -152,7 +152,8 @@ def script_of_plan(
     """Lay a plan out and return its fillers.
 
     Small blocks lie elsewhere, and so does everything that an op requests of which a large output
-    may outlive the step: what the caller gets, and gradients if they are not to be inside.
+    may outlive the step: what the caller gets, and gradients if they are not to be inside. What
+    user code holds amid the step comes in addition to the arena, all of which is held then.
 
     Parameters
     ----------
@@ -162,7 +163,7 @@ def script_of_plan(
         Further instructions whose requests lie elsewhere.
     """
     lives = sorted(
-        (life for life in lives_of(graph, plan) if life.content != "outside"),
+        lives_of(graph, plan),
         key=lambda life: (life.lower, life.value is None, life.value),  # as they are requested
     )
     fates = {"none", "written_back", "handed_over"} if with_gradients else {"none", "written_back"}

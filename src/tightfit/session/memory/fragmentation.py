@@ -68,6 +68,11 @@ class SeenStep:
 class Fragmentation:
     """What plans are to leave, from round to round: each round is a new plan.
 
+    Parameters
+    ----------
+    first_bytes : int
+        What the first plan leaves.
+
     Attributes
     ----------
     left_bytes : int
@@ -76,8 +81,8 @@ class Fragmentation:
         How often that has changed.
     """
 
-    def __init__(self) -> None:
-        self.left_bytes = 0
+    def __init__(self, first_bytes: int = 0) -> None:
+        self.left_bytes = self._first_bytes = first_bytes
         self.rounds = 0
         self._enough_bytes: int | None = None  # left by a plan that ran without a retry
 
@@ -110,7 +115,7 @@ class Fragmentation:
                 more_bytes = self.left_bytes if lost_bytes == 0 else 0
                 lost_bytes = self.left_bytes + max(more_bytes, 3 * spare_bytes)
             return self._leave(lost_bytes + spare_bytes)
-        is_much = self.left_bytes > 0 and unused_bytes > 4 * spare_bytes
+        is_much = self.left_bytes > self._first_bytes and unused_bytes > 4 * spare_bytes
         if is_whole and is_much and self.rounds < _MOST_ROUNDS - 1 and self._enough_bytes is None:
             self._enough_bytes = self.left_bytes
             return self._leave(max(0, self.left_bytes - unused_bytes + 2 * spare_bytes))

@@ -27,6 +27,7 @@ from tightfit.units import format_bytes
 __all__ = ["Reserved"]
 
 _LARGE_BYTES = 1 << 20  # up to this, PyTorch's CUDA allocator has segments for small requests
+_MOST_FIRST = 1 / 32  # of the limit: what the first plan leaves
 _CALM_STEPS = 3  # in a row without a retry: nothing is learned any more
 _LOOKS_AGAIN = 16  # steps, whether there are retries after all
 
@@ -55,6 +56,7 @@ class Reserved(Anywhere):
             max(0, begin.allocated_bytes - own_bytes), max(0, begin.reserved_bytes - own_bytes), 0
         )
         self._fragmentation = Fragmentation()
+        self._has_begun = False
         self._step: SeenStep | None = None
         self._steps = 0
         self._calm = 0
@@ -92,6 +94,8 @@ class Reserved(Anywhere):
     def look(self, inputs: Iterable[Any], options: Options) -> Options:
         """Learn from the step before; leave what was lost."""
         step, self._step = self._step, None
+        if not self._has_begun and options.is_alone:
+            return self._begun(options)
         if step is None:
             return options
         step.end(self._state())
@@ -111,6 +115,13 @@ class Reserved(Anywhere):
             return dataclasses.replace(options, left_bytes=self._fragmentation.left_bytes)
         self._warn(step, options)
         return options
+
+    def _begun(self, options: Options) -> Options:
+        """Leave what an allocator has at hand beside what is given out: pages are taken whole."""
+        self._has_begun = True
+        first_bytes = min(self._allocator.page_bytes, round(_MOST_FIRST * options.limit_bytes))
+        self._fragmentation = Fragmentation(first_bytes)
+        return dataclasses.replace(options, left_bytes=first_bytes) if first_bytes else options
 
     def giving_way(self, options: Options, error: InfeasibleBudget) -> Options:
         """Leave what the least plan leaves."""
