@@ -90,15 +90,17 @@ def _cell(row: Row) -> str:
 def section() -> str:
     """Return what stands in docs/measured.md: the runs on a CPU, then those on a GPU."""
     proven = gpu_section(newest_runs(rows_in(GPU_ROWS)), newest_runs(rows_in(GPU_PROOFS)))
-    first = gpu_table.table(gpu_table.rows())
+    later, first = gpu_table.later_table(), gpu_table.table(gpu_table.rows())
     picture = f"![On a GPU]({GPU_PLOT.name})"
-    return "\n\n".join([section_of(newest_runs(rows_in(ROWS))), proven, first, picture])
+    earlier = "An earlier version, on the same kind of GPU:"
+    own = section_of(newest_runs(rows_in(ROWS)))
+    return "\n\n".join([own, proven, later, earlier, first, picture])
 
 
 def gpu_section(runs: dict[str, list[Row]], proofs: dict[str, list[Row]]) -> str:
     """Return what was measured on a GPU; that nothing was, if so."""
     if not runs and not proofs:
-        return "On a GPU: this version is not measured (`make gpu-proof` does); an earlier one is:"
+        return "On a GPU (`make gpu-proof` measures more):"
     lines = [
         f"On {rows[0]['device']}, {name}: {sum(_held(row) for row in rows)} of {len(rows)} proofs "
         "held (all bits the same, peak within the budget)."
