@@ -63,7 +63,7 @@ def test_rows_of_proofs_become_lines(proof: Any, tmp_path: Path) -> None:
     assert {"device", "torch", "commit", "date"} < rows[0].keys()
     section = readme.gpu_section({}, readme.newest_runs(rows))
     assert "MobileNetV2 (batch 4, size 64): 1 of 2 proofs held" in section
-    assert "not measured" in readme.gpu_section({}, {})
+    assert "make gpu-proof" in readme.gpu_section({}, {})
 
 
 def test_a_model_within_a_limit_becomes_a_row_for_each_way(proof: Any, tmp_path: Path) -> None:
