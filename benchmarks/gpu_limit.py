@@ -11,6 +11,7 @@ processor took to ask for them. Exits with 1 if more was reserved than the budge
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import sys
@@ -27,14 +28,14 @@ import tightfit
 from benchmarks.training import circumstances, let_search_end
 from tightfit.allocator import measure_peak, meter_for
 from tightfit.allocator.caching import return_cached
-from tightfit.errors import TightfitError
+from tightfit.errors import BadInput, TightfitError
 from tightfit.zoo import make
 
 __all__ = ["ROWS", "table"]
 
 ROWS = Path(__file__).resolve().parent / "results" / "gpu_limit.jsonl"
-SETTLED = 25  # steps after which plans leave what the allocator loses
-SEARCH_S = 10.0  # at most: the first plans are what a user trains with
+SETTLED = 15  # steps after which plans leave what the allocator loses
+SEARCH_S = 6.0  # at most: the first plans are what a user trains with
 WAYS = {"limit": {}, "warn": {"on_exceed": "warn"}, "arena": {"arena": True}}
 
 Row = dict[str, Any]
@@ -113,11 +114,11 @@ def fitted(arguments: argparse.Namespace, way: str, before: Row) -> Row:
     """Return what a fitted model takes in one of the ways."""
     training = Training(arguments)
     own_bytes = sum(t.nbytes for t in (*training.model.parameters(), *training.model.buffers()))
-    own_bytes += sum(p.nbytes for p in training.model.parameters())  # the optimizer's state
-    budget = own_bytes + round(arguments.ratio * before["peak_bytes"])
+    state_bytes = sum(p.nbytes for p in training.model.parameters())
+    budget = own_bytes + state_bytes + round(arguments.ratio * before["peak_bytes"])
     row: Row = {"way": way, "budget_bytes": budget, "budget_ratio": arguments.ratio}
     training.return_cached()
-    others = training.reserved_bytes() - own_bytes
+    others = max(0, training.reserved_bytes() - own_bytes)
     began = time.perf_counter()
     try:
         tightfit.fit(training.model, budget, optimizer=training.optimizer, cache=False, **WAYS[way])
@@ -131,9 +132,12 @@ def fitted(arguments: argparse.Namespace, way: str, before: Row) -> Row:
         retries = training.retries()
         seconds, asked = training.seconds(arguments.steps)
     except (TightfitError, torch.OutOfMemoryError) as error:
+        with contextlib.suppress(BadInput):  # if fitting it has failed
+            tightfit.unfit(training.model)
         return {**row, "error": f"{type(error).__name__}: {error}"}
     report = tightfit.report(training.model)
-    reserved_bytes = training.reserved_bytes() - max(0, others)
+    reserved_bytes = training.reserved_bytes() - others
+    tightfit.unfit(training.model)  # and its limit ends
     return {
         **row,
         "step_s": seconds,

@@ -4,7 +4,7 @@
 
 Runs the tests marked `gpu`, then four models within what the device keeps to (reserved bytes,
 retries, launch time; with a limit, without one, at planned addresses), then proofs (bit by bit,
-peak within the budget) and training rows of ResNet-50 and GPT-2 at three ratios. Each stage runs
+peak within the budget) and training rows of ResNet-50 and GPT-2 at two ratios. Each stage runs
 in a process of its own, within what is left of the time. Rows are appended to
 ``benchmarks/results/gpu_limit.jsonl``, ``gpu_proofs.jsonl`` and ``gpu_training.jsonl`` with the
 device, the versions and the commit; ``python benchmarks/readme.py`` puts the latter two into the
@@ -36,11 +36,12 @@ MODELS = {
     "gpt2": ("--batch", "4", "--sequence", "1024", "--dropout", "0"),
 }
 
+_LED = ("--ways", "limit,arena")
 LIMITS = {
-    "resnet50": ("--ratio", "0.4", "--batch", "128", "--size", "224"),
-    "gpt2": ("--ratio", "0.4", "--batch", "8", "--sequence", "1024", "--dropout", "0"),
-    "vit": ("--ratio", "0.6", "--batch", "64"),
-    "unet": ("--ratio", "0.5", "--batch", "16"),
+    "resnet50": ("--ratio", "0.4", "--batch", "128", "--size", "224"),  # without a limit, too
+    "gpt2": ("--ratio", "0.4", "--batch", "8", "--sequence", "1024", "--dropout", "0", *_LED),
+    "vit": ("--ratio", "0.6", "--batch", "64", *_LED),
+    "unet": ("--ratio", "0.5", "--batch", "16", *_LED),
 }
 
 Run = Callable[[Sequence[str], float], int]
@@ -60,14 +61,14 @@ def stages(rows: Path = ROWS, python: str = sys.executable) -> list[Stage]:
     for model, settings in LIMITS.items():
         output = ("--device", "cuda", "--output", str(rows / "gpu_limit.jsonl"))
         limit = (python, "benchmarks/gpu_limit.py", model, *settings, *output)
-        found.append(Stage(f"limit of {model}", limit, 60))
+        found.append(Stage(f"limit of {model}", limit, 75))
     for model, settings in MODELS.items():
         common = (model, *settings, "--device", "cuda", "--output")
         prove = (python, "benchmarks/gpu_proofs.py", *common, str(rows / "gpu_proofs.jsonl"))
         train = (python, "benchmarks/training.py", *common, str(rows / "gpu_training.jsonl"))
-        ratios = ("--ratios", "0.8,0.6,0.5", "--rounds", "15", "--time-limit", "10")
-        found.append(Stage(f"proofs of {model}", prove, 70))
-        found.append(Stage(f"training rows of {model}", (*train, *ratios), 80))
+        ratios = ("--ratios", "0.6,0.5", "--rounds", "15", "--time-limit", "10")
+        found.append(Stage(f"proofs of {model}", prove, 60))
+        found.append(Stage(f"training rows of {model}", (*train, *ratios), 65))
     return found
 
 

@@ -31,7 +31,7 @@ def test_every_stage_ends_in_words(proof: Any) -> None:
 
     ended = dict(proof.run_all(proof.stages(), 600, run))
     assert ended["tests"] == "failed (exit code 1)"
-    assert ended["proofs of gpt2"] == "stopped after 70 s"
+    assert ended["proofs of gpt2"] == "stopped after 60 s"
     assert ended["training rows of resnet50"] == "held"
     assert ended["limit of unet"] == "held"
     assert len(ended) == len(ran) == 9
