@@ -360,9 +360,11 @@ def _sizes(given: Any) -> tuple[torch.Size, ...]:
 
 
 def _module_of_frame(frame: Any) -> nn.Module | None:
+    """Return the module that a method is of; None while one is being made: it has nothing yet."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     first = frame.f_locals.get(names[0]) if names else None
-    return first if isinstance(first, nn.Module) else None
+    is_made = isinstance(first, nn.Module) and "training" in vars(first)
+    return first if is_made else None
 
 
 def _module_behind_a_break(frame: Any) -> nn.Module | None:
