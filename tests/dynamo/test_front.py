@@ -118,6 +118,31 @@ class Scaled(nn.Module):
         return h / self.largest
 
 
+class Simple(nn.Module):
+    """What another module puts in its place amid a forward."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).relu()
+
+
+class Changing(nn.Module):
+    """Replaces a part of itself in its first forward, which Python makes amid a break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: nn.Module = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.inner, nn.Linear):
+            torch._dynamo.graph_break()
+            self.inner = Simple(self.inner)
+        return self.inner(x)
+
+
 class Masked(nn.Linear):
     """Assigns to the data of its weight in each forward."""
 
@@ -170,6 +195,10 @@ def test_a_buffer_that_is_replaced_keeps_its_history(is_cut: bool) -> None:
         return sum(losses) + model.state.sum()
 
     assert_trains_alike(Cell(), step)
+
+
+def test_a_module_that_a_forward_makes_takes_the_place_of_another() -> None:
+    assert_trains_alike(Changing(), lambda m, x: m(x).sum())
 
 
 def test_modules_of_one_class_have_parameters_of_their_own() -> None:
