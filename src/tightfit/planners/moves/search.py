@@ -1,0 +1,214 @@
+"""The search for moves: offer values to be moved, plan around them, change the offer.
+
+The steps of the search are: offer one value more or one less, let one leave or come back earlier
+or later, take the link for faster or slower, raise or lower the toll of loads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from tightfit.graph.ir import ValueId
+from tightfit.plan.assemble import Step
+from tightfit.plan.plan import Load
+from tightfit.planners.anytime.clock import Clock
+from tightfit.planners.base import Limits
+from tightfit.planners.moves.bound import MovesBound
+from tightfit.planners.moves.gaps import Shift, begins_of
+from tightfit.planners.moves.judge import Choice, Found, Judge
+from tightfit.progress import Progress
+from tightfit.units import format_percent
+
+__all__ = ["MovesSearch"]
+
+_MARGINS = (0.0, 0.03, 0.08, 0.15)  # of the budget, left free by programs that give seeds
+_WAYS = ((0.1, 1.0), (0.02, 1.05), (0.5, 1.0), (0.1, 1.3), (0.02, 2.0), (0.02, 8.0))
+"""Tolls and paces that are tried first."""
+
+_LARGEST_SHIFT = 12  # ops
+_KEPT = 4  # of the best plans
+_ITERATIONS = 40  # of search around a greedy plan, in every second step
+_EVALUATION_ITERATIONS = 20  # what one evaluation counts for under an iteration limit
+_PROGRAM_S = 10.0
+_PROGRAM_SHARE = 0.2  # of the time
+_SEARCH_SHARE = 0.75
+_NODES = 2000
+
+
+class MovesSearch:
+    """Plans with moves in one order.
+
+    Parameters
+    ----------
+    judge : Judge
+        Says what a choice of moves is worth.
+    bound : MovesBound
+        Of the same task.
+    target : float
+        The overhead (a fraction) to get below: that of the plan without moves.
+    """
+
+    def __init__(
+        self, judge: Judge, bound: MovesBound, clock: Clock, progress: Progress, target: float
+    ) -> None:
+        self.judge = judge
+        self.bound = bound
+        self.clock = clock
+        self.progress = progress
+        self.target = target
+        self.random = random.Random(clock.limits.seed)
+        self.first: frozenset[ValueId] = frozenset()  # what the program moves
+        self.plans: list[Found] = []
+        self.tried = 0
+
+    @property
+    def best(self) -> Found | None:
+        """The best plan so far."""
+        return self.plans[0] if self.plans else None
+
+    @property
+    def overhead(self) -> float:
+        """The least overhead known, without moves or with."""
+        return min([self.target, *(plan.result.overhead for plan in self.plans[:1])])
+
+    @property
+    def done(self) -> bool:
+        """Whether the gap is closed, or it is proven that there is no plan."""
+        gap = self.overhead - self.bound.overhead
+        return self.bound.infeasible or gap <= self.clock.limits.gap
+
+    def run(self, seeds: Sequence[Sequence[Step]] = ()) -> None:
+        """Search until the gap is closed or the limits are reached.
+
+        Parameters
+        ----------
+        seeds : sequence of sequence of steps
+            Plans without moves, whose times say how long the step takes.
+        """
+        whole = self.clock.left()
+        self._program(0.0, whole)
+        begins = [self.judge.plain, *(begins_of(self.judge.task.graph, seed) for seed in seeds)]
+        for margin in _MARGINS:
+            if self.done or self._over(whole):
+                return
+            values = self._program(margin, whole) if margin > 0 else self.first
+            self._try_ways(values, begins)
+        while self.judge.gaps and not (self.done or self._over(whole)):
+            self._step()
+        for found in self.plans[:2]:
+            if not self.done:
+                self._pursue(found)
+
+    def _over(self, whole: float) -> bool:
+        """Whether the time for steps is over."""
+        return self.clock.left() <= (1.0 - _SEARCH_SHARE) * whole
+
+    def _program(self, margin: float, whole: float) -> frozenset[ValueId]:
+        """The values that a program moves."""
+        seconds = 1e4 if self.clock.counts else min(_PROGRAM_S, _PROGRAM_SHARE * whole)
+        if margin > 0 and not self.clock.counts:
+            seconds = min(seconds, 0.25 * seconds + 0.5)
+        found = self.bound.away(margin, seconds, _NODES if self.clock.counts else None)
+        values = frozenset(v for v in found or () if v in self.judge.gaps)
+        if margin == 0.0:
+            self.first = values
+        return values
+
+    def _try_ways(self, values: frozenset[ValueId], begins: Sequence[list[float]]) -> None:
+        """Offer the same values at several tolls and paces."""
+        for times in begins if values else ():
+            for toll, pace in _WAYS:
+                if self.done or self.clock.left() <= 0:
+                    return
+                self._judge(Choice(values, pace, toll), times, 0)
+
+    def _step(self) -> None:
+        """Change the choice of one of the best plans."""
+        if not self.plans:
+            values = frozenset(v for v in self.judge.gaps if self.random.random() < 0.5)
+            toll, pace = self.random.choice(_WAYS)
+            self._judge(Choice(values, pace, toll), self.judge.plain, 0)
+            return
+        place = int(len(self.plans) * self.random.random() ** 2)
+        found = self.plans[place]
+        iterations = _ITERATIONS if self.random.random() < 0.5 else 0
+        times = begins_of(self.judge.task.graph, found.steps)
+        self._judge(self._changed(found), times, iterations)
+
+    def _changed(self, found: Found) -> Choice:
+        """Return the choice of a plan with one or a few changes."""
+        moved = {step.value for step in found.steps if isinstance(step, Load)}
+        choice = found.choice
+        kind = self.random.random()
+        if kind < 0.2:
+            return replace(choice, values=frozenset(moved))
+        if kind < 0.3:
+            pace = choice.pace * self.random.choice((0.7, 0.95, 1.05, 1.5))
+            return replace(choice, pace=pace)
+        if kind < 0.4:
+            toll = min(2.0, max(0.005, choice.toll * self.random.choice((0.4, 0.7, 1.5, 2.5))))
+            return replace(choice, toll=toll)
+        if kind < 0.6 and moved:
+            return self._shifted(choice, self.random.choice(sorted(moved)))
+        values = set(choice.values)
+        for _ in range(1 + int(self.random.expovariate(1.0))):
+            if self.random.random() < 0.5 and values:
+                values.discard(self.random.choice(sorted(values)))
+            else:
+                values.add(self._worth_moving(found, values))
+        return replace(choice, values=frozenset(values))
+
+    def _shifted(self, choice: Choice, value: ValueId) -> Choice:
+        """Let a value leave or come back earlier or later."""
+        by = self.random.randint(-_LARGEST_SHIFT, _LARGEST_SHIFT)
+        shifts = dict(choice.shifts)
+        old = shifts.get(value, Shift())
+        new = Shift(old.leave + by, old.load)
+        shifts[value] = new if self.random.random() < 0.5 else Shift(old.leave, old.load + by)
+        return replace(choice, shifts=tuple(sorted(shifts.items())))
+
+    def _worth_moving(self, found: Found, offered: set[ValueId]) -> ValueId:
+        """A value that is not offered: mostly one that is computed again."""
+        graph = self.judge.task.graph
+        again = {op for op, _ in found.result.recomputed}
+        made = sorted(
+            value
+            for op in again
+            for way in graph.ops[op].alternatives[:1]
+            for value in way.writes
+            if value in self.judge.gaps and value not in offered
+        )
+        if made and self.random.random() < 0.7:
+            return self.random.choice(made)
+        everything = sorted(self.judge.gaps)
+        sizes = [self.judge.sizes[value] for value in everything]
+        return self.random.choices(everything, weights=sizes)[0]
+
+    def _judge(self, choice: Choice, times: list[float], iterations: int) -> None:
+        self.tried += 1
+        self.clock.take(_EVALUATION_ITERATIONS)
+        note = f"best {format_percent(self.overhead)}, bound {format_percent(self.bound.overhead)}"
+        self.progress.update(self.tried, note)
+        self._add(self.judge.judge(choice, times, iterations))
+
+    def _pursue(self, found: Found) -> None:
+        """Search the computes around a plan's moves as hard as without far memory."""
+        limits: Limits = msgspec.structs.replace(
+            self.clock.limits,
+            seconds=0.5 * max(0.05, self.clock.left()),
+            iterations=self.clock.iterations_left,
+        )
+        times = begins_of(self.judge.task.graph, found.steps)
+        self._add(self.judge.pursue(found.choice, times, limits, self.progress))
+
+    def _add(self, found: Found | None) -> None:
+        """Keep the best plans, one of each time."""
+        if found is None or any(plan.time_s == found.time_s for plan in self.plans):
+            return
+        self.plans.append(found)
+        self.plans.sort(key=lambda plan: plan.time_s)
+        del self.plans[_KEPT:]
