@@ -62,6 +62,12 @@ class Clock:
         most = max(_JOB_ITERATIONS, (self.limits.iterations or 0) // _JOBS)
         return self.take(most)
 
+    def take_share(self, share: float) -> int | None:
+        """Take a share of the iterations that are left; None where they are no limit."""
+        if self.iterations_left is None:
+            return None
+        return self.take(round(share * self.iterations_left))
+
     def take(self, most: int) -> int:
         """Take so many iterations, or what is left; none where they are no limit."""
         if self.iterations_left is None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import msgspec
+import numpy as np
 
 from tightfit._core import _engine
 from tightfit.graph.ir import ValueId
 from tightfit.plan.assemble import Step, keep_everything, steps_of
 from tightfit.plan.simulate import Simulation, simulate
+from tightfit.planners.anytime.borrow import borrowed_ranges
 from tightfit.planners.anytime.polish import MIXED, Job, polish
 from tightfit.planners.anytime.pool import PooledSchedule
 from tightfit.planners.anytime.search import Search
@@ -87,28 +89,37 @@ class Judge:
         self.plain = begins_of(task.graph, keep_everything(task.graph))
         self.gaps: Mapping[ValueId, Gap] = MappingProxyType(gaps_of(task.graph, self.plain))
 
-    def judge(self, choice: Choice, begins: list[float], iterations: int) -> Found | None:
-        """Return a plan with these moves, placed for a step whose ops run at these times.
+    def judge(
+        self, choice: Choice, start: Sequence[Step] | None, iterations: int, seed: int = 0
+    ) -> Found | None:
+        """Return a plan with these moves.
 
         Parameters
         ----------
+        start : sequence of steps, or None
+            What to start from, with other moves or none; its times place the moves. None: a step
+            that keeps everything.
         iterations : int
-            Of search around the greedy plan; 0: that plan.
+            Of search around that, once it fits.
         """
-        cut = self._cut(choice, begins)
+        cut = self._cut(choice, start)
         problem = build_problem(self._task(cut), alternatives=self.alternatives)
-        job = Job(None, _HOT, MIXED, 0.0, iterations, 0, problem.baseline_cost)
+        begun = None if start is None else _as_schedule(problem, cut, start)
+        job = Job(begun, _HOT, MIXED, 0.0, iterations, seed, problem.baseline_cost)
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
         return self._found(choice, cut, problem, polish(problem, schedule, job))
 
     def pursue(
-        self, choice: Choice, begins: list[float], limits: Limits, progress: Progress
+        self, choice: Choice, start: Sequence[Step] | None, limits: Limits, progress: Progress
     ) -> Found | None:
         """As `judge`, with all that the search without far memory can do."""
-        cut = self._cut(choice, begins)
+        cut = self._cut(choice, start)
         task = self._task(cut)
         problem = build_problem(task, alternatives=self.alternatives)
         search = Search(task, problem, limits, progress, time.perf_counter())
+        if start is not None:
+            search.pool.add_seed(_as_schedule(problem, cut, start))
+            search.repair_seeds()
         try:
             pursue(search)
         except KeyboardInterrupt:
@@ -116,7 +127,8 @@ class Judge:
                 raise
         return self._found(choice, cut, problem, search.pool.best)
 
-    def _cut(self, choice: Choice, begins: list[float]) -> MovesGraph:
+    def _cut(self, choice: Choice, start: Sequence[Step] | None) -> MovesGraph:
+        begins = self.plain if start is None else begins_of(self.task.graph, start)
         gaps = [self.gaps[value] for value in choice.values]
         moves = place(gaps, self.far, self.sizes, begins, choice.pace, dict(choice.shifts))
         return offer_moves(self.task.graph, moves, self.far, choice.toll)
@@ -145,3 +157,27 @@ class Judge:
         if not near or result.far_peak_bytes > self.far.capacity_bytes:
             return None
         return Found(choice, tuple(steps_of(graph, plan)), result)
+
+
+def _as_schedule(problem: EngineProblem, cut: MovesGraph, steps: Sequence[Step]) -> PooledSchedule:
+    """Return steps of the graph without moves as a schedule of the engine; it may not fit."""
+    computes = cut.computes(steps)
+    rows = borrowed_ranges(problem, cut.graph, computes)
+    ranges = np.array(rows, dtype=np.int32) if rows else np.zeros((0, 3), dtype=np.int32)
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+    choices = schedule.first_choices()
+    seen: set[int] = set()
+    for step in computes:
+        if step.op in seen:
+            continue
+        seen.add(step.op)
+        way = cut.graph.ops[step.op].alternatives[step.alternative]
+        reads = {problem.engine_values[v] for v in way.reads if v in problem.engine_values}
+        writes = {problem.engine_values[v] for v in way.writes}
+        position = problem.engine_ops[step.op]
+        for number, own in enumerate(problem.alternatives[position]):
+            if own.first and set(own.reads) == reads and set(own.writes) == writes:
+                choices[position] = number
+                break
+    again = (-1,) * len(choices)
+    return PooledSchedule(ranges, tuple(choices), again, 0, False)

@@ -9,7 +9,7 @@ each value among keeping, computing again and moving, and sees exactly the bytes
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from types import MappingProxyType
 import msgspec
 
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, Value, ValueId, Variant
+from tightfit.graph.liveness import producers
 from tightfit.plan.assemble import Step
 from tightfit.plan.plan import Compute, Far, Free, Load, Store
 from tightfit.planners.moves.gaps import Move
@@ -38,14 +39,20 @@ class MovesGraph:
         Without them.
     ops : tuple of (int, or None)
         For each op of `graph` that of `base`; None: it stands for a place.
+    places : mapping of int to int
+        For each op of `base` that of `graph`.
     leaves : mapping of int to int
         For ops of `graph` at whose place a value leaves: that value.
+    loads : mapping of int to Compute
+        What loads a value that is offered, and it alone.
     """
 
     graph: Graph
     base: Graph
     ops: tuple[OpId | None, ...]
+    places: Mapping[OpId, OpId]
     leaves: Mapping[OpId, ValueId]
+    loads: Mapping[ValueId, Compute]
 
     def steps(self, computes: Iterable[Compute]) -> list[Step]:
         """Return computes of this graph as steps of the graph without moves."""
@@ -60,6 +67,40 @@ class MovesGraph:
                 way = self.graph.ops[step.op].alternatives[step.alternative]
                 steps += [Load(value) for value in way.writes]
         return _with_stores(self.base, steps)
+
+    def computes(self, steps: Iterable[Step]) -> list[Compute]:
+        """Return steps of the graph without moves as computes of this one.
+
+        Values that are offered and not loaded there are loaded at their places; values that are
+        loaded there and not offered are computed again.
+        """
+        steps = list(steps)
+        loaded = {step.value for step in steps if isinstance(step, Load)}
+        makers = producers(self.base)
+        computes: list[Compute] = []
+        seen: set[OpId] = set()
+        for step in steps:
+            if isinstance(step, Load):
+                load = Compute(self.places[makers[step.value]])
+                computes.append(self.loads.get(step.value, load))
+            elif isinstance(step, Compute):
+                position = self.places[step.op]
+                if step.op not in seen:
+                    seen.add(step.op)
+                    computes += self._before(position, loaded)
+                computes.append(Compute(position, step.alternative, step.variant))
+        return computes
+
+    def _before(self, position: OpId, loaded: Collection[ValueId]) -> Iterator[Compute]:
+        """The places of moves right before an op, and loads there of what nobody loads yet."""
+        first = position
+        while first > 0 and self.ops[first - 1] is None:
+            first -= 1
+        for op in range(first, position):
+            (value,) = self.graph.ops[op].alternatives[0].reads
+            if op not in self.leaves and value not in loaded:
+                yield self.loads[value]
+            yield Compute(op)
 
 
 def offer_moves(graph: Graph, moves: Sequence[Move], far: Far, toll: float) -> MovesGraph:
@@ -111,7 +152,20 @@ class _Offer:
             ops=tuple(ops),
             choices=_placed(self.graph.choices, place),
         )
-        return MovesGraph(graph, self.graph, tuple(origins), MappingProxyType(leaves))
+        loads = {
+            way.writes[0]: Compute(place[op], number)
+            for op in self.moved
+            for number, way in enumerate(ops[place[op]].alternatives)
+            if number >= len(self.graph.ops[op].alternatives) and len(way.writes) == 1
+        }
+        return MovesGraph(
+            graph=graph,
+            base=self.graph,
+            ops=tuple(origins),
+            places=MappingProxyType(place),
+            leaves=MappingProxyType(leaves),
+            loads=MappingProxyType(loads),
+        )
 
     def _op(self, op: Op) -> Op:
         """The op with loads of its values among its alternatives, if they may be moved."""

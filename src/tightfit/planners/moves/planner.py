@@ -88,7 +88,7 @@ class _Moving:
         search = MovesSearch(Judge(task), bound, clock, self.progress, self.plain.overhead)
         self.progress.start("moves to far memory", at_most_s=seconds)
         with contextlib.suppress(KeyboardInterrupt):
-            search.run([self._in_order(order)] if self.plain.plan is not None else [])
+            search.run(self._in_order(order) if self.plain.plan is not None else None)
         self.progress.stop()
         note = "" if traced else "bound in the order of the plan"
         return self._outcome(search, order, note)

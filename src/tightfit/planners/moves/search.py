@@ -18,24 +18,28 @@ from tightfit.plan.plan import Load
 from tightfit.planners.anytime.clock import Clock
 from tightfit.planners.base import Limits
 from tightfit.planners.moves.bound import MovesBound
-from tightfit.planners.moves.gaps import Shift, begins_of
+from tightfit.planners.moves.gaps import Shift
 from tightfit.planners.moves.judge import Choice, Found, Judge
 from tightfit.progress import Progress
 from tightfit.units import format_percent
 
 __all__ = ["MovesSearch"]
 
-_MARGINS = (0.0, 0.03, 0.08, 0.15)  # of the budget, left free by programs that give seeds
-_WAYS = ((0.1, 1.0), (0.02, 1.05), (0.5, 1.0), (0.1, 1.3), (0.02, 2.0), (0.02, 8.0))
+_MARGINS = (0.0, 0.08, 0.2)  # of the budget, left free by programs that give seeds
+_WAYS = ((0.02, 1.05), (0.1, 1.0), (0.02, 1.3), (0.1, 1.3), (0.02, 2.0), (0.02, 8.0))
 """Tolls and paces that are tried first."""
+
+_FEW_WAYS = _WAYS[:3]
 
 _LARGEST_SHIFT = 12  # ops
 _KEPT = 4  # of the best plans
 _ITERATIONS = 40  # of search around a greedy plan, in every second step
 _EVALUATION_ITERATIONS = 20  # what one evaluation counts for under an iteration limit
 _PROGRAM_S = 10.0
-_PROGRAM_SHARE = 0.2  # of the time
+_PROGRAM_SHARE = 0.15  # of the time
 _SEARCH_SHARE = 0.75
+_FIRST_SHARE, _LAST_SHARE = 0.3, 0.9  # of the time that is left, for searches around one plan
+_PURSUED = (1.05, 0.05)  # pace and toll
 _NODES = 2000
 
 
@@ -61,7 +65,7 @@ class MovesSearch:
         self.progress = progress
         self.target = target
         self.random = random.Random(clock.limits.seed)
-        self.first: frozenset[ValueId] = frozenset()  # what the program moves
+        self.starts: tuple[Sequence[Step] | None, ...] = (None,)
         self.plans: list[Found] = []
         self.tried = 0
 
@@ -81,27 +85,27 @@ class MovesSearch:
         gap = self.overhead - self.bound.overhead
         return self.bound.infeasible or gap <= self.clock.limits.gap
 
-    def run(self, seeds: Sequence[Sequence[Step]] = ()) -> None:
+    def run(self, plain: Sequence[Step] | None) -> None:
         """Search until the gap is closed or the limits are reached.
 
         Parameters
         ----------
-        seeds : sequence of sequence of steps
-            Plans without moves, whose times say how long the step takes.
+        plain : sequence of steps, or None
+            The plan without moves.
         """
+        self.starts = (None,) if plain is None else (plain, None)
         whole = self.clock.left()
-        self._program(0.0, whole)
-        begins = [self.judge.plain, *(begins_of(self.judge.task.graph, seed) for seed in seeds)]
         for margin in _MARGINS:
+            values = self._program(margin, whole)
+            for start in self.starts if margin == 0.0 else self.starts[:1]:
+                self._try_ways(values, start, _WAYS if margin == 0.0 else _FEW_WAYS)
             if self.done or self._over(whole):
-                return
-            values = self._program(margin, whole) if margin > 0 else self.first
-            self._try_ways(values, begins)
+                break
+            if not self.plans:
+                self._pursue(_FIRST_SHARE, values)
         while self.judge.gaps and not (self.done or self._over(whole)):
             self._step()
-        for found in self.plans[:2]:
-            if not self.done:
-                self._pursue(found)
+        self._pursue(_LAST_SHARE)
 
     def _over(self, whole: float) -> bool:
         """Whether the time for steps is over."""
@@ -113,31 +117,30 @@ class MovesSearch:
         if margin > 0 and not self.clock.counts:
             seconds = min(seconds, 0.25 * seconds + 0.5)
         found = self.bound.away(margin, seconds, _NODES if self.clock.counts else None)
-        values = frozenset(v for v in found or () if v in self.judge.gaps)
-        if margin == 0.0:
-            self.first = values
-        return values
+        return frozenset(v for v in found or () if v in self.judge.gaps)
 
-    def _try_ways(self, values: frozenset[ValueId], begins: Sequence[list[float]]) -> None:
+    def _try_ways(
+        self,
+        values: frozenset[ValueId],
+        start: Sequence[Step] | None,
+        ways: Sequence[tuple[float, float]],
+    ) -> None:
         """Offer the same values at several tolls and paces."""
-        for times in begins if values else ():
-            for toll, pace in _WAYS:
-                if self.done or self.clock.left() <= 0:
-                    return
-                self._judge(Choice(values, pace, toll), times, 0)
+        for toll, pace in ways if values else ():
+            if not (self.done or self.clock.left() <= 0):
+                self._judge(Choice(values, pace, toll), start, 0)
 
     def _step(self) -> None:
         """Change the choice of one of the best plans."""
         if not self.plans:
             values = frozenset(v for v in self.judge.gaps if self.random.random() < 0.5)
             toll, pace = self.random.choice(_WAYS)
-            self._judge(Choice(values, pace, toll), self.judge.plain, 0)
+            self._judge(Choice(values, pace, toll), self.starts[0], 0)
             return
         place = int(len(self.plans) * self.random.random() ** 2)
         found = self.plans[place]
         iterations = _ITERATIONS if self.random.random() < 0.5 else 0
-        times = begins_of(self.judge.task.graph, found.steps)
-        self._judge(self._changed(found), times, iterations)
+        self._judge(self._changed(found), found.steps, iterations)
 
     def _changed(self, found: Found) -> Choice:
         """Return the choice of a plan with one or a few changes."""
@@ -188,22 +191,27 @@ class MovesSearch:
         sizes = [self.judge.sizes[value] for value in everything]
         return self.random.choices(everything, weights=sizes)[0]
 
-    def _judge(self, choice: Choice, times: list[float], iterations: int) -> None:
+    def _judge(self, choice: Choice, start: Sequence[Step] | None, iterations: int) -> None:
         self.tried += 1
         self.clock.take(_EVALUATION_ITERATIONS)
         note = f"best {format_percent(self.overhead)}, bound {format_percent(self.bound.overhead)}"
         self.progress.update(self.tried, note)
-        self._add(self.judge.judge(choice, times, iterations))
+        seed = self.random.randrange(1 << 30)
+        self._add(self.judge.judge(choice, start, iterations, seed))
 
-    def _pursue(self, found: Found) -> None:
-        """Search the computes around a plan's moves as hard as without far memory."""
+    def _pursue(self, share: float, values: frozenset[ValueId] = frozenset()) -> None:
+        """Search around the best plan's moves, or others, as hard as without far memory."""
+        best = self.best
+        if self.done or (best is None and not values):
+            return
         limits: Limits = msgspec.structs.replace(
             self.clock.limits,
-            seconds=0.5 * max(0.05, self.clock.left()),
-            iterations=self.clock.iterations_left,
+            seconds=share * max(0.05, self.clock.left()),
+            iterations=self.clock.take_share(share),
         )
-        times = begins_of(self.judge.task.graph, found.steps)
-        self._add(self.judge.pursue(found.choice, times, limits, self.progress))
+        choice = Choice(values, *_PURSUED) if best is None else best.choice
+        start = self.starts[0] if best is None else best.steps
+        self._add(self.judge.pursue(choice, start, limits, self.progress))
 
     def _add(self, found: Found | None) -> None:
         """Keep the best plans, one of each time."""
