@@ -34,6 +34,9 @@ _FEW_WAYS = _WAYS[:3]
 _LARGEST_SHIFT = 12  # ops
 _KEPT = 4  # of the best plans
 _ITERATIONS = 40  # of search around a greedy plan, in every second step
+_LARGE = 1000  # ops
+_ANEW = 0.4  # of the steps on smaller graphs plan from the start
+_AT_RANDOM = 0.2  # of them offer values at random
 _EVALUATION_ITERATIONS = 20  # what one evaluation counts for under an iteration limit
 _PROGRAM_S = 10.0
 _PROGRAM_SHARE = 0.15  # of the time
@@ -132,15 +135,22 @@ class MovesSearch:
 
     def _step(self) -> None:
         """Change the choice of one of the best plans."""
-        if not self.plans:
-            values = frozenset(v for v in self.judge.gaps if self.random.random() < 0.5)
+        if not self.plans or (self._is_small and self.random.random() < _AT_RANDOM):
+            share = self.random.random()
+            values = frozenset(v for v in self.judge.gaps if self.random.random() < share)
             toll, pace = self.random.choice(_WAYS)
-            self._judge(Choice(values, pace, toll), self.starts[0], 0)
+            self._judge(Choice(values, pace, toll), self.random.choice(self.starts), 0)
             return
         place = int(len(self.plans) * self.random.random() ** 2)
         found = self.plans[place]
         iterations = _ITERATIONS if self.random.random() < 0.5 else 0
-        self._judge(self._changed(found), found.steps, iterations)
+        anew = self._is_small and self.random.random() < _ANEW
+        self._judge(self._changed(found), None if anew else found.steps, iterations)
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether a greedy plan is there at once."""
+        return len(self.judge.task.graph.ops) < _LARGE
 
     def _changed(self, found: Found) -> Choice:
         """Return the choice of a plan with one or a few changes."""
