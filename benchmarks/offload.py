@@ -1,6 +1,7 @@
 """Plans that also move values to far memory, and those that do not, at the same budgets.
 
 python benchmarks/offload.py --time-limit 20
+python benchmarks/offload.py --table
 
 Graphs are captured on fake tensors. ``h200``: roofline costs of an H100, all scaled by one factor
 so that a plain step takes as long as was measured on an H200 (../shared/studies/gpu.md; the
@@ -134,15 +135,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds per plan")
+    parser.add_argument("--table", action="store_true", help="only print the rows as a table")
     options = parser.parse_args()
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
     done = {(row["graph"], row["costs"], row["ratio"], row["link_gb_per_s"]) for row in rows}
+    if options.table:
+        print(table(rows))
+        return
     for cell in cells(options.models.split(",")):
         if cell not in done:
             row = measured(*cell, options.time_limit)
             print(row, flush=True)
             with ROWS.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Overhead (bound; stalls) in percent of a plain step, by share and link, in Markdown."""
+    links = [f"{link} GB/s" if link else "without" for link in LINKS_GB_PER_S]
+    lines = ["| step | costs | share | " + " | ".join(links) + " |", "|---" * 7 + "|"]
+    found = {(r["graph"], r["costs"], r["ratio"], r["link_gb_per_s"]): r for r in rows}
+    for model, costs, ratio, _ in dict.fromkeys((*cell[:3], 0) for cell in cells(list(MODELS))):
+        own = [found.get((model, costs, ratio, link)) for link in LINKS_GB_PER_S]
+        if any(own):
+            texts = [_entry(row) for row in own]
+            lines.append(f"| {model} | {costs} | {ratio} | " + " | ".join(texts) + " |")
+    return "\n".join(lines)
+
+
+def _entry(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "not run"
+    if "overhead" not in row:
+        return str(row["status"])
+    percent = [100.0 * row[key] for key in ("overhead", "bound", "stall")]
+    return "{:.2f} ({:.2f}; {:.2f})".format(*percent)
 
 
 def cells(models: list[str]) -> Iterator[tuple[str, str, float, int]]:

@@ -15,7 +15,7 @@ from support.moves import links, with_moves
 from tightfit.errors import BadInput
 from tightfit.graph import Graph
 from tightfit.graph.liveness import eager_peak_bytes
-from tightfit.plan import Far, Load, Plan, Store, assemble, simulate, verify
+from tightfit.plan import Compute, Far, Free, Load, Plan, Store, assemble, simulate, verify
 from tightfit.plan.io import plan_to_json
 from tightfit.planners.base import Limits, Task
 from tightfit.planners.bounds import working_set_bytes
@@ -48,6 +48,20 @@ def test_far_memory_never_makes_a_plan_worse(task: Task) -> None:
         verify(outcome.plan, task.graph)
         assert outcome.peak_bytes <= task.budget_bytes
         assert outcome.overhead == simulate(task.graph, outcome.plan).overhead
+        assert_every_load_is_read(task.graph, outcome.plan)
+
+
+def assert_every_load_is_read(graph: Graph, plan: Plan) -> None:
+    """A load that nobody reads takes room on the link, and whoever frees it would wait."""
+    unread: set[int] = set()
+    for step in plan.instructions:
+        if isinstance(step, Load):
+            unread.add(step.value)
+        elif isinstance(step, Free):
+            assert step.value not in unread
+        elif isinstance(step, Compute):
+            unread -= set(graph.ops[step.op].alternatives[step.alternative].reads)
+    assert not unread
 
 
 @st.composite

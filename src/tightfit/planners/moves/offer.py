@@ -222,16 +222,26 @@ def _placed(choices: Iterable[Choice], place: Mapping[OpId, OpId]) -> tuple[Choi
 
 
 def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
-    """Add stores of what is loaded, and leave out where values leave that are not loaded next."""
-    loaded = {step.value for step in steps if isinstance(step, Load)}
-    following: dict[ValueId, Step] = {}  # the next step that uses a value, walking backwards
+    """Add stores of what is loaded; leave out loads of what nobody reads, and places left for none.
+
+    A load counts if the next step that uses its value reads it, and a place where a value leaves
+    if its load comes next.
+    """
+    wanted: dict[ValueId, str] = {}  # what the next step does with a value, walking backwards
     kept: list[Step] = []
     for step in reversed(steps):
-        if isinstance(step, Free) and not isinstance(following.get(step.value), Load):
+        if isinstance(step, Compute):
+            way = graph.ops[step.op].alternatives[step.alternative]
+            wanted.update(dict.fromkeys(way.writes, "written"))
+            wanted.update(dict.fromkeys(way.reads, "read"))
+        elif isinstance(step, Load):
+            if wanted.get(step.value) != "read":
+                continue
+            wanted[step.value] = "loaded"
+        elif wanted.get(step.value) != "loaded":
             continue
         kept.append(step)
-        for value in _used(graph, step):
-            following[value] = step
+    loaded = {step.value for step in kept if isinstance(step, Load)}
     result: list[Step] = []
     for step in reversed(kept):
         result.append(step)
@@ -240,10 +250,3 @@ def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
             result += [Store(value) for value in made if value in loaded]
             loaded.difference_update(made)
     return result
-
-
-def _used(graph: Graph, step: Step) -> tuple[ValueId, ...]:
-    if isinstance(step, Compute):
-        way = graph.ops[step.op].alternatives[step.alternative]
-        return (*way.reads, *way.writes)
-    return (step.value,)

@@ -26,7 +26,7 @@ from tightfit.units import format_percent
 __all__ = ["MovesSearch"]
 
 _MARGINS = (0.0, 0.08, 0.2)  # of the budget, left free by programs that give seeds
-_WAYS = ((0.02, 1.05), (0.1, 1.0), (0.02, 1.3), (0.1, 1.3), (0.02, 2.0), (0.02, 8.0))
+_WAYS = ((0.02, 1.05), (0.02, 0.8), (0.1, 1.0), (0.02, 1.3), (0.1, 1.3), (0.02, 2.0), (0.02, 8.0))
 """Tolls and paces that are tried first."""
 
 _FEW_WAYS = _WAYS[:3]
