@@ -107,6 +107,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "engine stages registry orders",
         "checkmate monet intervals heuristics eviction apart",
         "anytime",
+        "moves",
         "questions",
     ),
     "session": (

@@ -127,8 +127,8 @@ def test_an_edited_graph_that_breaks_a_rule_is_refused(
     [
         (
             b'"do":"free"',
-            b'"do":"store"',
-            "unknown instruction 'store' - at `$.instructions[3].do`",
+            b'"do":"send"',
+            "unknown instruction 'send' - at `$.instructions[3].do`",
         ),
         (b'"do":"free",', b"", "missing required field `do`"),
         (b'"op":2', b'"op":2,"twice":true', "unknown field `twice`"),

@@ -256,6 +256,6 @@ def _explain(message: str) -> str:
     if "Invalid value" in message and ".do`" in message:
         return (
             message.replace("Invalid value", "unknown instruction")
-            + " (this version knows compute, free, hand_over and enter)"
+            + " (this version knows compute, free, hand_over, enter, store and load)"
         )
     return message

@@ -23,7 +23,7 @@ from tightfit.errors import InvalidPlan
 from tightfit.execution.sums import first_sums
 from tightfit.execution.writing import Function, Writer
 from tightfit.graph.ir import OpId, ValueId
-from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
+from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.torch_private import core as private
 
 __all__ = ["Program", "lower", "write_back"]
@@ -159,6 +159,11 @@ class _Lowering:
                 case Enter(segment):
                     if segment > 0:
                         self._cross()
+                case Store() | Load():
+                    raise InvalidPlan(
+                        f"instruction {number} moves a value to or from far memory, which no "
+                        "program does yet: plan without far memory"
+                    )
         if self.writer.function is self.writer.forward:
             self._cross()
         self._hand_over(len(self.plan.instructions))

@@ -6,19 +6,33 @@ no code with the rest), and why (`explain`). May import graph, never torch.
 """
 
 from tightfit.plan.assemble import assemble, keep_everything
-from tightfit.plan.plan import Compute, Enter, Free, HandOver, Instruction, Outcome, Plan
+from tightfit.plan.plan import (
+    Compute,
+    Enter,
+    Far,
+    Free,
+    HandOver,
+    Instruction,
+    Load,
+    Outcome,
+    Plan,
+    Store,
+)
 from tightfit.plan.simulate import Simulation, simulate
 from tightfit.plan.verify import verify
 
 __all__ = [
     "Compute",
     "Enter",
+    "Far",
     "Free",
     "HandOver",
     "Instruction",
+    "Load",
     "Outcome",
     "Plan",
     "Simulation",
+    "Store",
     "assemble",
     "keep_everything",
     "simulate",

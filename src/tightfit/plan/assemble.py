@@ -8,12 +8,27 @@ No other placement of frees holds fewer bytes at any instant.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Graph, ValueId
-from tightfit.plan.plan import Compute, Enter, Free, Gradients, HandOver, Instruction, Plan
+from tightfit.plan.plan import (
+    Compute,
+    Enter,
+    Far,
+    Free,
+    Gradients,
+    HandOver,
+    Instruction,
+    Load,
+    Plan,
+    Store,
+)
 
-__all__ = ["assemble", "handing_over_singly", "keep_everything"]
+__all__ = ["Step", "assemble", "handing_over_singly", "keep_everything", "steps_of"]
+
+Step: TypeAlias = Compute | Store | Load | Free
+"""What a method chooses: computes, moves, and where a stored value leaves near memory."""
 
 
 def keep_everything(graph: Graph) -> list[Compute]:
@@ -32,40 +47,45 @@ def keep_everything(graph: Graph) -> list[Compute]:
 
 def assemble(
     graph: Graph,
-    computes: Sequence[Compute],
+    steps: Sequence[Step],
     *,
     budget_bytes: int,
     gradients: Gradients = "fresh",
     group_bytes: int = 1 << 20,
+    far: Far | None = None,
 ) -> Plan:
-    """Return the plan that runs `computes` in order and frees as early as it can.
+    """Return the plan that takes `steps` in order and frees as early as it can.
 
     A crossing into the next segment follows the last first-time compute of the segment before;
     recomputations after it belong to the new segment. Finished gradients are handed over in
-    groups of about `group_bytes` (fresh gradients; accumulated ones one by one, at once).
+    groups of about `group_bytes` (fresh gradients; accumulated ones one by one, at once). A
+    stored value leaves near memory at the `Free` among the steps, else after its last reader.
 
     Parameters
     ----------
     graph : Graph
         The step.
-    computes : sequence of Compute
-        First-time computations in a valid order, recomputations wherever they are needed.
+    steps : sequence of Compute, Store, Load and Free
+        First-time computations in a valid order, recomputations wherever they are needed, moves.
     budget_bytes : int
         The budget the plan is made for, recorded in it.
     gradients : str
         ``"fresh"`` or ``"accumulated"``.
     group_bytes : int
         Size of a group of fresh gradients that is handed over together.
+    far : Far or None
+        The far memory of stores and loads.
     """
-    crossings = _crossings(graph, computes)
-    frees = _last_uses(graph, computes, crossings)
+    crossings = _crossings(graph, steps)
+    frees = _last_uses(graph, steps, crossings)
     group_limit = group_bytes if gradients == "fresh" else 1
     instructions: list[Instruction] = []
     waiting: list[ValueId] = []
     waiting_bytes = 0
-    for index, compute in enumerate(computes):
+    for index, step in enumerate(steps):
         instructions.extend(Enter(segment) for segment in crossings.get(index, ()))
-        instructions.append(compute)
+        if not isinstance(step, Free):
+            instructions.append(step)
         instructions.extend(Free(value) for value in frees[index] if not _handed(graph, value))
         finished = [value for value in frees[index] if _handed(graph, value)]
         waiting.extend(finished)
@@ -73,7 +93,7 @@ def assemble(
         if waiting_bytes >= group_limit:
             instructions.append(HandOver(tuple(waiting)))
             waiting, waiting_bytes = [], 0
-    instructions.extend(Enter(segment) for segment in crossings.get(len(computes), ()))
+    instructions.extend(Enter(segment) for segment in crossings.get(len(steps), ()))
     if waiting:
         instructions.append(HandOver(tuple(waiting)))
     return Plan(
@@ -81,18 +101,39 @@ def assemble(
         budget_bytes=budget_bytes,
         gradients=gradients,
         instructions=tuple(instructions),
+        far=far,
     )
 
 
+def steps_of(graph: Graph, plan: Plan) -> list[Step]:
+    """Return the steps that `assemble` makes a plan of again."""
+    loaded: set[ValueId] = set()  # values of which a load comes next, walking backwards
+    steps: list[Step] = []
+    for step in reversed(plan.instructions):
+        if isinstance(step, Free) and step.value in loaded:
+            steps.append(step)
+        if isinstance(step, Compute | Store | Load):
+            _, made, _ = _uses(graph, step)
+            loaded.difference_update(made)
+            steps.append(step)
+        if isinstance(step, Load):
+            loaded.add(step.value)
+    return steps[::-1]
+
+
 def handing_over_singly(graph: Graph, plan: Plan) -> Plan:
-    """Return a plan with the same computes that hands over every gradient as soon as it is done.
+    """Return a plan with the same steps that hands over every gradient as soon as it is done.
 
     Whoever sends gradients to other processes during backward wants them early, in the order in
     which they are made.
     """
-    computes = [step for step in plan.instructions if isinstance(step, Compute)]
     return assemble(
-        graph, computes, budget_bytes=plan.budget_bytes, gradients=plan.gradients, group_bytes=1
+        graph,
+        steps_of(graph, plan),
+        budget_bytes=plan.budget_bytes,
+        gradients=plan.gradients,
+        group_bytes=1,
+        far=plan.far,
     )
 
 
@@ -100,14 +141,14 @@ def _handed(graph: Graph, value: ValueId) -> bool:
     return graph.values[value].fate == "handed_over"
 
 
-def _crossings(graph: Graph, computes: Sequence[Compute]) -> dict[int, list[int]]:
-    """Position in `computes` before which each segment is entered."""
+def _crossings(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
+    """Position in `steps` before which each segment is entered."""
     last_first = [-1] * len(graph.segments)
     seen: set[int] = set()
-    for index, compute in enumerate(computes):
-        if compute.op not in seen:
-            seen.add(compute.op)
-            segment = graph.ops[compute.op].segment
+    for index, step in enumerate(steps):
+        if isinstance(step, Compute) and step.op not in seen:
+            seen.add(step.op)
+            segment = graph.ops[step.op].segment
             last_first[segment] = index
     crossings: dict[int, list[int]] = {0: [0]}
     end = -1
@@ -118,31 +159,45 @@ def _crossings(graph: Graph, computes: Sequence[Compute]) -> dict[int, list[int]
 
 
 def _last_uses(
-    graph: Graph, computes: Sequence[Compute], crossings: dict[int, list[int]]
+    graph: Graph, steps: Sequence[Step], crossings: dict[int, list[int]]
 ) -> list[list[ValueId]]:
-    """For each compute, the values whose current instance is used there for the last time.
+    """For each step, the values whose current instance is used there for the last time.
 
     A value the caller keeps is never listed; one that is written back is kept to the end of its
     segment by construction and not listed either; a handed-over one is listed where it is final.
     """
-    frees: list[list[ValueId]] = [[] for _ in computes]
+    frees: list[list[ValueId]] = [[] for _ in steps]
     pending: set[ValueId] = set()  # values whose later instance is read, walking backwards
     final: set[ValueId] = set()
-    for index in range(len(computes) - 1, -1, -1):
-        compute = computes[index]
-        alternative = graph.ops[compute.op].alternatives[compute.alternative]
-        for value in alternative.writes:
+    for index in range(len(steps) - 1, -1, -1):
+        step = steps[index]
+        reads, writes, overwrites = _uses(graph, step)
+        for value in writes:
             if value not in pending:
                 _list_once(graph, frees[index], final, value)
             pending.discard(value)
-        for value in alternative.reads:
+        if isinstance(step, Free):
+            pending.discard(step.value)  # it ends an instance whatever comes later
+        for value in reads:
             if graph.values[value].is_constant or value in pending:
                 continue
             pending.add(value)
-            if value != alternative.overwrites:
+            if value != overwrites:
                 _list_once(graph, frees[index], final, value)
     _free_unread_tangents(graph, frees, pending, crossings)
     return frees
+
+
+def _uses(graph: Graph, step: Step) -> tuple[Sequence[ValueId], Sequence[ValueId], ValueId | None]:
+    """What a step reads, makes, and takes the place of."""
+    match step:
+        case Compute(op, alternative):
+            way = graph.ops[op].alternatives[alternative]
+            return way.reads, way.writes, way.overwrites
+        case Load(value):
+            return (), (value,), None
+        case Store(value) | Free(value):
+            return (value,), (), None
 
 
 def _list_once(graph: Graph, frees: list[ValueId], final: set[ValueId], value: ValueId) -> None:

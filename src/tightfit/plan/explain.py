@@ -10,7 +10,7 @@ from tightfit.graph.ir import Graph, Phase, SegmentId, ValueId
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op
 from tightfit.plan.assemble import assemble, keep_everything
-from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
+from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.plan.simulate import Simulation, simulate
 
 __all__ = ["Explanation", "Holder", "ModuleShare", "PhaseMemory", "explain"]
@@ -164,7 +164,9 @@ def _name_instruction(plan: Plan, graph: Graph, index: int) -> str:
             return name_op(graph.ops[op]) + (", computed again" if again else "")
         case Enter(segment):
             return f"the entry of segment {segment} ({graph.segments[segment].phase})"
-        case Free() | HandOver():
+        case Load(value):
+            return f"the load of {graph.values[value].name}"
+        case Free() | HandOver() | Store():
             return f"instruction {index}"
 
 

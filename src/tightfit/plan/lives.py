@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
-from tightfit.plan.plan import Compute, Enter, Free, HandOver, Plan
+from tightfit.plan.plan import Compute, Enter, Free, HandOver, Load, Plan, Store
 
 __all__ = ["Content", "Life", "lives_of"]
 
@@ -60,6 +60,10 @@ def lives_of(graph: Graph, plan: Plan) -> tuple[Life, ...]:
                 lives.hand_over(values)
             case Enter(segment):
                 lives.enter(segment)
+            case Store():
+                pass  # it keeps its place until it is freed
+            case Load(value):
+                lives.load(value)
     return lives.finished()
 
 
@@ -77,6 +81,7 @@ class _Lives:
         }
         self._computed: set[OpId] = set()
         self._alive: dict[ValueId, tuple[int, OpId | None]] = {}
+        self._makers: dict[ValueId, OpId] = {}
         self._states: dict[OpId, int] = {}
         self._ended: list[Life] = []
 
@@ -86,6 +91,7 @@ class _Lives:
         way = op.alternatives[instruction.alternative]
         is_first = op.id not in self._computed
         self._computed.add(op.id)
+        self._makers.update(dict.fromkeys(way.writes, op.id))
         is_last = self._last_compute[op.id] == index
         if is_first and op.random_state_bytes and not is_last:
             self._states[op.id] = self.at
@@ -109,6 +115,10 @@ class _Lives:
             lower, op = self._alive.pop(value)
             size = self._graph.values[value].size_bytes
             self._ended.append(Life(lower, self.at + after, size, "value", value, op))
+
+    def load(self, value: ValueId) -> None:
+        """A value comes back from far memory."""
+        self._alive[value] = (self.at, self._makers.get(value))
 
     def hand_over(self, values: tuple[ValueId, ...]) -> None:
         """Gradients that are added to existing ones end here."""

@@ -12,13 +12,16 @@ __all__ = [
     "FORMAT",
     "Compute",
     "Enter",
+    "Far",
     "Free",
     "Gradients",
     "HandOver",
     "Instruction",
+    "Load",
     "Outcome",
     "Plan",
     "Status",
+    "Store",
 ]
 
 FORMAT = 1
@@ -46,7 +49,7 @@ class Compute(
 
 
 class Free(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="free"):
-    """Release a value."""
+    """Release a value; if it is being stored or loaded, wait for that first."""
 
     value: ValueId
 
@@ -69,7 +72,62 @@ class Enter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     segment: SegmentId
 
 
-Instruction: TypeAlias = Compute | Free | HandOver | Enter
+class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="store"):
+    """Begin to copy a value to far memory, behind the stores begun before; ops go on meanwhile.
+
+    Its place in near memory stays taken until a `Free`, which waits for the end of the copy.
+    """
+
+    value: ValueId
+
+
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="load"):
+    """Begin to bring a stored value back, behind the loads begun before; ops go on meanwhile.
+
+    It takes near memory from here on; whoever reads it first waits for its end. The copy in far
+    memory lasts until the value's last load has ended.
+    """
+
+    value: ValueId
+
+
+Instruction: TypeAlias = Compute | Free | HandOver | Enter | Store | Load
+
+
+class Far(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """Memory behind a link: a host's memory or a file, with one queue in each direction.
+
+    Parameters
+    ----------
+    capacity_bytes : int
+        What a step may hold there.
+    store_bytes_per_s, load_bytes_per_s : float
+        How fast the link is, to far memory and back.
+    latency_s : float
+        What each transfer takes besides.
+    """
+
+    capacity_bytes: int
+    store_bytes_per_s: float
+    load_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no link can be."""
+        if self.capacity_bytes < 0 or self.latency_s < 0:
+            raise ValueError("far memory has neither a negative capacity nor a negative latency")
+        if not (self.store_bytes_per_s > 0 and self.load_bytes_per_s > 0):
+            raise ValueError("a link to far memory moves more than 0 bytes a second each way")
+
+    def store_s(self, size_bytes: int) -> float:
+        """Return how long it takes to store so many bytes."""
+        return self.latency_s + size_bytes / self.store_bytes_per_s
+
+    def load_s(self, size_bytes: int) -> float:
+        """Return how long it takes to load so many bytes."""
+        return self.latency_s + size_bytes / self.load_bytes_per_s
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,6 +144,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         existing ones (constants).
     instructions : tuple of Instruction
         The order of the plan is the order of its first computes.
+    far : Far or None
+        The far memory that its stores and loads use; a plan without one moves nothing.
     """
 
     graph: str
@@ -93,6 +153,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     instructions: tuple[Instruction, ...]
     gradients: Gradients = "fresh"
     format: int = FORMAT
+    far: Far | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

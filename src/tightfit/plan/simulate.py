@@ -12,7 +12,18 @@ import msgspec
 
 from tightfit.graph.ir import Graph, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import computed_ops
-from tightfit.plan.plan import Compute, Enter, Free, Gradients, HandOver, Instruction, Plan
+from tightfit.plan.plan import (
+    Compute,
+    Enter,
+    Free,
+    Gradients,
+    HandOver,
+    Instruction,
+    Load,
+    Plan,
+    Store,
+)
+from tightfit.plan.transfers import Link, Transfer
 
 __all__ = ["Simulation", "baseline_cost_s", "simulate"]
 
@@ -34,11 +45,17 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         Bytes at the peak that are no value: workspace, temporary second instances, what user
         code holds, random-number states.
     cost_s, baseline_cost_s : float
-        Seconds of the plan, and with nothing recomputed and default alternatives.
+        Seconds of the plan's ops, and with nothing recomputed and default alternatives.
     recomputed : tuple of (int, int)
         (op, how many times it is computed again), for every op computed more than once.
     crossing_index : int
         The instruction that enters the first backward segment; their number if none does.
+    stall_s : float
+        Seconds for which ops wait for transfers to or from far memory.
+    far_peak_bytes : int
+        The most bytes in far memory at any instant.
+    transfers : tuple of Transfer
+        Every store and load, in the order of the plan.
     """
 
     peak_bytes: int
@@ -51,6 +68,19 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     baseline_cost_s: float
     recomputed: tuple[tuple[OpId, int], ...]
     crossing_index: int
+    stall_s: float = 0.0
+    far_peak_bytes: int = 0
+    transfers: tuple[Transfer, ...] = ()
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of the step: its ops, and what they wait for transfers."""
+        return self.cost_s + self.stall_s
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that cross the link, both ways together."""
+        return sum(transfer.size_bytes for transfer in self.transfers)
 
     @property
     def crossing_bytes(self) -> int:
@@ -59,10 +89,10 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overhead(self) -> float:
-        """(cost / baseline cost) - 1."""
+        """(time / baseline cost) - 1."""
         if self.baseline_cost_s == 0:
             return 0.0
-        return self.cost_s / self.baseline_cost_s - 1.0
+        return self.time_s / self.baseline_cost_s - 1.0
 
 
 def baseline_cost_s(graph: Graph) -> float:
@@ -86,8 +116,16 @@ class _Memory:
             for index, step in enumerate(plan.instructions)
             if isinstance(step, Compute)
         }
+        self.last_load = {
+            step.value: index
+            for index, step in enumerate(plan.instructions)
+            if isinstance(step, Load)
+        }
         self.counts: dict[OpId, int] = {}
         self.cost_s = 0.0
+        self.link = Link(plan.far)
+        self.far_bytes = 0
+        self.arriving: dict[ValueId, int] = {}  # value -> the load it comes by
         self.tangents: dict[SegmentId, list[ValueId]] = defaultdict(list)
         for value in graph.values:
             if value.role == "tangent" and value.segment is not None:
@@ -108,6 +146,7 @@ class _Memory:
                 return self._compute(index, instruction)
             case Free(value):
                 during = self.live_bytes
+                self.settle(value)
                 self.drop(value)
                 return during
             case HandOver(values):
@@ -118,11 +157,32 @@ class _Memory:
                 return during
             case Enter(segment):
                 return self._enter(segment)
+            case Store(value):
+                size = self.graph.values[value].size_bytes
+                self.far_bytes += size
+                self.link.begin(value, size, "store", self.cost_s)
+                return self.live_bytes
+            case Load(value):
+                size = self.graph.values[value].size_bytes
+                self.add(value)
+                self.arriving[value] = index
+                self.link.begin(value, size, "load", self.cost_s)
+                return self.live_bytes
+
+    def settle(self, value: ValueId) -> None:
+        """Wait until a value is there; its copy far away ends with its last load."""
+        load = self.arriving.pop(value, None)
+        self.link.wait(value, self.cost_s)
+        if load is not None and load == self.last_load[value]:
+            self.far_bytes -= self.graph.values[value].size_bytes
 
     def _compute(self, index: int, instruction: Compute) -> int:
         op = self.graph.ops[instruction.op]
         alternative = op.alternatives[instruction.alternative]
         variant = alternative.variants[instruction.variant]
+        for value in alternative.reads:
+            if value in self.arriving or value == alternative.overwrites:
+                self.settle(value)
         first = self.counts.get(op.id, 0) == 0
         self.counts[op.id] = self.counts.get(op.id, 0) + 1
         self.cost_s += variant.cost_s
@@ -171,13 +231,15 @@ def simulate(graph: Graph, plan: Plan) -> Simulation:
     memory = _Memory(graph, plan.gradients, plan)
     during_bytes: list[int] = []
     after_bytes: list[int] = []
-    peak, peak_index = graph.constant_bytes, -1
+    peak, peak_index, far_peak = graph.constant_bytes, -1, 0
     for index, instruction in enumerate(plan.instructions):
         during = memory.step(index, instruction)
         if during > peak:
             peak, peak_index = during, index
         during_bytes.append(during)
         after_bytes.append(memory.live_bytes)
+        far_peak = max(far_peak, memory.far_bytes)
+    memory.link.wait_for_all(memory.cost_s)
     holders = _alive_after(graph, plan, peak_index)
     held = sum(holders.values())
     return Simulation(
@@ -191,6 +253,9 @@ def simulate(graph: Graph, plan: Plan) -> Simulation:
         baseline_cost_s=baseline_cost_s(graph),
         recomputed=tuple((op, n - 1) for op, n in sorted(memory.counts.items()) if n > 1),
         crossing_index=_crossing_index(graph, plan),
+        stall_s=memory.link.stall_s,
+        far_peak_bytes=far_peak,
+        transfers=tuple(memory.link.transfers),
     )
 
 

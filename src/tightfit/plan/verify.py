@@ -2,6 +2,10 @@
 
 The verifier shares no code with planners, `tightfit.plan.assemble` or `tightfit.plan.simulate`:
 it walks the instructions once with its own set of values alive and its own byte account.
+
+What is near and what is far at an instruction does not depend on how fast a link is: a stored
+value keeps its place until a `Free`, which waits, and a copy far away lasts until somebody has
+waited for its last `Load`. So both budgets hold at every instant, whatever transfers really take.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from tightfit.graph.fingerprint import fingerprint
 from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, SegmentId, ValueId
 from tightfit.graph.liveness import producers
 from tightfit.graph.names import holder_module, name_op, name_value
-from tightfit.plan.plan import FORMAT, Compute, Enter, Free, HandOver, Plan
+from tightfit.plan.accounts import FarAccount, NearAccount
+from tightfit.plan.plan import FORMAT, Compute, Enter, Free, HandOver, Load, Plan, Store
 from tightfit.units import format_bytes
 
-__all__ = ["verified_peak_bytes", "verify"]
+__all__ = ["verified_far_bytes", "verified_peak_bytes", "verify"]
 
 _HOLDERS_SHOWN = 5
 
@@ -39,11 +44,19 @@ def verify(plan: Plan, graph: Graph) -> None:
         If the plan was made for a graph with another fingerprint.
     InvalidPlan
         Names the first broken rule, the instruction, op and value where it is broken; or the
-        peak, the budget, and the modules that hold the most at the peak.
+        peak, the budget, and the modules that hold the most at the peak; or what the plan holds
+        in far memory, and its capacity.
     """
     walk = _checked_walk(plan, graph)
     if walk.peak_bytes > plan.budget_bytes:
         raise InvalidPlan(_over_budget(plan, graph, walk))
+    capacity_bytes = 0 if plan.far is None else plan.far.capacity_bytes
+    if walk.away.peak_bytes > capacity_bytes:
+        raise InvalidPlan(
+            f"the plan holds {walk.away.peak_bytes} bytes "
+            f"({format_bytes(walk.away.peak_bytes)}) in far memory, which has a capacity of "
+            f"{capacity_bytes} ({format_bytes(capacity_bytes)})"
+        )
 
 
 def verified_peak_bytes(plan: Plan, graph: Graph) -> int:
@@ -55,6 +68,17 @@ def verified_peak_bytes(plan: Plan, graph: Graph) -> int:
         As `verify`, except that the budget is not looked at.
     """
     return _checked_walk(plan, graph).peak_bytes
+
+
+def verified_far_bytes(plan: Plan, graph: Graph) -> int:
+    """Return the most bytes that a legal plan holds in far memory, by the verifier's account.
+
+    Raises
+    ------
+    PlanMismatch, InvalidPlan
+        As `verify`, except that no budget is looked at.
+    """
+    return _checked_walk(plan, graph).away.peak_bytes
 
 
 def _checked_walk(plan: Plan, graph: Graph) -> _Walk:
@@ -94,51 +118,6 @@ def _over_budget(plan: Plan, graph: Graph, walk: _Walk) -> str:
     )
 
 
-class _Memory:
-    """What is alive, since when the rest is not, and how many bytes are taken."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.values = graph.values
-        self.alive: set[ValueId] = set()
-        self.gone: dict[ValueId, int] = {}  # value -> instruction that ended its last instance
-        self.handed_over: dict[ValueId, int] = {}
-        self.bytes = graph.constant_bytes
-
-    def take(self, size_bytes: int) -> None:
-        """Account bytes that are no value's; negative: they are given back."""
-        self.bytes += size_bytes
-
-    def add(self, value: ValueId) -> None:
-        """Account a new instance; one that is alive already keeps its bytes."""
-        if value not in self.alive:
-            self.alive.add(value)
-            self.bytes += self.values[value].size_bytes
-
-    def drop(self, value: ValueId, index: int) -> None:
-        """Account the end of an instance."""
-        self.alive.remove(value)
-        self.gone[value] = index
-        self.bytes -= self.values[value].size_bytes
-
-    def hand_over(self, value: ValueId, index: int) -> None:
-        """Note that a gradient belongs to its owner from now on."""
-        self.handed_over[value] = index
-
-    def may_be_read(self, value: ValueId) -> bool:
-        """Whether an op may read a value now."""
-        if self.values[value].is_constant:
-            return True
-        return value in self.alive and value not in self.handed_over
-
-    def why_dead(self, value: ValueId) -> str:
-        """Say why a value cannot be used now."""
-        if value in self.handed_over:
-            return f"handed over at instruction {self.handed_over[value]}"
-        if value in self.gone:
-            return f"gone since instruction {self.gone[value]}"
-        return "not computed yet"
-
-
 class _Borders:
     """What happens to values where segments begin and end."""
 
@@ -163,7 +142,8 @@ class _Walk:
         self.graph = graph
         self.index = 0  # the instruction at hand
         self.segment: SegmentId = -1
-        self.memory = _Memory(graph)
+        self.memory = NearAccount(graph)
+        self.away = FarAccount(graph, plan)
         self.first: dict[OpId, int] = {}  # op -> alternative of its first computation
         self.changed: dict[ValueId, int] = {}  # constants that an op has written over
         self.peak_bytes = graph.constant_bytes
@@ -192,6 +172,10 @@ class _Walk:
                     during = self.hand_over(instruction)
                 case Enter():
                     during = self.enter(instruction)
+                case Store():
+                    during = self.store(instruction)
+                case Load():
+                    during = self.load(instruction)
             if during > self.peak_bytes:
                 self.peak_bytes, self.peak_index = during, self.index
 
@@ -236,6 +220,7 @@ class _Walk:
                     f"it reads {self.value(value)}, which instruction {self.changed[value]} has "
                     "changed"
                 )
+            self.away.arrive(value)
         self.changed.update(dict.fromkeys(op.changes, self.index))
         again = op.id in self.first
         if again:
@@ -328,8 +313,37 @@ class _Walk:
         if step.value not in self.memory.alive:
             self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
         before = self.memory.bytes
+        self.away.arrive(step.value)
         self.memory.drop(step.value, self.index)
         return before
+
+    def store(self, step: Store) -> int:
+        """Check that a value may be copied to far memory; return the bytes near."""
+        self.check_value(step.value)
+        value = self.graph.values[step.value]
+        if self.plan.far is None:
+            self.refuse("the plan names no far memory")
+        if value.is_constant:
+            self.refuse(f"a {value.role} is resident the whole step")
+        if value.fate != "none":
+            self.refuse(f"a value that is {value.fate} never leaves near memory")
+        if step.value not in self.memory.alive:
+            self.refuse(f"it is not alive: {self.memory.why_dead(step.value)}")
+        if step.value in self.away.stored:
+            self.refuse(f"it was stored at instruction {self.away.stored[step.value]}")
+        self.away.store(step.value, self.index)
+        return self.memory.bytes
+
+    def load(self, step: Load) -> int:
+        """Check that a value is far away and only there; return the bytes near from now on."""
+        self.check_value(step.value)
+        if step.value not in self.away.stored:
+            self.refuse("it was never stored")
+        if step.value in self.memory.alive:
+            self.refuse("it is alive in near memory")
+        self.away.load(step.value)
+        self.memory.add(step.value)
+        return self.memory.bytes
 
     def hand_over(self, step: HandOver) -> int:
         """Check that gradients are finished and leave once; return the bytes before."""
@@ -412,6 +426,11 @@ class _Walk:
         """Name a value for people."""
         return name_value(self.graph, self.producer, value)
 
+    def named(self, value: ValueId) -> str:
+        """Name a value for people, even one that the graph has not."""
+        known = 0 <= value < len(self.graph.values)
+        return self.value(value) if known else f"value {value}"
+
     def describe(self, index: int) -> str:
         """Name an instruction for people."""
         match self.plan.instructions[index]:
@@ -419,14 +438,16 @@ class _Walk:
                 what = f"compute of {name_op(self.graph.ops[op])}"
             case Compute(op, alternative, variant):
                 what = f"compute of op {op}, alternative {alternative}, variant {variant}"
-            case Free(value) if 0 <= value < len(self.graph.values):
-                what = f"free of {self.value(value)}"
             case Free(value):
-                what = f"free of value {value}"
+                what = f"free of {self.named(value)}"
             case HandOver(values):
                 what = f"hand-over of {_list(values)}"
             case Enter(segment):
                 what = f"entry of segment {segment}"
+            case Store(value):
+                what = f"store of {self.named(value)}"
+            case Load(value):
+                what = f"load of {self.named(value)}"
         return f"instruction {index} ({what})"
 
 

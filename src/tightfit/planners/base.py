@@ -10,7 +10,7 @@ import msgspec
 
 from tightfit.errors import MissingExtra
 from tightfit.graph.ir import Graph
-from tightfit.plan.plan import Gradients, Outcome
+from tightfit.plan.plan import Far, Gradients, Outcome
 from tightfit.progress import Progress
 
 __all__ = [
@@ -67,6 +67,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     keeps_order : bool
         Whether first computations keep the graph's order: a program runs them, not the plan. The
         default planner asks; planners that have one order keep it anyway.
+    far : Far or None
+        The far memory that values may be moved to.
     """
 
     graph: Graph
@@ -75,6 +77,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     whole_bytes: int | None = None
     part: float = 1.0
     keeps_order: bool = False
+    far: Far | None = None
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +96,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         greedy for every segment size); they are then checked against the budget afterwards.
     proves_infeasible : bool
         It can prove that no plan exists (for the given order of first computations).
+    moves : bool
+        It moves values to far memory where a task has some.
     extra : str or None
         The optional dependency it needs, as in ``pip install tightfit[extra]``.
     reference : str
@@ -104,6 +109,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False
     respects_budget: bool = True
     proves_infeasible: bool = False
+    moves: bool = False
     extra: str | None = None
     reference: str = ""
 

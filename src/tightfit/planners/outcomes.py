@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tightfit.plan.assemble import assemble
-from tightfit.plan.plan import Compute, Outcome, Plan, Status
+from tightfit.plan.assemble import Step, assemble
+from tightfit.plan.plan import Outcome, Plan, Status, Store
 from tightfit.plan.simulate import Simulation, simulate
 from tightfit.plan.verify import verify
 from tightfit.planners.base import Limits, Task
@@ -25,7 +25,7 @@ _ROUNDING = 1e-4  # what a solver's tolerances may add to a bound
 
 def finish(
     task: Task,
-    computes: list[Compute],
+    steps: Sequence[Step],
     *,
     bound: float | None = None,
     bound_source: str = "trivial",
@@ -33,13 +33,13 @@ def finish(
     gap: float = 1e-4,
     note: str = "",
 ) -> Outcome:
-    """Assemble, verify and price a planner's computes.
+    """Assemble, verify and price a planner's computes, and its moves.
 
     Parameters
     ----------
     task : Task
         The problem.
-    computes : list of Compute
+    steps : sequence of Compute, Store, Load and Free
         The schedule found.
     bound : float or None
         A proven lower bound on the overhead (a fraction); None: only what must run anyway. It is
@@ -52,7 +52,7 @@ def finish(
     InvalidPlan
         If the verifier refuses the plan: a bug of the planner.
     """
-    plan = planned(task, computes)
+    plan = planned(task, steps)
     verify(plan, task.graph)
     result = simulate(task.graph, plan)
     least = least_overhead(task.graph)
@@ -94,14 +94,20 @@ def no_plan(
     )
 
 
-def simulated(task: Task, computes: Sequence[Compute]) -> Simulation:
+def simulated(task: Task, steps: Sequence[Step]) -> Simulation:
     """Return what a schedule really takes: bytes and seconds."""
-    return simulate(task.graph, planned(task, computes))
+    return simulate(task.graph, planned(task, steps))
 
 
-def planned(task: Task, computes: Sequence[Compute]) -> Plan:
+def planned(task: Task, steps: Sequence[Step]) -> Plan:
     """Return a schedule as a plan for a task's budget; nobody has verified it."""
-    return assemble(task.graph, computes, budget_bytes=task.budget_bytes, gradients=task.gradients)
+    return assemble(
+        task.graph,
+        steps,
+        budget_bytes=task.budget_bytes,
+        gradients=task.gradients,
+        far=task.far if any(isinstance(step, Store) for step in steps) else None,
+    )
 
 
 def judged(

@@ -20,9 +20,9 @@ PLANNERS: dict[str, Registration] = {
     for entry in (
         Registration(
             name="anytime",
-            function="tightfit.planners.anytime.planner:plan_anytime",
+            function="tightfit.planners.moves.planner:plan_with_moves",
             summary="greedy plan, K-cut program, large-neighbourhood search, cutting planes",
-            capabilities=Capabilities(alternatives=True, proves_infeasible=True),
+            capabilities=Capabilities(alternatives=True, proves_infeasible=True, moves=True),
         ),
         Registration(
             name="greedy",
@@ -276,7 +276,8 @@ def plan_with(
     Raises
     ------
     BadInput
-        If the planner is unknown, or plans chains only and the graph is none.
+        If the planner is unknown, or plans chains only and the graph is none, or moves nothing
+        and the task has far memory.
     MissingExtra
         If it needs a package that is not installed.
     """
@@ -286,6 +287,11 @@ def plan_with(
             f"planner {name!r} plans chains only and the forward part of "
             f"{task.graph.name or 'this graph'!r} is no chain; planners without this limit: "
             + ", ".join(n for n, r in PLANNERS.items() if not r.capabilities.linear_only)
+        )
+    if task.far is not None and not entry.capabilities.moves:
+        raise BadInput(
+            f"planner {name!r} moves nothing to far memory; planners that do: "
+            + ", ".join(n for n, r in PLANNERS.items() if r.capabilities.moves)
         )
     outcome = entry.load()(task, limits or Limits(), progress)
     if outcome.plan is None and outcome.status != "infeasible" and known is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tightfit.graph.ir import Graph
 from tightfit.plan.explain import Explanation, ModuleShare
-from tightfit.plan.plan import Compute, Free, HandOver, Outcome, Plan
+from tightfit.plan.plan import Compute, Free, HandOver, Load, Outcome, Plan, Store
 from tightfit.reporting.groups import holder_rows, share_rows
 from tightfit.units import format_bytes, format_percent, format_seconds
 
@@ -60,12 +60,16 @@ def render_plan(plan: Plan) -> str:
     frees = sum(isinstance(step, Free) for step in plan.instructions)
     handed = sum(len(step.values) for step in plan.instructions if isinstance(step, HandOver))
     first = len(set(computes))
+    stores = sum(isinstance(step, Store) for step in plan.instructions)
+    loads = sum(isinstance(step, Load) for step in plan.instructions)
+    moves = [f"  moves      {stores} values to far memory, {loads} back"] if stores else []
     return "\n".join(
         [
             f"plan for graph {plan.graph}, format {plan.format}",
             f"  budget     {format_bytes(plan.budget_bytes)}, gradients {plan.gradients}",
             f"  computes   {first} ops, {len(computes) - first} times again",
             f"  frees      {frees} values, hands over {handed} gradients",
+            *moves,
         ]
     )
 

@@ -60,6 +60,18 @@ class Clock:
         if self.iterations_left is None:
             return -1
         most = max(_JOB_ITERATIONS, (self.limits.iterations or 0) // _JOBS)
+        return self.take(most)
+
+    def take_share(self, share: float) -> int | None:
+        """Take a share of the iterations that are left; None where they are no limit."""
+        if self.iterations_left is None:
+            return None
+        return self.take(round(share * self.iterations_left))
+
+    def take(self, most: int) -> int:
+        """Take so many iterations, or what is left; none where they are no limit."""
+        if self.iterations_left is None:
+            return 0
         taken = min(most, self.iterations_left)
         self.iterations_left -= taken
         return taken

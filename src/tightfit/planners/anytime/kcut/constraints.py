@@ -158,7 +158,7 @@ def optional_values_cost(variables: Variables, k: int) -> None:
 
 
 def residency_has_a_source(variables: Variables, k: int) -> None:
-    """X[k,v] <= X[k-1,v] + R[k-1,i] for the op i that makes v (3)."""
+    """X[k,v] <= X[k-1,v] + A[k-1,v] + R[k-1,i] for the op i that makes v (3)."""
     if k == 0:
         return
     outline, previous = variables.outline, variables.cuts[k - 1]
@@ -171,6 +171,8 @@ def residency_has_a_source(variables: Variables, k: int) -> None:
         terms = [(column, 1.0)]
         if (k - 1, value) in variables.resident:
             terms.append((variables.resident[k - 1, value], -1.0))
+        if (k - 1, value) in variables.away:
+            terms.append((variables.away[k - 1, value], -1.0))
         made = (k - 1, producer) in variables.computed
         if made and (producer >= previous or outline.rewritable[value]):
             terms.append((variables.computed[k - 1, producer], -1.0))
@@ -178,7 +180,7 @@ def residency_has_a_source(variables: Variables, k: int) -> None:
 
 
 def inputs_are_there(variables: Variables, k: int) -> None:
-    """R[k,j] <= X[k,v] + R[k,i] for every value v that j reads and the op i that makes it (4).
+    """R[k,j] <= X[k,v] + A[k,v] + R[k,i] for every v that j reads and the op i that makes it (4).
 
     For values that not all alternatives read, the sum of D[j,a] over those that do for R[k,j].
     """
@@ -204,13 +206,15 @@ def _add_input(variables: Variables, k: int, value: int, readers: Terms) -> None
     terms = list(readers)
     if (k, value) in variables.resident:
         terms.append((variables.resident[k, value], -1.0))
+    if (k, value) in variables.away:
+        terms.append((variables.away[k, value], -1.0))
     if (k, producer) in variables.computed and (producer >= cut or outline.rewritable[value]):
         terms.append((variables.computed[k, producer], -1.0))
     variables.builder.row(terms, upper=0.0)
 
 
 def later_inputs_are_there(variables: Variables, k: int) -> None:
-    """Y[k,j] <= R[k,j] + Y[k+1,j] (6) and Y[k,j] <= X[k,v] + Y[k,i] (7): each cut alone.
+    """Y[k,j] <= R[k,j] + Y[k+1,j] (6) and Y[k,j] <= X[k,v] + A[k,v] + Y[k,i] (7): each cut alone.
 
     They hold anyway; they tie the windows together and tighten the relaxation.
     """
@@ -245,6 +249,8 @@ def _add_later_input(variables: Variables, k: int, value: int, readers: Terms) -
     terms = list(readers)
     if (k, value) in variables.resident:
         terms.append((variables.resident[k, value], -1.0))
+    if (k, value) in variables.away:
+        terms.append((variables.away[k, value], -1.0))
     if (k, producer) in variables.later and variables.outline.rewritable[value]:
         terms.append((variables.later[k, producer], -1.0))
     variables.builder.row(terms, upper=0.0)

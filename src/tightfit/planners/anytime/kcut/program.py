@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightfit.planners.anytime.kcut.constraints import FAMILIES
+from tightfit.planners.anytime.kcut.link import LINK_FAMILIES
+from tightfit.planners.anytime.kcut.moving import Movable
 from tightfit.planners.anytime.kcut.variables import COST_UNITS, Allowed, Variables
 from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import LinearProgram, Solution, grains, within_reach
@@ -44,6 +46,12 @@ class CutProgram:
         resident = self.variables.resident
         return {v for (cut, v), column in resident.items() if cut == k and values[column] > 0.5}
 
+    def away(self, solution: Solution, k: int) -> set[int]:
+        """The values in far memory at cut k in a solution."""
+        assert solution.values is not None
+        values = solution.values
+        return {v for (cut, v), c in self.variables.away.items() if cut == k and values[c] > 0.5}
+
 
 def cut_program(
     outline: Outline,
@@ -51,6 +59,7 @@ def cut_program(
     cuts: Sequence[int],
     *,
     allowed: Allowed | None = None,
+    movable: Movable | None = None,
 ) -> CutProgram:
     """Return the program with the given cuts.
 
@@ -63,10 +72,13 @@ def cut_program(
     allowed : sequence of (collection of int or None), or None
         Per window the ops that may be computed again in it (None: all); a restriction makes
         the optimum no bound, but a good seed of large graphs.
+    movable : Movable or None
+        What may be moved to far memory; None: nothing.
     """
-    variables = Variables(outline, budget_bytes, cuts, allowed)
+    variables = Variables(outline, budget_bytes, cuts, allowed, movable)
+    families = FAMILIES if movable is None else (*FAMILIES, *LINK_FAMILIES)
     for k in range(len(variables.cuts)):
-        for family in FAMILIES:
+        for family in families:
             family(variables, k)
     sizes = [s for value, s in enumerate(outline.problem.sizes) if outline.rewritable[value]]
     found = [variables.units(grain) for grain in grains(sizes, budget_bytes)]

@@ -6,8 +6,10 @@ optional op may run late or not at all: a cut there looks at what is resident in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
+from tightfit.planners.anytime.kcut.moving import Movable, Moving, waits_of
 from tightfit.planners.anytime.relaxation import Outline
 from tightfit.planners.solvers import ProgramBuilder
 
@@ -24,7 +26,7 @@ Allowed = Sequence[Collection[int] | None]
 
 
 class Variables:
-    """The columns of the program; all are binary, ops and values are the engine's.
+    """The columns of the program; ops and values are the engine's. All but waits are binary.
 
     Parameters
     ----------
@@ -36,6 +38,8 @@ class Variables:
         Ops of the engine, ascending.
     allowed : Allowed or None
         None: every op may be computed again in every window.
+    movable : Movable or None
+        What may be away at a cut, in far memory.
 
     Attributes
     ----------
@@ -58,6 +62,10 @@ class Variables:
         several ways of which the cheaper ones need more bytes.
     made_before : dict of op to column
         An optional op before the first cut has run.
+    moving : Moving or None
+        What is away at the cuts, and the time that no other column accounts for.
+    extra_costs : list of (column, cost)
+        What other columns than `computed` and those of `moving` cost.
     constant : float
         What the required first computations before the first cut cost.
     """
@@ -68,6 +76,7 @@ class Variables:
         budget_bytes: int,
         cuts: Sequence[int],
         allowed: Allowed | None = None,
+        movable: Movable | None = None,
     ) -> None:
         self.outline = outline
         self.budget_bytes = budget_bytes
@@ -80,6 +89,7 @@ class Variables:
         self.chosen_again: dict[tuple[int, int, int], int] = {}
         self.running: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.made_before: dict[int, int] = {}
+        self.extra_costs: list[tuple[int, float]] = []
         self.branches = [[self.builder.binary() for _ in c] for c in outline.problem.choices]
         self._add_chosen()
         self._add_made_before()
@@ -90,11 +100,20 @@ class Variables:
             self._add_chosen_again(k)
         for k in range(len(self.cuts) - 1):
             self._add_later(k)
+        self.moving: Moving | None = None
+        if movable is not None:
+            waits = waits_of(self.builder, outline.ops, self.cuts)
+            self.moving = Moving(movable.far, MappingProxyType(self._away(movable)), waits)
         self.constant = sum(
             self.cost(outline.first_cost[op])
             for op in range(self.cuts[0])
             if outline.problem.required[op]
         )
+
+    @property
+    def away(self) -> Mapping[tuple[int, int], int]:
+        """For a cut and a value that may be moved: it is far away while the cut's op runs."""
+        return {} if self.moving is None else self.moving.away
 
     def units(self, size_bytes: int) -> float:
         """Bytes in the program's unit."""
@@ -115,13 +134,13 @@ class Variables:
                 continue
             for number, way in outline.first_alternatives(op):
                 extra = way.cost - outline.first_cost[op]
-                self.chosen[op, number] = self.builder.binary(cost=self.cost(extra))
+                self.chosen[op, number] = self._extra(self.cost(extra))
 
     def _add_made_before(self) -> None:
         outline = self.outline
         for op in range(self.cuts[0]):
             if not outline.problem.required[op]:
-                self.made_before[op] = self.builder.binary(cost=self.cost(outline.first_cost[op]))
+                self.made_before[op] = self._extra(self.cost(outline.first_cost[op]))
 
     def _add_resident(self, k: int) -> None:
         """For values that exist at the cut and may be read after it; 1 if they must be there."""
@@ -136,6 +155,24 @@ class Variables:
             elif useful:
                 self.resident[k, value] = self.builder.binary()
 
+    def _away(self, movable: Movable) -> dict[tuple[int, int], int]:
+        """For values that may be moved and that something reads from a cut on."""
+        outline = self.outline
+        away: dict[tuple[int, int], int] = {}
+        for k, cut in enumerate(self.cuts):
+            needed = set(outline.first_reads[cut]) if outline.problem.required[cut] else set[int]()
+            for value in sorted(movable.values - needed):
+                made = outline.problem.producers[value] < cut
+                if made and outline.last_reader[value] >= cut and not outline.kept(value, cut):
+                    away[k, value] = self.builder.binary()
+        return away
+
+    def _extra(self, cost: float) -> int:
+        """Add a binary whose cost is time that `computed` does not account for."""
+        column = self.builder.binary(cost=cost)
+        self.extra_costs.append((column, cost))
+        return column
+
     def _add_running(self, k: int) -> None:
         outline, cut = self.outline, self.cuts[k]
         ways = outline.running(cut)
@@ -144,7 +181,7 @@ class Variables:
         for number, cost, size in ways:
             least = self.outline.problem.alternatives[cut][number].cost
             known = least if outline.has_choice(cut) else outline.first_cost[cut]
-            column = self.builder.binary(cost=self.cost(cost - known))
+            column = self._extra(self.cost(cost - known))
             self.running.setdefault((k, number), []).append((column, size))
 
     def _add_computed(self, k: int, allowed: Collection[int] | None) -> None:
@@ -169,7 +206,7 @@ class Variables:
                 continue
             for number, way in outline.again_alternatives(op):
                 extra = self.cost(way.cost - outline.again_cost[op])
-                self.chosen_again[k, op, number] = self.builder.binary(cost=extra)
+                self.chosen_again[k, op, number] = self._extra(extra)
 
     def _programs(self, first: int, end: int) -> set[int]:
         """The programs entered from op `first` to `end`, before which others may run again."""

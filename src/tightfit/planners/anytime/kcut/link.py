@@ -1,0 +1,175 @@
+"""Values that are away at a cut, and what the link to far memory lets be away.
+
+A transfer takes its time in the queue of its direction, in whatever order they come. So what has
+left by an instant took no longer, together, than has passed until then, and what has to come back
+takes no longer than is left. Time is that of ops, and *waits*: real columns for all else, be it
+stalls or ops that the program does not see. The rows hold for every plan, hence so does the bound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection
+from itertools import pairwise
+
+from tightfit.planners.anytime.kcut.variables import Variables
+
+__all__ = [
+    "LINK_FAMILIES",
+    "away_has_a_source",
+    "capacity",
+    "either_near_or_away",
+    "loads",
+    "stores",
+]
+
+Terms = list[tuple[int, float]]
+
+
+def away_has_a_source(variables: Variables, k: int) -> None:
+    """A[k,v] <= X[k-1,v] + A[k-1,v] + R[k-1,i] for the op i that makes v."""
+    if k == 0:
+        return
+    for (at, value), column in variables.away.items():
+        if at == k:
+            variables.builder.row([(column, 1.0), *_sources(variables, k - 1, value)], upper=0.0)
+
+
+def _sources(variables: Variables, k: int, value: int) -> Terms:
+    """Where a value can have been at a cut, or been made in its window."""
+    producer = variables.outline.problem.producers[value]
+    columns = [
+        variables.resident.get((k, value)),
+        variables.away.get((k, value)),
+        variables.computed.get((k, producer)),
+    ]
+    return [(column, -1.0) for column in columns if column is not None]
+
+
+def either_near_or_away(variables: Variables, k: int) -> None:
+    """X[k,v] + A[k,v] <= 1: who has it near does not need it far away."""
+    for (at, value), column in variables.away.items():
+        if at == k and (k, value) in variables.resident:
+            variables.builder.row([(column, 1.0), (variables.resident[k, value], 1.0)], upper=1.0)
+
+
+def capacity(variables: Variables, k: int) -> None:
+    """sum_v m_v A[k,v] <= capacity of far memory."""
+    assert variables.moving is not None
+    sizes = variables.outline.problem.sizes
+    limit = variables.moving.far.capacity_bytes
+    unit = max(1, variables.budget_bytes)
+    terms = [(c, sizes[v] / unit) for (at, v), c in variables.away.items() if at == k]
+    variables.builder.row(terms, upper=limit / unit)
+
+
+def stores(variables: Variables, k: int) -> None:
+    """sum_v out_v A[k,v] <= the time that has passed; at the first cut, since any instant.
+
+    What was made from an instant on can only have left after it.
+    """
+    assert variables.moving is not None
+    far, producers = variables.moving.far, variables.outline.problem.producers
+    starts = [op for op, _ in variables.moving.waits.before] if k == 0 else [0]
+    for start in starts:
+        wanted = _away(variables, k, far.store_s, lambda v, start=start: producers[v] >= start)
+        passed, constant = _time(variables, start, variables.cuts[k])
+        variables.builder.row([*wanted, *passed], upper=constant)
+
+
+def loads(variables: Variables, k: int) -> None:
+    """sum_v in_v A[k,v] <= the time that is left; at the last cut, until any instant.
+
+    What a first computation reads before an instant has come back by then, unless it was computed
+    again: then R[k,i] lifts the row by it.
+    """
+    assert variables.moving is not None
+    far, ops = variables.moving.far, variables.outline.ops
+    everything = _away(variables, k, far.load_s, lambda _: True)
+    left, constant = _time(variables, variables.cuts[k], ops)
+    variables.builder.row([*everything, *left], upper=constant)
+    if k < len(variables.cuts) - 1:
+        return
+    due = _first_readers(variables, variables.cuts[k])
+    for end, _ in variables.moving.waits.after[1:]:
+        early = {value for value, reader in due.items() if reader < end}
+        wanted = _away(variables, k, far.load_s, early.__contains__)
+        lifted: dict[int, float] = {}
+        for (at, value), _ in variables.away.items():
+            made = variables.computed.get((k, variables.outline.problem.producers[value]))
+            if at == k and value in early and made is not None:
+                lifted[made] = lifted.get(made, 0.0) - _percent(variables, value, far.load_s)
+        passed, constant = _time(variables, variables.cuts[k], end)
+        for column, coefficient in passed:
+            lifted[column] = lifted.get(column, 0.0) + coefficient
+        variables.builder.row([*wanted, *lifted.items()], upper=constant)
+
+
+def _away(
+    variables: Variables, k: int, took: Callable[[int], float], counts: Callable[[int], bool]
+) -> Terms:
+    """What the values that are away at a cut take of the link."""
+    return [
+        (column, _percent(variables, value, took))
+        for (at, value), column in variables.away.items()
+        if at == k and counts(value)
+    ]
+
+
+def _percent(variables: Variables, value: int, took: Callable[[int], float]) -> float:
+    """How long a transfer takes, in the program's unit of cost."""
+    problem = variables.outline.problem
+    return took(problem.sizes[value]) / problem.cost_unit_s * variables.cost(1)
+
+
+def _first_readers(variables: Variables, cut: int) -> dict[int, int]:
+    """For each value made before a cut, the first op from there on that must run and reads it."""
+    outline = variables.outline
+    found: dict[int, int] = {}
+    for op in range(cut, outline.ops):
+        for value in outline.first_reads[op] if outline.problem.required[op] else ():
+            found.setdefault(value, op)
+    return found
+
+
+def _time(variables: Variables, start: int, end: int) -> tuple[Terms, float]:
+    """At least the time from the first computation of one op to that of another.
+
+    Terms to be subtracted, as `row` takes them, and a constant. `start` and `end` are cuts, or
+    one of the instants at which pieces of waits begin, or the ends of the step.
+    """
+    assert variables.moving is not None
+    outline, waits, cuts = variables.outline, variables.moving.waits, variables.cuts
+    columns: list[int] = [column for op, column in waits.before if start <= op < end]
+    inner = [k for k, (first, last) in enumerate(pairwise(cuts)) if start <= first and last <= end]
+    columns += [waits.between[k] for k in inner]
+    columns += [column for op, column in waits.after if start <= op < end]
+    terms = [(column, -1.0) for column in columns]
+    constant = sum(
+        variables.cost(outline.first_cost[op])
+        for op in range(start, min(end, cuts[0]))
+        if outline.problem.required[op]
+    )
+    windows = _windows(cuts, start, end)
+    for (window, op), column in variables.computed.items():
+        anywhere = op < cuts[window] or not outline.problem.required[op]
+        if window in windows and (anywhere or start <= op < end):
+            cost = outline.again_cost[op] if op < cuts[window] else outline.first_cost[op]
+            terms.append((column, -variables.cost(cost)))
+    terms += [(column, -cost) for column, cost in variables.extra_costs]
+    return terms, constant
+
+
+def _windows(cuts: tuple[int, ...], start: int, end: int) -> Collection[int]:
+    """The windows that overlap a stretch of the step."""
+    return range(max(0, bisect_right(cuts, start) - 1), bisect_left(cuts, end))
+
+
+LINK_FAMILIES: tuple[Callable[[Variables, int], None], ...] = (
+    away_has_a_source,
+    either_near_or_away,
+    capacity,
+    stores,
+    loads,
+)
+"""Rows of one cut where values may be moved."""

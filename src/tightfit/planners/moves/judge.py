@@ -1,0 +1,183 @@
+"""What a choice of moves is worth: placed by the link, planned around, simulated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+
+from tightfit._core import _engine
+from tightfit.graph.ir import ValueId
+from tightfit.plan.assemble import Step, keep_everything, steps_of
+from tightfit.plan.simulate import Simulation, simulate
+from tightfit.planners.anytime.borrow import borrowed_ranges
+from tightfit.planners.anytime.polish import MIXED, Job, polish
+from tightfit.planners.anytime.pool import PooledSchedule
+from tightfit.planners.anytime.search import Search
+from tightfit.planners.anytime.strategy import pursue
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.engine.build import build_problem
+from tightfit.planners.engine.problem import EngineProblem, computes_of
+from tightfit.planners.moves.gaps import Gap, Shift, begins_of, gaps_of, place
+from tightfit.planners.moves.offer import MovesGraph, offer_moves
+from tightfit.planners.moves.tidy import tidy
+from tightfit.planners.outcomes import planned
+from tightfit.progress import Progress
+
+__all__ = ["Choice", "Found", "Judge"]
+
+_HOT = 1e-3  # of the short searches
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which values may be moved, and how.
+
+    Parameters
+    ----------
+    values : frozenset of int
+        What may be moved.
+    pace : float
+        How much longer than its ops the step is taken to be: above 1, it stalls for transfers.
+    toll : float
+        What a load seems to cost, as a share of the time that it takes.
+    shifts : tuple of (int, Shift)
+        Values that leave or come back otherwise than the link asks for.
+    """
+
+    values: frozenset[ValueId]
+    pace: float = 1.0
+    toll: float = 0.1
+    shifts: tuple[tuple[ValueId, Shift], ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan within both budgets, as steps in the task's order, and what it takes."""
+
+    choice: Choice
+    steps: tuple[Step, ...]
+    result: Simulation
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of the step, stalls included."""
+        return self.result.time_s
+
+
+class Judge:
+    """Plans around moves.
+
+    Parameters
+    ----------
+    task : Task
+        With far memory; plans keep its order.
+    alternatives : bool
+        Whether first computations may take alternatives.
+    """
+
+    def __init__(self, task: Task, *, alternatives: bool = True) -> None:
+        assert task.far is not None
+        self.task = task
+        self.far = task.far
+        self.alternatives = alternatives
+        self.sizes = {value.id: value.size_bytes for value in task.graph.values}
+        self.plain = begins_of(task.graph, keep_everything(task.graph))
+        self.gaps: Mapping[ValueId, Gap] = MappingProxyType(gaps_of(task.graph, self.plain))
+
+    def judge(
+        self, choice: Choice, start: Sequence[Step] | None, iterations: int, seed: int = 0
+    ) -> Found | None:
+        """Return a plan with these moves.
+
+        Parameters
+        ----------
+        start : sequence of steps, or None
+            What to start from, with other moves or none; its times place the moves. None: a step
+            that keeps everything.
+        iterations : int
+            Of search around that, once it fits.
+        """
+        cut = self._cut(choice, start)
+        problem = build_problem(self._task(cut), alternatives=self.alternatives)
+        begun = None if start is None else _as_schedule(problem, cut, start)
+        job = Job(begun, _HOT, MIXED, 0.0, iterations, seed, problem.baseline_cost)
+        schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+        return self._found(choice, cut, problem, polish(problem, schedule, job))
+
+    def pursue(
+        self, choice: Choice, start: Sequence[Step] | None, limits: Limits, progress: Progress
+    ) -> Found | None:
+        """As `judge`, with all that the search without far memory can do."""
+        cut = self._cut(choice, start)
+        task = self._task(cut)
+        problem = build_problem(task, alternatives=self.alternatives)
+        search = Search(task, problem, limits, progress, time.perf_counter())
+        if start is not None:
+            search.pool.add_seed(_as_schedule(problem, cut, start))
+            search.repair_seeds()
+        try:
+            pursue(search)
+        except KeyboardInterrupt:
+            if search.pool.best is None:
+                raise
+        return self._found(choice, cut, problem, search.pool.best)
+
+    def _cut(self, choice: Choice, start: Sequence[Step] | None) -> MovesGraph:
+        begins = self.plain if start is None else begins_of(self.task.graph, start)
+        gaps = [self.gaps[value] for value in choice.values]
+        moves = place(gaps, self.far, self.sizes, begins, choice.pace, dict(choice.shifts))
+        return offer_moves(self.task.graph, moves, self.far, choice.toll)
+
+    def _task(self, cut: MovesGraph) -> Task:
+        return msgspec.structs.replace(self.task, graph=cut.graph, far=None)
+
+    def _found(
+        self,
+        choice: Choice,
+        cut: MovesGraph,
+        problem: EngineProblem,
+        best: PooledSchedule | None,
+    ) -> Found | None:
+        if best is None:
+            return None
+        schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+        best.load(schedule)
+        graph = self.task.graph
+        plan = planned(self.task, cut.steps(computes_of(problem, schedule)))
+        plan, result = min(
+            ((p, simulate(graph, p)) for p in (plan, tidy(graph, plan))),
+            key=lambda pair: pair[1].time_s,
+        )
+        near = result.peak_bytes <= self.task.budget_bytes
+        if not near or result.far_peak_bytes > self.far.capacity_bytes:
+            return None
+        return Found(choice, tuple(steps_of(graph, plan)), result)
+
+
+def _as_schedule(problem: EngineProblem, cut: MovesGraph, steps: Sequence[Step]) -> PooledSchedule:
+    """Return steps of the graph without moves as a schedule of the engine; it may not fit."""
+    computes = cut.computes(steps)
+    rows = borrowed_ranges(problem, cut.graph, computes)
+    ranges = np.array(rows, dtype=np.int32) if rows else np.zeros((0, 3), dtype=np.int32)
+    schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
+    choices = schedule.first_choices()
+    seen: set[int] = set()
+    for step in computes:
+        if step.op in seen:
+            continue
+        seen.add(step.op)
+        way = cut.graph.ops[step.op].alternatives[step.alternative]
+        reads = {problem.engine_values[v] for v in way.reads if v in problem.engine_values}
+        writes = {problem.engine_values[v] for v in way.writes}
+        position = problem.engine_ops[step.op]
+        for number, own in enumerate(problem.alternatives[position]):
+            if own.first and set(own.reads) == reads and set(own.writes) == writes:
+                choices[position] = number
+                break
+    again = (-1,) * len(choices)
+    return PooledSchedule(ranges, tuple(choices), again, 0, False)

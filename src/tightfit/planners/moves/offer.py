@@ -1,0 +1,252 @@
+"""Moves as something that planning without far memory understands: one more way to compute again.
+
+An op whose value may be moved gets another alternative for later computations: it reads nothing,
+costs its *toll*, and writes the value as a load does. Two ops without cost read the value where
+its store has ended and where its load should begin. So whatever plans recomputing chooses for
+each value among keeping, computing again and moving, and sees exactly the bytes that are near.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from types import MappingProxyType
+
+import msgspec
+
+from tightfit.graph.ir import Alternative, Choice, Graph, Op, OpId, Value, ValueId, Variant
+from tightfit.graph.liveness import producers
+from tightfit.plan.assemble import Step
+from tightfit.plan.plan import Compute, Far, Free, Load, Store
+from tightfit.planners.moves.gaps import Move
+
+__all__ = ["MovesGraph", "offer_moves"]
+
+_MOST_TOGETHER = 3  # values of one op that may be loaded in one stage
+
+
+@dataclass(frozen=True)
+class MovesGraph:
+    """A graph in which some values may be moved.
+
+    Parameters
+    ----------
+    graph : Graph
+        With two more ops for each move, and more alternatives.
+    base : Graph
+        Without them.
+    ops : tuple of (int, or None)
+        For each op of `graph` that of `base`; None: it stands for a place.
+    places : mapping of int to int
+        For each op of `base` that of `graph`.
+    leaves : mapping of int to int
+        For ops of `graph` at whose place a value leaves: that value.
+    loads : mapping of int to Compute
+        What loads a value that is offered, and it alone.
+    """
+
+    graph: Graph
+    base: Graph
+    ops: tuple[OpId | None, ...]
+    places: Mapping[OpId, OpId]
+    leaves: Mapping[OpId, ValueId]
+    loads: Mapping[ValueId, Compute]
+
+    def steps(self, computes: Iterable[Compute]) -> list[Step]:
+        """Return computes of this graph as steps of the graph without moves."""
+        steps: list[Step] = []
+        for step in computes:
+            op = self.ops[step.op]
+            if op is None:
+                steps += [Free(self.leaves[step.op])] if step.op in self.leaves else []
+            elif step.alternative < len(self.base.ops[op].alternatives):
+                steps.append(Compute(op, step.alternative, step.variant))
+            else:
+                way = self.graph.ops[step.op].alternatives[step.alternative]
+                steps += [Load(value) for value in way.writes]
+        return _with_stores(self.base, steps)
+
+    def computes(self, steps: Iterable[Step]) -> list[Compute]:
+        """Return steps of the graph without moves as computes of this one.
+
+        Values that are offered and not loaded there are loaded at their places; values that are
+        loaded there and not offered are computed again.
+        """
+        steps = list(steps)
+        loaded = {step.value for step in steps if isinstance(step, Load)}
+        makers = producers(self.base)
+        computes: list[Compute] = []
+        seen: set[OpId] = set()
+        for step in steps:
+            if isinstance(step, Load):
+                load = Compute(self.places[makers[step.value]])
+                computes.append(self.loads.get(step.value, load))
+            elif isinstance(step, Compute):
+                position = self.places[step.op]
+                if step.op not in seen:
+                    seen.add(step.op)
+                    computes += self._before(position, loaded)
+                computes.append(Compute(position, step.alternative, step.variant))
+        return computes
+
+    def _before(self, position: OpId, loaded: Collection[ValueId]) -> Iterator[Compute]:
+        """The places of moves right before an op, and loads there of what nobody loads yet."""
+        first = position
+        while first > 0 and self.ops[first - 1] is None:
+            first -= 1
+        for op in range(first, position):
+            (value,) = self.graph.ops[op].alternatives[0].reads
+            if op not in self.leaves and value not in loaded:
+                yield self.loads[value]
+            yield Compute(op)
+
+
+def offer_moves(graph: Graph, moves: Sequence[Move], far: Far, toll: float) -> MovesGraph:
+    """Return the graph with the given moves, at most one of each value, as choices.
+
+    Parameters
+    ----------
+    toll : float
+        What a load costs, as a share of the time that it takes.
+    """
+    return _Offer(graph, moves, far, toll).run()
+
+
+class _Offer:
+    def __init__(self, graph: Graph, moves: Sequence[Move], far: Far, toll: float) -> None:
+        self.graph = graph
+        self.far = far
+        self.toll = toll
+        self.values = list(graph.values)
+        self.kept: dict[OpId, ValueId] = {}  # op -> a value of no bytes: it has run before
+        self.moved: dict[OpId, list[ValueId]] = defaultdict(list)
+        self.at: dict[OpId, list[tuple[ValueId, bool]]] = defaultdict(list)
+        for move in sorted(moves, key=lambda move: (move.leave, move.made, move.value)):
+            self.at[move.leave].append((move.value, True))
+            self.moved[move.made].append(move.value)
+        for move in moves:
+            self.at[move.load].append((move.value, False))
+        for op in self.moved:
+            self.kept[op] = len(self.values)
+            self.values.append(Value(id=len(self.values), name="stored", size_bytes=0))
+
+    def run(self) -> MovesGraph:
+        ops: list[Op] = []
+        origins: list[OpId | None] = []
+        place: dict[OpId, OpId] = {}
+        leaves: dict[OpId, ValueId] = {}
+        for op in self.graph.ops:
+            for value, leaves_here in self.at.get(op.id, ()):
+                if leaves_here:
+                    leaves[len(ops)] = value
+                ops.append(_reading(value, len(ops), op))
+                origins.append(None)
+            place[op.id] = len(ops)
+            ops.append(msgspec.structs.replace(self._op(op), id=len(ops), partner=None))
+            origins.append(op.id)
+        graph = msgspec.structs.replace(
+            self.graph,
+            values=tuple(self.values),
+            ops=tuple(ops),
+            choices=_placed(self.graph.choices, place),
+        )
+        loads = {
+            way.writes[0]: Compute(place[op], number)
+            for op in self.moved
+            for number, way in enumerate(ops[place[op]].alternatives)
+            if number >= len(self.graph.ops[op].alternatives) and len(way.writes) == 1
+        }
+        return MovesGraph(
+            graph=graph,
+            base=self.graph,
+            ops=tuple(origins),
+            places=MappingProxyType(place),
+            leaves=MappingProxyType(leaves),
+            loads=MappingProxyType(loads),
+        )
+
+    def _op(self, op: Op) -> Op:
+        """The op with loads of its values among its alternatives, if they may be moved."""
+        if op.id not in self.moved:
+            return op
+        own = [
+            msgspec.structs.replace(
+                way,
+                writes=(*way.writes, self.kept[op.id]),
+                use="first" if op.pinned is not None else way.use,
+            )
+            for way in op.alternatives
+        ]
+        return msgspec.structs.replace(
+            op, pinned=None, alternatives=(*own, *self._loads(self.moved[op.id], op))
+        )
+
+    def _loads(self, values: Sequence[ValueId], op: Op) -> Iterator[Alternative]:
+        """Ways to load some of the values that an op makes."""
+        together = min(len(values), _MOST_TOGETHER)
+        for count in range(1, together + 1):
+            for some in combinations(values, count):
+                took_s = sum(self.far.load_s(self.graph.values[v].size_bytes) for v in some)
+                yield Alternative(
+                    name="load",
+                    reads=(self.kept[op.id],),
+                    writes=some,
+                    variants=(Variant(cost_s=self.toll * took_s),),
+                    use="again",
+                )
+
+
+def _reading(value: ValueId, position: OpId, before: Op) -> Op:
+    """An op without cost at which a value must be there."""
+    way = Alternative(reads=(value,), writes=())
+    return Op(
+        id=position,
+        target="far",
+        alternatives=(way,),
+        segment=before.segment,
+        pinned="it stands for a place",
+    )
+
+
+def _placed(choices: Iterable[Choice], place: Mapping[OpId, OpId]) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(
+            branches=tuple(
+                tuple((place[op], way) for op, way in branch) for branch in choice.branches
+            )
+        )
+        for choice in choices
+    )
+
+
+def _with_stores(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+    """Add stores of what is loaded; leave out loads of what nobody reads, and places left for none.
+
+    A load counts if the next step that uses its value reads it, and a place where a value leaves
+    if its load comes next.
+    """
+    wanted: dict[ValueId, str] = {}  # what the next step does with a value, walking backwards
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if isinstance(step, Compute):
+            way = graph.ops[step.op].alternatives[step.alternative]
+            wanted.update(dict.fromkeys(way.writes, "written"))
+            wanted.update(dict.fromkeys(way.reads, "read"))
+        elif isinstance(step, Load):
+            if wanted.get(step.value) != "read":
+                continue
+            wanted[step.value] = "loaded"
+        elif wanted.get(step.value) != "loaded":
+            continue
+        kept.append(step)
+    loaded = {step.value for step in kept if isinstance(step, Load)}
+    result: list[Step] = []
+    for step in reversed(kept):
+        result.append(step)
+        if isinstance(step, Compute):
+            made = graph.ops[step.op].alternatives[step.alternative].writes
+            result += [Store(value) for value in made if value in loaded]
+            loaded.difference_update(made)
+    return result

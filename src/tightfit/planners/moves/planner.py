@@ -1,0 +1,137 @@
+"""The default planner where there is far memory: first without it, then with moves as well."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from tightfit.graph.ir import OpId
+from tightfit.plan.assemble import Step
+from tightfit.plan.plan import Compute, Outcome
+from tightfit.planners.anytime.clock import Clock
+from tightfit.planners.anytime.planner import plan_anytime
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.bounds import least_overhead
+from tightfit.planners.moves.bound import MovesBound
+from tightfit.planners.moves.judge import Judge
+from tightfit.planners.moves.search import MovesSearch
+from tightfit.planners.orders.reorder import in_traced_order, reorder
+from tightfit.planners.outcomes import finish, no_plan
+from tightfit.progress import Progress
+
+__all__ = ["plan_with_moves"]
+
+_PLAIN_SHARE = 0.35  # of the time for the plan without moves
+
+
+def plan_with_moves(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """Plan without far memory, and where there is some and it may help, with it.
+
+    Returns
+    -------
+    Outcome
+        Never worse than the plan that the search finds without moves in its share of the limits.
+        The bound holds for plans with moves in the order of first computations of that plan.
+    """
+    if task.far is None:
+        return plan_anytime(task, limits, progress)
+    started = time.perf_counter()
+    plain = _plain(task, limits, progress)
+    least = least_overhead(task.graph)
+    at_its_best = plain.plan is not None and plain.overhead - least <= limits.gap
+    if at_its_best or plain.bound_source == "working set":
+        return plain
+    order = _order_of(plain, len(task.graph.ops))
+    return _Moving(task, limits, progress, started, plain).run(order)
+
+
+def _plain(task: Task, limits: Limits, progress: Progress) -> Outcome:
+    """The outcome without far memory."""
+    seconds = _PLAIN_SHARE * limits.seconds
+    own = msgspec.structs.replace(limits, seconds=seconds)
+    return plan_anytime(msgspec.structs.replace(task, far=None), own, progress)
+
+
+def _order_of(outcome: Outcome, ops: int) -> tuple[OpId, ...]:
+    """The order of first computations of a plan, of all ops; the traced one without a plan."""
+    steps = () if outcome.plan is None else outcome.plan.instructions
+    computed = dict.fromkeys(step.op for step in steps if isinstance(step, Compute))
+    if len(computed) < ops:
+        return tuple(range(ops))  # optional ops that nobody reads have no place in the plan
+    return tuple(computed)
+
+
+class _Moving:
+    """The search for moves after the search without, and what came of both."""
+
+    def __init__(
+        self, task: Task, limits: Limits, progress: Progress, started: float, plain: Outcome
+    ) -> None:
+        self.task = task
+        self.limits = limits
+        self.progress = progress
+        self.started = started
+        self.plain = plain
+
+    def run(self, order: tuple[OpId, ...]) -> Outcome:
+        """Search in an order of first computations."""
+        traced = order == tuple(range(len(order)))
+        graph = self.task.graph if traced else reorder(self.task.graph, order)
+        task = msgspec.structs.replace(self.task, graph=graph)
+        seconds = max(0.1, self.limits.seconds - (time.perf_counter() - self.started))
+        clock = Clock(msgspec.structs.replace(self.limits, seconds=seconds), time.perf_counter())
+        bound = MovesBound(task, self.limits.solver)
+        search = MovesSearch(Judge(task), bound, clock, self.progress, self.plain.overhead)
+        self.progress.start("moves to far memory", at_most_s=seconds)
+        with contextlib.suppress(KeyboardInterrupt):
+            search.run(self._in_order(order) if self.plain.plan is not None else None)
+        self.progress.stop()
+        note = "" if traced else "bound in the order of the plan"
+        return self._outcome(search, order, note)
+
+    def _in_order(self, order: tuple[OpId, ...]) -> list[Compute]:
+        """The computes of the plan without moves, in the ids of an order."""
+        assert self.plain.plan is not None
+        place = {op: position for position, op in enumerate(order)}
+        return [
+            msgspec.structs.replace(step, op=place[step.op])
+            for step in self.plain.plan.instructions
+            if isinstance(step, Compute)
+        ]
+
+    def _outcome(self, search: MovesSearch, order: tuple[OpId, ...], note: str) -> Outcome:
+        bound = search.bound
+        best = search.best
+        if best is not None and best.result.overhead < self.plain.overhead:
+            steps = _in_traced_order(best.steps, order)
+        elif self.plain.plan is not None:
+            steps = [s for s in self.plain.plan.instructions if isinstance(s, Compute)]
+        else:
+            proven = bound.infeasible
+            return no_plan(
+                started=self.started,
+                proven=proven,
+                bound=0.0 if bound.overhead == math.inf else bound.overhead,
+                bound_source=bound.source,
+                note=note,
+            )
+        return finish(
+            self.task,
+            steps,
+            bound=bound.overhead,
+            bound_source=bound.source,
+            started=self.started,
+            gap=self.limits.gap,
+            note=note,
+        )
+
+
+def _in_traced_order(steps: Sequence[Step], order: tuple[OpId, ...]) -> list[Step]:
+    """Steps of a reordered graph with the ids of the graph itself; values keep theirs."""
+    return [
+        in_traced_order([step], order)[0] if isinstance(step, Compute) else step for step in steps
+    ]

@@ -1,0 +1,149 @@
+"""The default planner with far memory: never worse, within both budgets, the same every time."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.chains import chain_graph
+from support.graphs import compute_lists, training_graphs
+from support.moves import links, with_moves
+from tightfit.errors import BadInput
+from tightfit.graph import Graph
+from tightfit.graph.liveness import eager_peak_bytes
+from tightfit.plan import Compute, Far, Free, Load, Plan, Store, assemble, simulate, verify
+from tightfit.plan.io import plan_to_json
+from tightfit.planners.base import Limits, Task
+from tightfit.planners.bounds import working_set_bytes
+from tightfit.planners.moves.bound import MovesBound
+from tightfit.planners.moves.tidy import tidy
+from tightfit.planners.registry import plan_with
+
+LARGE = 1 << 40
+LIMITS = Limits(iterations=400, seconds=60)
+FAST = Far(capacity_bytes=LARGE, store_bytes_per_s=1e6, load_bytes_per_s=1e6)
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> Task:
+    graph = draw(training_graphs())
+    least, _ = working_set_bytes(graph)
+    share = draw(st.sampled_from([0.1, 0.4, 0.7]))
+    budget = least + round(share * (eager_peak_bytes(graph) - least))
+    return Task(graph=graph, budget_bytes=budget, far=draw(links))
+
+
+@settings(max_examples=40, deadline=None)
+@given(tasks())
+def test_far_memory_never_makes_a_plan_worse(task: Task) -> None:
+    plain = plan_with("anytime", msgspec.structs.replace(task, far=None), LIMITS)
+    outcome = plan_with("anytime", task, LIMITS)
+    assert outcome.overhead <= plain.overhead + 1e-12
+    assert outcome.bound <= outcome.overhead + 1e-9
+    if outcome.plan is not None:
+        verify(outcome.plan, task.graph)
+        assert outcome.peak_bytes <= task.budget_bytes
+        assert outcome.overhead == simulate(task.graph, outcome.plan).overhead
+        assert_every_load_is_read(task.graph, outcome.plan)
+
+
+def assert_every_load_is_read(graph: Graph, plan: Plan) -> None:
+    """A load that nobody reads takes room on the link, and whoever frees it would wait."""
+    unread: set[int] = set()
+    for step in plan.instructions:
+        if isinstance(step, Load):
+            unread.add(step.value)
+        elif isinstance(step, Free):
+            assert step.value not in unread
+        elif isinstance(step, Compute):
+            unread -= set(graph.ops[step.op].alternatives[step.alternative].reads)
+    assert not unread
+
+
+@st.composite
+def moved_plans(draw: st.DrawFn) -> tuple[Graph, Plan]:
+    graph = draw(training_graphs())
+    steps = draw(with_moves(graph, draw(compute_lists(graph))))
+    plan = assemble(graph, steps, budget_bytes=LARGE, far=draw(links))
+    return graph, plan
+
+
+@settings(deadline=None)
+@given(moved_plans())
+def test_the_bound_holds_for_every_plan_with_moves(case: tuple[Graph, Plan]) -> None:
+    graph, plan = case
+    result = simulate(graph, plan)
+    far = plan.far
+    assert far is not None
+    task = Task(graph=graph, budget_bytes=result.peak_bytes, far=far)
+    bound = MovesBound(task, "highs")
+    bound.away(0.0, 10.0, None)
+    assert bound.overhead <= result.overhead + 1e-6
+
+
+@settings(deadline=None)
+@given(moved_plans(), st.integers(0, 6))
+def test_tidying_keeps_plans_legal_and_within_the_budget(
+    case: tuple[Graph, Plan], room: int
+) -> None:
+    graph, plan = case
+    peak = simulate(graph, plan).peak_bytes
+    plan = msgspec.structs.replace(plan, budget_bytes=peak + room)
+    tidied = tidy(graph, plan)
+    verify(tidied, graph)
+
+
+def test_a_fast_link_makes_the_step_as_quick_as_with_everything_kept(drawn_graph: Graph) -> None:
+    budget = (working_set_bytes(drawn_graph)[0] + eager_peak_bytes(drawn_graph)) // 2
+    task = Task(graph=drawn_graph, budget_bytes=budget, far=FAST)
+    plain = plan_with("anytime", msgspec.structs.replace(task, far=None), LIMITS)
+    outcome = plan_with("anytime", task, LIMITS)
+    assert plain.overhead > 0.01
+    assert outcome.overhead < 0.001
+    assert outcome.plan is not None
+    assert any(isinstance(step, Store) for step in outcome.plan.instructions)
+    assert any(isinstance(step, Load) for step in outcome.plan.instructions)
+
+
+def test_no_more_is_far_away_than_far_memory_holds(drawn_graph: Graph) -> None:
+    budget = (working_set_bytes(drawn_graph)[0] + eager_peak_bytes(drawn_graph)) // 2
+    for capacity in (0, 5, 10):
+        far = msgspec.structs.replace(FAST, capacity_bytes=capacity)
+        outcome = plan_with(
+            "anytime", Task(graph=drawn_graph, budget_bytes=budget, far=far), LIMITS
+        )
+        assert outcome.plan is not None
+        assert simulate(drawn_graph, outcome.plan).far_peak_bytes <= capacity
+
+
+def test_equal_limits_give_equal_plans(drawn_graph: Graph) -> None:
+    budget = (working_set_bytes(drawn_graph)[0] + eager_peak_bytes(drawn_graph)) // 2
+    far = msgspec.structs.replace(FAST, store_bytes_per_s=2.0, load_bytes_per_s=2.0)
+    task = Task(graph=drawn_graph, budget_bytes=budget, far=far)
+    one, other = (plan_with("anytime", task, LIMITS) for _ in range(2))
+    assert one.plan is not None
+    assert other.plan is not None
+    assert plan_to_json(one.plan) == plan_to_json(other.plan)
+
+
+def test_planners_that_move_nothing_refuse_far_memory(drawn_graph: Graph) -> None:
+    task = Task(graph=drawn_graph, budget_bytes=LARGE, far=FAST)
+    with pytest.raises(BadInput, match="moves nothing to far memory"):
+        plan_with("greedy", task, LIMITS)
+
+
+def test_without_a_plan_and_a_proof_the_outcome_says_so(drawn_graph: Graph) -> None:
+    task = Task(graph=drawn_graph, budget_bytes=1, far=FAST)
+    outcome = plan_with("anytime", task, LIMITS)
+    assert outcome.status == "infeasible"
+    assert outcome.bound == math.inf
+
+
+@pytest.fixture
+def drawn_graph() -> Graph:
+    """A chain of sixteen layers and its backward, each value 5 bytes, each op a second."""
+    return chain_graph(16)
