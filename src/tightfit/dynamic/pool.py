@@ -64,11 +64,6 @@ class Pool:
             self._positions[content] = len(self._contents)
             self._contents.append(content)
 
-    @property
-    def smallest_bytes(self) -> int:
-        """Smaller ones are left alone."""
-        return self._smallest_bytes
-
     def is_small(self, content: Content) -> bool:
         return content.size_bytes < self._smallest_bytes
 
