@@ -29,7 +29,7 @@ from tightfit.execution.returned import (
     viewed_outputs,
 )
 from tightfit.execution.stepping import refuse_other_backward
-from tightfit.execution.sums import Sums, in_one_memory, is_sum
+from tightfit.execution.sums import Sums, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine, tools
@@ -70,7 +70,6 @@ class Runner:
         viewed = inputs_viewed(joint)  # after the chain, so that their gradients come before
         self.summed = {i for node, i in joint.gradients if is_sum(node) or i in viewed}
         views = viewed_outputs(joint)
-        self.in_one_memory = in_one_memory(joint.gradients)
         self._mixed = {
             source.index
             for node, source in zip(self.placeholders, joint.sources, strict=True)
@@ -178,7 +177,7 @@ class Run(Chained):
         """Take what the forward program runs on, and whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
-        self.sums = Sums(runner.announce_sum, runner.in_one_memory)
+        self.sums = Sums(runner.announce_sum, runner.joint.gradients)
         for position, owner in summed.items():
             self.sums.watch(position, owner)
 

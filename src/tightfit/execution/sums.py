@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -25,7 +26,7 @@ from tightfit.plan.plan import Compute, Plan
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 
-__all__ = ["FirstSum", "Sums", "first_sums", "in_one_memory", "is_sum"]
+__all__ = ["FirstSum", "Sums", "first_sums", "is_sum"]
 
 aten = torch.ops.aten
 
@@ -85,14 +86,8 @@ def _first_sum(gradient: fx.Node) -> fx.Node | None:
     return first
 
 
-def in_one_memory(gradients: Iterable[tuple[Any, int]]) -> frozenset[int]:
-    """Return the placeholders whose gradients share memory with those of others.
-
-    Parameters
-    ----------
-    gradients : iterable of (node, int)
-        The gradients of a step, and whose they are.
-    """
+def _in_one_memory(gradients: Iterable[tuple[Any, int]]) -> frozenset[int]:
+    """Return the placeholders whose gradients share memory with those of others."""
     found: dict[int, list[int]] = {}
     for node, position in gradients:
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
@@ -147,15 +142,15 @@ class Sums:
     announce : callable
         Told of a placeholder to whose sum code outside the plan has added, in another order than
         plain PyTorch.
-    in_one_memory : frozenset of int
-        Placeholders whose gradients share memory with those of others.
+    gradients : sequence of (node, int)
+        Those of the call's graph, each with the placeholder whose it is.
     """
 
     def __init__(
-        self, announce: Callable[[int], None], in_one_memory: frozenset[int] = frozenset()
+        self, announce: Callable[[int], None], gradients: Sequence[tuple[Any, int]]
     ) -> None:
         self._announce = announce
-        self._in_one_memory = in_one_memory
+        self._gradients = gradients
         self._edges: dict[int, _Edge] = {}
         self._begun: dict[int, torch.Tensor] = {}
         self._handed: dict[int, int] = {}
@@ -271,6 +266,10 @@ class Sums:
         if noted is None:
             return True
         return noted() is None and position not in self._in_one_memory
+
+    @cached_property
+    def _in_one_memory(self) -> frozenset[int]:
+        return _in_one_memory(self._gradients)
 
     def end(self, *, goes_on: bool) -> None:
         """Let go of all but what is said once gradients arrive; `goes_on`: more backwards come."""
