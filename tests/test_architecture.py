@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "costs": {"graph", "torch_private"},
     "capture": {"graph", "plan", "costs", "allocator", "torch_private", "_core"},
     "alternatives": {"graph", "capture"},
-    "dynamic": {"graph", "plan", "planners", "eviction", "allocator", "torch_private"},
+    "dynamic": {"eviction", "allocator", "torch_private"},
     "pricing": {"graph", "costs", "capture", "allocator", "torch_private"},
     "execution": {"graph", "plan", "capture", "allocator", "torch_private"},
     "dynamo": {"capture", "allocator", "torch_private"},

@@ -87,8 +87,6 @@ def test_plans_leave_room_for_what_the_process_holds_beside_tensors(elsewhere) -
 
 
 def _leaves_room_for_ballast() -> None:
-    plain = trained(wide_net(), images(), 8)
-    gc.collect()
     model = fitted(wide_net(), "112MiB")
     held: list[int] = []
     ballast: list[mmap.mmap] = []
@@ -99,7 +97,7 @@ def _leaves_room_for_ballast() -> None:
         held.append(anonymous_bytes())
 
     before = anonymous_bytes()
-    assert_same(trained(model, images(), 8, after=after), plain)
+    ours = trained(model, images(), 8, after=after)
     report = tightfit.report(model)
     assert report.held is not None and report.arena is not None
     assert report.held.rest_bytes >= 23 * MIB
@@ -107,6 +105,9 @@ def _leaves_room_for_ballast() -> None:
     assert report.held.total_bytes <= 112 * MIB
     assert max(held[4:]) - before <= 116 * MIB
     assert report.arena.height_bytes >= 48 * MIB and report.arena.exact_steps >= 2
+    tightfit.unfit(model)
+    # last: it leaves holes in the heap, where the C library then puts what it would give back
+    assert_same(ours, trained(wide_net(), images(), 8))
 
 
 def test_the_first_plan_leaves_room_for_what_is_there_before_it_runs(elsewhere) -> None:

@@ -21,7 +21,6 @@ def online(
     smallest: int | str = "4KiB",
     search: Literal["sample", "all"] = "sample",
     most_again: float = 20.0,
-    plan_seconds: float = 0.0,
     device: torch.device | str = "cpu",
     core: Literal["auto", "C++", "Python"] = "auto",
 ) -> Online:
@@ -39,8 +38,7 @@ def online(
 
     Operators are recorded while they run. When memory is full, the tensors that are cheapest to
     compute again and longest unused lose their memory, and get it back when an operator reads
-    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Steps that repeat may be
-    planned in the background and then follow their plan. Results are bitwise those
+    them (Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021). Results are bitwise those
     of plain PyTorch. A model that `fit` can plan takes less time with a plan.
 
     Parameters
@@ -58,16 +56,10 @@ def online(
         of their number, at least 64.
     most_again : float
         Stop with an error when computing again has cost so many times what the step itself costs.
-    plan_seconds : float
-        For how long at most a plan is sought, in the background, for steps that repeat: where
-        the same operators run on the same sizes from one optimizer step to the next, the steps
-        after that follow a plan, as long as they do. The core in Python does that, ``"auto"``
-        takes it then: it computes less again than eviction does, but eviction in C++ took less
-        time in all programs measured (``docs/online.md``). 0: eviction decides all of them.
     device : torch.device or str
         Where the budget counts, and memory is taken: the CPU, or a GPU such as ``"cuda"``. On a GPU
         nobody is called before a request is refused, so operators that are refused memory run again
-        after memory was freed; the core in Python does that, and no plan is sought.
+        after memory was freed; the core in Python does that.
     core : str
         What sees the operators: ``"C++"`` costs an operator least; where nobody has compiled it
         yet, entering waits half a minute for that. ``"Python"`` needs no compiler. ``"auto"`` takes
@@ -91,22 +83,17 @@ def online(
         raise BadInput(f"search= is 'sample' or 'all', not {search!r}")
     if not most_again > 0:
         raise BadInput(f"most_again= must be positive, not {most_again!r}")
-    if not plan_seconds >= 0:
-        raise BadInput(f"plan_seconds= must be 0 or more, not {plan_seconds!r}")
-    if plan_seconds and core == "C++":
-        raise BadInput("core='C++' follows no plans: leave out core= or plan_seconds=")
     if core not in ("auto", "C++", "Python"):
         raise BadInput(f"core= is 'auto', 'C++' or 'Python', not {core!r}")
     device = _device(device)
-    if device.type == "cuda" and (plan_seconds or core == "C++"):
-        raise BadInput("core='C++' and plan_seconds= are for the CPU: leave them out on a GPU")
+    if device.type == "cuda" and core == "C++":
+        raise BadInput("core='C++' is for the CPU: leave it out on a GPU")
     return Online(
         parse_bytes(budget),
         policy_named(policy),
         smallest_bytes=parse_bytes(smallest, what="smallest size"),
         look_at_all=search == "all",
         most_again=most_again,
-        plan_seconds=plan_seconds,
         device=device,
         core=core,
     )

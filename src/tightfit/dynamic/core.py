@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from tightfit.dynamic.contents import tensors_in
-from tightfit.dynamic.learned.guide import Guide
-from tightfit.dynamic.ledger import Learned
 from tightfit.dynamic.room import Room
 from tightfit.errors import BudgetExceeded
 from tightfit.units import format_bytes
@@ -38,7 +36,6 @@ class Core(ABC):
     def __init__(self, room: Room) -> None:
         super().__init__()
         self._room = room
-        self._learns_by: Guide | None = None
         self._parameters: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
     # -- what a runtime does -----------------------------------------------------------------------
@@ -104,28 +101,6 @@ class Core(ABC):
     @abstractmethod
     def refused(self) -> str:
         """The operator that could not run again, if that was why something failed."""
-
-    # -- steps that repeat: a runtime may learn from them ------------------------------------------
-
-    def learn_by(self, guide: Guide) -> Guide:
-        """Learn from steps by a guide."""
-        self._learns_by = guide
-        return guide
-
-    @property
-    def learned(self) -> Learned:
-        """What became of the steps so far."""
-        return Learned() if self._learns_by is None else self._learns_by.learned
-
-    def wait(self, seconds: float | None) -> None:
-        """Wait until no plan is being sought."""
-        if self._learns_by is not None:
-            self._learns_by.wait(seconds)
-
-    def stop_learning(self) -> None:
-        """No step follows."""
-        if self._learns_by is not None:
-            self._learns_by.close()
 
     # -- parameters and steps ----------------------------------------------------------------------
 

@@ -38,18 +38,7 @@ class Lies(weakref.ref[torch.UntypedStorage]):
         content.lie_in(self)
 
 
-class Counted:
-    """Has a number where the contents of a step are counted."""
-
-    counted: tuple[object, int] | None = None
-    """Who counts contents now, and the number that this one has there."""
-
-    def count_as(self, counter: object, number: int) -> None:
-        """Have a number there."""
-        self.counted = counter, number
-
-
-class Content(Counted):
+class Content:
     """One content of one storage.
 
     Parameters

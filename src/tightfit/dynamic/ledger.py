@@ -6,54 +6,9 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 
 from tightfit.errors import InfeasibleBudget
-from tightfit.units import format_bytes, format_percent
+from tightfit.units import format_bytes
 
-__all__ = ["Counts", "Learned", "Ledger", "OnlineReport"]
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What became of the steps so far; a step ends where an optimizer has made its own.
-
-    Parameters
-    ----------
-    planned, online, deviated : int
-        Steps that followed a plan to their end; that ran by eviction; that left a plan.
-    overhead, bound : float or None
-        Of the plan followed last: what it costs, and what any plan costs at least, as fractions
-        of the step.
-    again, spared : int
-        Operators that this plan runs again in a step; how many of them did not have to in the step
-        that followed it last, for nobody had asked for the memory meanwhile.
-    deviation : str
-        How a step first left its plan.
-    """
-
-    planned: int = 0
-    online: int = 0
-    deviated: int = 0
-    overhead: float | None = None
-    bound: float | None = None
-    again: int = 0
-    spared: int = 0
-    deviation: str = ""
-
-    def lines(self) -> list[str]:
-        """Return it in words, for people."""
-        if not self.planned + self.deviated:
-            return []
-        found = [
-            f"{self.planned} steps by a plan, {self.online} by eviction, "
-            f"{self.deviated} left a plan"
-        ]
-        if self.overhead is not None and self.bound is not None:
-            found.append(
-                f"the plan costs {format_percent(self.overhead)} more than the step alone, no "
-                f"plan for it less than {format_percent(self.bound)}"
-            )
-        if self.deviation:
-            found.append(f"first left: {self.deviation}")
-        return found
+__all__ = ["Ledger", "OnlineReport"]
 
 
 @dataclass(frozen=True)
@@ -78,8 +33,6 @@ class OnlineReport:
         Seconds in which scores were computed, and in the rest of the search for what to evict.
     rest_s : float
         Seconds of everything else the runtime does.
-    learned : Learned
-        Steps that ran by a plan, by eviction, or left a plan, and what the plan costs.
     """
 
     core: str
@@ -93,7 +46,6 @@ class OnlineReport:
     scoring_s: float
     searching_s: float
     rest_s: float
-    learned: Learned = Learned()
 
     def __str__(self) -> str:
         total_s = self.compute_s + self.again_s + self.scoring_s + self.searching_s + self.rest_s
@@ -109,26 +61,8 @@ class OnlineReport:
             f"{self.operators} operators, {self.evictions} evictions, "
             f"{self.rematerialisations} rematerialisations; core: {self.core}",
             *(f"{s:9.3f} s  {100 * s / (total_s or 1):5.1f} %  {name}" for name, s in parts),
-            *self.learned.lines(),
         ]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What has been computed again so far.
-
-    Parameters
-    ----------
-    evictions, again : int
-        How often memory was taken, and how often an operator ran again.
-    again_ns : int
-        What the latter took of the processor.
-    """
-
-    evictions: int
-    again: int
-    again_ns: int
 
 
 class Ledger:
@@ -146,15 +80,11 @@ class Ledger:
         self.clock = 1
         self.budget_bytes = budget_bytes
         self.operators = self.evictions = 0
-        self._again = self._again_cpu_ns = 0
+        self._again = 0
         self._all_ns = self._first_ns = self._again_ns = 0
         self._scoring_ns = self._search_ns = 0
         self.most_again = most_again
         self._step_cost = self._again_cost = self._last_step_cost = 0
-
-    def counts(self) -> Counts:
-        """Return what has been computed again so far."""
-        return Counts(self.evictions, self._again, self._again_cpu_ns)
 
     def moment(self) -> int:
         """Return the time now, less what was spent on searching."""
@@ -166,10 +96,9 @@ class Ledger:
         self.clock += cost
         self._step_cost += cost
 
-    def ran_again(self, cost: int, started: int, cpu_ns: int) -> None:
-        """An operator has run again, since a `moment`; so much of that it had the processor."""
+    def ran_again(self, cost: int, started: int) -> None:
+        """An operator has run again, since a `moment`."""
         self._again += 1
-        self._again_cpu_ns += cpu_ns
         self._again_ns += perf_counter_ns() - self._search_ns - started
         self.clock += cost
         self._again_cost += cost
@@ -238,7 +167,7 @@ class Ledger:
         self._scoring_ns += scoring_ns
         self._search_ns += search_ns
 
-    def report(self, peak_bytes: int, core: str, learned: Learned) -> OnlineReport:
+    def report(self, peak_bytes: int, core: str) -> OnlineReport:
         """Return what happened so far."""
         inside_ns = self._first_ns + self._again_ns + self._search_ns
         return OnlineReport(
@@ -253,5 +182,4 @@ class Ledger:
             scoring_s=self._scoring_ns / 1e9,
             searching_s=(self._search_ns - self._scoring_ns) / 1e9,
             rest_s=max(0, self._all_ns - inside_ns) / 1e9,
-            learned=learned,
         )

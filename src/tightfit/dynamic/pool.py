@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from tightfit.dynamic.history import Call, Content
 from tightfit.dynamic.ledger import Ledger
 from tightfit.eviction.classes import Classes
-from tightfit.eviction.policies.policy import Cost, Policy
+from tightfit.eviction.policies.policy import Cost, Policy, cost_of
 from tightfit.torch_private.storages import take_memory
 
 __all__ = ["Pool"]
@@ -63,11 +63,6 @@ class Pool:
         if content not in self._positions:
             self._positions[content] = len(self._contents)
             self._contents.append(content)
-
-    @property
-    def smallest_bytes(self) -> int:
-        """Smaller ones are left alone."""
-        return self._smallest_bytes
 
     def is_small(self, content: Content) -> bool:
         return content.size_bytes < self._smallest_bytes
@@ -223,38 +218,39 @@ class Pool:
 
     def _cost(self, content: Content) -> float:
         """Return what `Cost` says of a content, as things are now."""
-        if content.known_cost is not None:
-            return content.known_cost
+        known = content.known_cost
+        return cost_of(self._policy.cost, self, content) if known is None else known
+
+    def own_cost(self, content: Content) -> int:
+        """Return what computing a content again costs by itself."""
+        return 0 if content.maker is None else content.maker.cost
+
+    def costs_before(self, content: Content) -> list[int]:
+        """Return the own cost of each evicted content that it would need first."""
+        return [*map(self.own_cost, _region(content, _parents))]
+
+    def costs_after(self, content: Content) -> list[int]:
+        """Return the own cost of each evicted content that needs it first."""
+        return [*map(self.own_cost, _region(content, _children))]
+
+    def cost_of_classes(self, content: Content) -> float:
+        """Return the sum of the classes of evicted contents beside it."""
+        assert self._classes is not None
+        return self._classes.cost(self._beside(content))
+
+    def cost_of_operators(self, content: Content) -> int:
+        """Return the cost of all operators that would have to run, each once; keep it in mind."""
         assert content.maker is not None
-        own = content.maker.cost
-        match self._policy.cost:
-            case Cost.NONE | Cost.RANDOM:
-                return 1
-            case Cost.LOCAL:
-                return own
-            case Cost.OPERATORS:
-                cost = own + sum(call.cost for call in _calls_before(content.maker))
-                content.know_cost(cost)
-                self._costs_are_known = True
-                return cost
-            case Cost.BEFORE:
-                return own + sum(_cost_of(c) for c in _region(content, _parents))
-            case Cost.AROUND:
-                return own + sum(_cost_of(c) for c in _around(content))
-            case Cost.COUNT:
-                return 1 + len(_around(content))
-            case Cost.CLASSES:
-                assert self._classes is not None
-                return own + self._classes.cost(self._beside(content))
+        calls = content.maker, *_calls_before(content.maker)
+        cost = sum(call.cost for call in calls)
+        content.know_cost(cost)
+        self._costs_are_known = True
+        return cost
 
     def _beside(self, content: Content) -> list[int]:
         """The nodes of the neighbours that are not resident."""
         nodes = [c.node for c in (*_parents(content), *_children(content)) if not c.is_resident]
         return [node[1] for node in nodes if node is not None and node[0] is self._classes]
-
-
-def _cost_of(content: Content) -> int:
-    return 0 if content.maker is None else content.maker.cost
 
 
 def _parents(content: Content) -> Iterator[Content]:
@@ -305,7 +301,3 @@ def _region(content: Content, neighbours: object) -> dict[Content, None]:
                 found[other] = None
                 front.append(other)
     return found
-
-
-def _around(content: Content) -> dict[Content, None]:
-    return _region(content, _parents) | _region(content, _children)

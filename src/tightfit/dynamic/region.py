@@ -12,7 +12,7 @@ import torch
 from torch.optim import optimizer
 
 from tightfit.dynamic.core import Core
-from tightfit.dynamic.ledger import Learned, Ledger, OnlineReport
+from tightfit.dynamic.ledger import Ledger, OnlineReport
 from tightfit.dynamic.native.compiling import BeingCompiled, CoreUnavailable
 from tightfit.dynamic.native.runtime import NativeRuntime
 from tightfit.dynamic.pool import Pool
@@ -50,8 +50,6 @@ class Online:
         Whether every candidate is scored, or a sample.
     most_again : float
         How often a step's own cost may be spent on computing again.
-    plan_seconds : float
-        For the search of a plan for steps that repeat; 0: none is sought.
     device : torch.device
         Where.
     core : str
@@ -67,7 +65,6 @@ class Online:
         smallest_bytes: int,
         look_at_all: bool,
         most_again: float,
-        plan_seconds: float,
         device: torch.device,
         core: str,
     ) -> None:
@@ -76,8 +73,6 @@ class Online:
         self._smallest_bytes = smallest_bytes
         self._look_at_all = look_at_all
         self._ledger = Ledger(budget_bytes, most_again)
-        self._plan_seconds = plan_seconds
-        self._learned = Learned()
         self._device = device
         self._core = core
         self._seen_by = ""
@@ -111,11 +106,9 @@ class Online:
         with self._around:
             runtime.end()
             runtime.let_go_of_failed()
-            runtime.stop_learning()
             lost_bytes = 0 if kind else runtime.settle_all()
             runtime.update_ledger()
             self._peak_bytes = max(self._peak_bytes, room.peak_bytes())
-            self._learned = runtime.learned
         self._runtime = self._room = None
         if exceeded is not None:
             raise exceeded from error
@@ -169,28 +162,13 @@ class Online:
         for tensor in tensors:
             self._runtime.need(tensor, True)
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until no plan is being sought for steps that have repeated, or for some seconds.
-
-        Nobody needs to: steps go on by eviction until there is a plan.
-
-        Raises
-        ------
-        BadInput
-            Outside the region.
-        """
-        if self._runtime is None:
-            raise BadInput("plans are sought inside the region only")
-        self._runtime.wait(seconds)
-
     def report(self) -> OnlineReport:
         """Return what happened so far, and where the time went."""
         if self._room is not None:
             self._peak_bytes = max(self._peak_bytes, self._room.peak_bytes())
         if self._runtime is not None:
-            self._learned = self._runtime.learned
             self._runtime.update_ledger()
-        return self._ledger.report(self._peak_bytes, self._seen_by, self._learned)
+        return self._ledger.report(self._peak_bytes, self._seen_by)
 
     def _set_up(self, around: contextlib.ExitStack) -> None:
         storages = storages_alive(self._device)
@@ -221,7 +199,7 @@ class Online:
         """Return what sees the operators."""
         search = {"smallest_bytes": self._smallest_bytes, "look_at_all": self._look_at_all}
         why = ""
-        if self._core != "Python" and not self._plan_seconds and not room.retries:
+        if self._core != "Python" and not room.retries:
             waits = self._core == "C++"
             try:
                 runtime = NativeRuntime(room, self._ledger, self._policy, waits=waits, **search)
@@ -236,7 +214,7 @@ class Online:
                 return runtime
         self._seen_by = f"{Runtime.name}{why}"
         pool = Pool(self._policy, self._ledger, **search)
-        return Runtime(room, pool, self._ledger, self._plan_seconds)
+        return Runtime(room, pool, self._ledger)
 
 
 @functools.cache

@@ -6,9 +6,8 @@ than Python's stack. What a waiting call needs is locked, so that it is not evic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
-from time import thread_time_ns
 from typing import Any
 
 import torch
@@ -69,7 +68,7 @@ class Repeater:
         held = Held(self._pool)
         missing = held.lock(reads)
         if missing:
-            top = _Frame((), [*reads], held, missing)
+            top = _Frame(None, [*reads], held, missing)
             self._work(top)
         held.fasten()
         try:
@@ -82,11 +81,7 @@ class Repeater:
     def bring_back(self, content: Content) -> None:
         """Make a content resident."""
         if not content.is_resident:
-            self._work(self._frame((content,)))
-
-    def bring_all_back(self, contents: Sequence[Content]) -> None:
-        """Make contents resident that one call made, by running it once."""
-        self._work(self._frame(contents))
+            self._work(self._frame(content))
 
     def _work(self, bottom: _Frame) -> None:
         """Run what a frame waits for, and its call if it has one; releases it if that fails."""
@@ -97,7 +92,7 @@ class Repeater:
                     frame = stack[-1]
                     lacking = frame.next_missing()
                     if lacking is not None:
-                        stack.append(self._frame((lacking,)))
+                        stack.append(self._frame(lacking))
                         continue
                     if frame.call is not None:
                         frame.held.fasten()
@@ -109,8 +104,8 @@ class Repeater:
             for frame in stack:
                 frame.held.release()
 
-    def _frame(self, wanted: Sequence[Content]) -> _Frame:
-        call = wanted[0].maker
+    def _frame(self, wanted: Content) -> _Frame:
+        call = wanted.maker
         if call is None:
             raise BadInput("a tensor's memory is gone and nobody knows how it was computed")
         for content in call.reads:
@@ -136,9 +131,9 @@ class Repeater:
         args = [_tensors_for(value, written, frame) for value in call.args]
         kwargs = {name: _tensors_for(value, written, frame) for name, value in call.kwargs.items()}
         known = {storage_of(tensor)._cdata for tensor in tensors_in([*args, *kwargs.values()])}
-        started, cpu_ns = self._ledger.moment(), thread_time_ns()
+        started = self._ledger.moment()
         outputs = _run_with_state(call, args, kwargs)
-        self._ledger.ran_again(call.cost, started, thread_time_ns() - cpu_ns)
+        self._ledger.ran_again(call.cost, started)
         made = [*written.values()]
         for tensor in tensors_in(outputs):
             storage = storage_of(tensor)
@@ -171,7 +166,7 @@ class Repeater:
                 f"{content.size_bytes} before: it does not repeat itself"
             )
         waiting = content.memory if content.is_held else None
-        if waiting is None and content not in frame.wanted and not content.locks:
+        if waiting is None and content is not frame.wanted and not content.locks:
             return
         self._pool.came_back(content)
         if waiting is not None:
@@ -278,8 +273,8 @@ class _Frame:
 
     Parameters
     ----------
-    wanted : sequence of Content
-        Why it runs; none: for the operator of the program, which runs elsewhere.
+    wanted : Content or None
+        Why it runs; None: for the operator of the program, which runs elsewhere.
     reads : list of Content
         What has to be there.
     held : Held
@@ -292,13 +287,13 @@ class _Frame:
 
     def __init__(
         self,
-        wanted: Sequence[Content],
+        wanted: Content | None,
         reads: Iterable[Content],
         held: Held,
         missing: list[Content],
     ) -> None:
         self.wanted = wanted
-        self.call = wanted[0].maker if wanted else None
+        self.call = None if wanted is None else wanted.maker
         self.held = held
         self._reads = reads
         self._missing = _dearest_last(missing)

@@ -20,7 +20,6 @@ from tightfit.dynamic.contents import Contents, NotPlain, tensors_in
 from tightfit.dynamic.core import Core
 from tightfit.dynamic.draws import Drawn, Draws
 from tightfit.dynamic.history import Content
-from tightfit.dynamic.learned.guide import Guide
 from tightfit.dynamic.ledger import Ledger
 from tightfit.dynamic.noted import Noted
 from tightfit.dynamic.operators import Operator, operator_of
@@ -49,20 +48,17 @@ class Runtime(Core, private.TorchDispatchMode):
         What may be evicted.
     ledger : Ledger
         The clock.
-    seconds : float
-        For the search of a plan for steps that repeat; 0: none is sought.
     """
 
     name = "Python"
 
-    def __init__(self, room: Room, pool: Pool, ledger: Ledger, seconds: float) -> None:
+    def __init__(self, room: Room, pool: Pool, ledger: Ledger) -> None:
         super().__init__(room)
         self._pool = pool
         self._ledger = ledger
         self._repeater = Repeater(room, pool, ledger)
         self._contents = Contents(room, pool)
-        self._guide = self.learn_by(Guide(room, pool, self._repeater, ledger, seconds))
-        self._settled = Settled(room, self._contents, pool, self._repeater, self._guide.settles)
+        self._settled = Settled(room, self._contents, pool, self._repeater)
         self._attempts = Attempts(room) if isinstance(room, RetryingRoom) else None
         self._draws = Draws(room)
         self._lock = threading.RLock()
@@ -97,7 +93,7 @@ class Runtime(Core, private.TorchDispatchMode):
             return False
         try:
             self._contents.notice_ends()
-            return self._guide.free(lacking_bytes, self._pool.free)
+            return self._pool.free(lacking_bytes)
         finally:
             self._lock.release()
 
@@ -136,7 +132,6 @@ class Runtime(Core, private.TorchDispatchMode):
             for content in self._contents.computed():
                 if content.is_resident and self._pool.is_small(content):
                     self._settled.settle(content)
-            self._guide.ends_step()
         self._ledger.end_step()
 
     def settle_all(self) -> int:
@@ -165,7 +160,6 @@ class Runtime(Core, private.TorchDispatchMode):
     def close(self) -> None:
         """Forget everything."""
         self.watch_no_more()
-        self._guide.close()
         self._contents.close()
 
     def update_ledger(self) -> None:
@@ -204,7 +198,6 @@ class Runtime(Core, private.TorchDispatchMode):
                 return self._run(func, operator, args, kwargs)
             except Exception as error:
                 self._has_failed = True
-                self._guide.fails()
                 has_begun = isinstance(error, HasBegun)
                 if not has_begun and not is_refusal(error):
                     raise
@@ -219,14 +212,9 @@ class Runtime(Core, private.TorchDispatchMode):
             noted = Noted(self._contents, operator, args, kwargs, overwritten)
         except NotPlain:
             return self._run_outside(func, operator, args, kwargs)
-        is_guided = self._guide.is_awake
-        if is_guided:
-            self._guide.before(func, noted)
         held = self._repeater.hold(noted.reads, noted.unread)
         try:
             drawn_from = self._draws.state_before(args, kwargs) if operator.draws else None
-            if is_guided:
-                self._guide.starts()
             if self._attempts is None:
                 outputs = self._timed(func, args, kwargs)
             else:
@@ -260,8 +248,6 @@ class Runtime(Core, private.TorchDispatchMode):
             fresh = self._contents.new_among(outputs)
         except NotPlain:  # it may lie in what was given
             self._settled.settle_all(noted.reads)
-            if self._guide.is_awake:
-                self._guide.after()
             return
         changed = [*noted.written, *fresh] if noted.written else fresh
         size_bytes = 0
@@ -272,8 +258,6 @@ class Runtime(Core, private.TorchDispatchMode):
         cost = _FIXED_COST + operator.weight * size_bytes
         self._ledger.ran_first(cost)
         if not changed:
-            if self._guide.is_awake:
-                self._guide.after()
             return
         with_grad = torch.is_grad_enabled()
         call = None
@@ -289,13 +273,9 @@ class Runtime(Core, private.TorchDispatchMode):
         ]
         if call is not None:
             call.made(made)
-        is_guided = self._guide.is_awake
-        before = [*map(self._contents.of_storage, changed)] if is_guided else ()
         put = self._contents.put_first if changed is fresh else self._contents.put
         for storage, content in zip(changed, made, strict=True):
             put(storage, content)
-        if is_guided:
-            self._guide.after(changed, made, before)
 
     def _run_outside(self, func: Any, operator: Operator, args: Any, kwargs: Any) -> Any:
         """Run an operator on tensors of another kind: what it is given stays."""

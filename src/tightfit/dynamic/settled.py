@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
@@ -29,23 +29,13 @@ class Settled:
         What may be evicted.
     repeater : Repeater
         Brings back.
-    told : callable
-        Called with each content that is to stay, before it is brought back.
     """
 
-    def __init__(
-        self,
-        room: Room,
-        contents: Contents,
-        pool: Pool,
-        repeater: Repeater,
-        told: Callable[[Content], None],
-    ) -> None:
+    def __init__(self, room: Room, contents: Contents, pool: Pool, repeater: Repeater) -> None:
         self._room = room
         self._contents = contents
         self._pool = pool
         self._repeater = repeater
-        self._told = told
         self._copy_bytes = 0
 
     def expect_writes(self, size_bytes: int) -> None:
@@ -56,7 +46,6 @@ class Settled:
         """Bring a content back, to stay: how it was computed is forgotten."""
         if content.maker is None:
             return
-        self._told(content)
         self._repeater.bring_back(content)
         storage = content.memory
         self._pool.withdraw(content)
@@ -85,9 +74,7 @@ class Settled:
             content.move(self._room.in_room(lambda: copy_of(storage)))
             for reader in readers:
                 reader.let_go(content)
-            again = self._contents.put(storage, Content(storage.nbytes(), None))
-            if content.counted is not None:
-                again.count_as(*content.counted)
+            self._contents.put(storage, Content(storage.nbytes(), None))
 
 
 def _held_after(content: Content, most_bytes: int) -> list[Content] | None:

@@ -177,7 +177,7 @@ class Run(Chained):
         """Take what the forward program runs on, and whose gradients are sums."""
         self.runner = runner
         self.inputs = inputs
-        self.sums = Sums(runner.announce_sum)
+        self.sums = Sums(runner.announce_sum, runner.joint.gradients)
         for position, owner in summed.items():
             self.sums.watch(position, owner)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -85,6 +86,16 @@ def _first_sum(gradient: fx.Node) -> fx.Node | None:
     return first
 
 
+def _in_one_memory(gradients: Iterable[tuple[Any, int]]) -> frozenset[int]:
+    """Return the placeholders whose gradients share memory with those of others."""
+    found: dict[int, list[int]] = {}
+    for node, position in gradients:
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if isinstance(value, torch.Tensor):
+            found.setdefault(private.storage_key(value), []).append(position)
+    return frozenset(p for positions in found.values() if len(positions) > 1 for p in positions)
+
+
 class _OnTheirWay(threading.local):
     """Gradients that calls of this thread handed over in the backward that it runs now."""
 
@@ -131,16 +142,21 @@ class Sums:
     announce : callable
         Told of a placeholder to whose sum code outside the plan has added, in another order than
         plain PyTorch.
+    gradients : sequence of (node, int)
+        Those of the call's graph, each with the placeholder whose it is.
     """
 
-    def __init__(self, announce: Callable[[int], None]) -> None:
+    def __init__(
+        self, announce: Callable[[int], None], gradients: Sequence[tuple[Any, int]]
+    ) -> None:
         self._announce = announce
+        self._gradients = gradients
         self._edges: dict[int, _Edge] = {}
         self._begun: dict[int, torch.Tensor] = {}
         self._handed: dict[int, int] = {}
         self._watched: set[int] = set()
-        self._noted: set[int] = set()  # the addresses of what is noted
-        self._noted_terms: set[int] = set()  # and of that which is one term
+        self._noted: dict[int, weakref.ref[torch.Tensor]] = {}  # by address
+        self._own_terms: dict[_Edge, weakref.ref[torch.Tensor]] = {}  # of those what is one term
         _OPEN.add(self)
 
     def watch(self, position: int, owner: torch.Tensor) -> None:
@@ -183,7 +199,7 @@ class Sums:
         """Return what a sum begins with: its first term, added to what came of other calls."""
         edge = self._edges.get(position)
         before = _ON_THEIR_WAY.at(edge) if edge is not None else None
-        if before is None or before.data_ptr() in self._noted_terms:
+        if edge is None or before is None or self._is_own_term(edge, before):
             return term
         self._begun[position] = before
         return before.add_(term)
@@ -220,31 +236,46 @@ class Sums:
             return None, before
         before = _ON_THEIR_WAY.at(edge)
         if before is None:
-            own = gradient if self._is_own(gradient) else gradient.clone()
-            self._noted.add(own.data_ptr())
+            own = gradient if self._is_own(position, gradient) else gradient.clone()
+            noted = weakref.ref(own)
+            self._noted[own.data_ptr()] = noted
             if position not in self._watched:
-                self._noted_terms.add(own.data_ptr())
+                self._own_terms[edge] = noted
             _ON_THEIR_WAY.note(edge, own)
             return own, own
-        if before.data_ptr() in self._noted_terms:
+        if self._is_own_term(edge, before):
             return gradient, gradient  # one tensor given twice: autograd adds what is of each
         if position not in self._watched and before.dtype == gradient.dtype:
             return None, before.add_(gradient)  # one term: autograd would add it the same way
         return gradient, gradient
 
-    def _is_own(self, gradient: torch.Tensor) -> bool:
+    def _is_own_term(self, edge: _Edge, gradient: torch.Tensor) -> bool:
+        """Whether what is on its way is one term that this call has handed over itself."""
+        own = self._own_terms.get(edge)
+        return own is not None and own() is gradient
+
+    def _is_own(self, position: int, gradient: torch.Tensor) -> bool:
         """Whether nothing else lies in the memory of a gradient.
 
-        Its storage is not asked: autograd adds in place only where Python has never seen it.
+        Where a gradient lay that has passed on, its memory may have been freed and be another's
+        now. Storages are not asked: autograd adds in place only where Python has never seen them.
         """
-        is_plain = lies_without_gaps(gradient) and not private.is_zero_tensor(gradient)
-        return is_plain and gradient.data_ptr() not in self._noted
+        if not lies_without_gaps(gradient) or private.is_zero_tensor(gradient):
+            return False
+        noted = self._noted.get(gradient.data_ptr())
+        if noted is None:
+            return True
+        return noted() is None and position not in self._in_one_memory
+
+    @cached_property
+    def _in_one_memory(self) -> frozenset[int]:
+        return _in_one_memory(self._gradients)
 
     def end(self, *, goes_on: bool) -> None:
         """Let go of all but what is said once gradients arrive; `goes_on`: more backwards come."""
         if not goes_on:
             _OPEN.discard(self)
         self._noted.clear()
-        self._noted_terms.clear()
+        self._own_terms.clear()
         self._edges.clear()
         self._begun.clear()

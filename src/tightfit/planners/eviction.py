@@ -8,12 +8,12 @@ read is dropped (DTR's eager eviction) and that what must stay is never a candid
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
 from tightfit.eviction.classes import Classes
-from tightfit.eviction.policies.policy import Cost, Policy
+from tightfit.eviction.policies.policy import Cost, Policy, cost_of
 from tightfit.eviction.policies.registry import policy_named
 from tightfit.graph.ir import ValueId
 from tightfit.plan.plan import Compute, Outcome
@@ -79,12 +79,19 @@ plan_msps = partial(plan_eviction, policy="msps")
 class _Candidate:
     """What a policy may know of a value; costs and staleness in seconds."""
 
-    size_bytes: int
-    staleness: float
-    counted: Callable[[Cost], float]
+    run: _Run
+    value: ValueId
+
+    @property
+    def size_bytes(self) -> int:
+        return self.run.problem.values[self.value].size_bytes
+
+    @property
+    def staleness(self) -> float:
+        return self.run.clock_s - self.run.resident[self.value] + _MOMENT_S
 
     def cost(self, kind: Cost) -> float:
-        return self.counted(kind)
+        return cost_of(kind, self.run, self.value)
 
 
 class _Run:
@@ -199,13 +206,13 @@ class _Run:
         self.resident[value] = self.clock_s
         self.live_bytes += self.problem.values[value].size_bytes
         if value in self.nodes:
-            self.classes.leave(self.nodes.pop(value), self._cost_s(value))
+            self.classes.leave(self.nodes.pop(value), self.own_cost(value))
 
     def _drop(self, value: ValueId) -> None:
         del self.resident[value]
         self.live_bytes -= self.problem.values[value].size_bytes
         if self.policy.cost is Cost.CLASSES and value in self.made:
-            self.nodes[value] = self.classes.add(self._cost_s(value))
+            self.nodes[value] = self.classes.add(self.own_cost(value))
             for node in self._nodes_beside(value):
                 self.classes.join(self.nodes[value], node)
 
@@ -236,38 +243,31 @@ class _Run:
         )
 
     def _score(self, value: ValueId) -> float:
-        stored = self.problem.values[value]
-        return self.policy.score(
-            _Candidate(
-                size_bytes=stored.size_bytes,
-                staleness=self.clock_s - self.resident[value] + _MOMENT_S,
-                counted=partial(self._counted, value),
-            )
-        )
+        return self.policy.score(_Candidate(self, value))
 
-    def _counted(self, value: ValueId, kind: Cost) -> float:
-        """Return what a score counts of a value, in seconds."""
-        own_s = self._cost_s(value)
-        match kind:
-            case Cost.NONE | Cost.RANDOM:
-                return 1.0
-            case Cost.LOCAL:
-                return own_s
-            case Cost.BEFORE | Cost.OPERATORS:  # of a node all values are computed at once
-                return own_s + self._evicted_s(value, forward=False)
-            case Cost.AROUND:
-                before_s = self._evicted_s(value, forward=False)
-                return own_s + (before_s + self._evicted_s(value, forward=True))
-            case Cost.COUNT:
-                return 1.0 + sum(len(self._evicted(value, forward=f)) for f in (False, True))
-            case Cost.CLASSES:
-                return own_s + self.classes.cost(self._nodes_beside(value))
+    # -- what a score asks -----------------------------------------------------------------------
 
-    def _cost_s(self, value: ValueId) -> float:
-        """Seconds of the op that makes a value, computed again."""
+    def own_cost(self, value: ValueId) -> float:
+        """Return the seconds of the op that makes a value, computed again."""
         producer = self.problem.values[value].producer
         again = None if producer is None else self.problem.nodes[producer].again
         return 0.0 if again is None else again.cost_s
+
+    def costs_before(self, value: ValueId) -> Collection[float]:
+        """Return the seconds of the evicted nodes that a value needs."""
+        return self._evicted(value, forward=False).values()
+
+    def costs_after(self, value: ValueId) -> Collection[float]:
+        """Return the seconds of the evicted nodes that need a value."""
+        return self._evicted(value, forward=True).values()
+
+    def cost_of_classes(self, value: ValueId) -> float:
+        """Return the sum of the classes of evicted values beside it."""
+        return self.classes.cost(self._nodes_beside(value))
+
+    def cost_of_operators(self, value: ValueId) -> float:
+        """Return what it costs with all it needs first: a node computes its values at once."""
+        return cost_of(Cost.BEFORE, self, value)
 
     def _nodes_beside(self, value: ValueId) -> list[int]:
         """The classes of the evicted values that a value needs or that need it."""
@@ -275,10 +275,6 @@ class _Run:
         ways = (self.problem.nodes[node].again for node in beside)
         values = [v for way in ways if way is not None for v in way.writes]
         return [self.nodes[v] for v in values if v in self.nodes and v != value]
-
-    def _evicted_s(self, value: ValueId, *, forward: bool) -> float:
-        """Seconds of the evicted nodes that a value needs, or (forward) that need it."""
-        return sum(cost_s for cost_s in self._evicted(value, forward=forward).values())
 
     def _evicted(self, value: ValueId, *, forward: bool) -> dict[int, float]:
         """The evicted nodes that a value needs, or (forward) that need it, and their seconds."""

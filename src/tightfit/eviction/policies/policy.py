@@ -1,4 +1,4 @@
-"""What a policy is, what it may know of a candidate, and the one formula of all scores.
+"""What a policy is, what it may know of a candidate, the one formula of all costs and of scores.
 
 Kirisame et al., Dynamic Tensor Rematerialization (2021), section 4.1 and appendix D.1: the storage
 with the least ``cost / (bytes * staleness)`` is evicted, and any of the three may be left out.
@@ -7,11 +7,14 @@ with the least ``cost / (bytes * staleness)`` is evicted, and any of the three m
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-__all__ = ["Candidate", "Cost", "Policy"]
+__all__ = ["Candidate", "Cost", "Policy", "Terms", "cost_of"]
+
+_Storage = TypeVar("_Storage", contravariant=True)
 
 
 class Cost(IntEnum):
@@ -33,6 +36,50 @@ class Cost(IntEnum):
     """Its own operator's, and that of every operator that would have to run first, each once."""
     RANDOM = 7
     """There is no score: any candidate may go."""
+
+
+class Terms(Protocol[_Storage]):
+    """What costs are made of, wherever storages are evicted: each cost in one unit."""
+
+    def own_cost(self, storage: _Storage, /) -> float:
+        """Return what computing a storage again costs by itself."""
+        ...
+
+    def costs_before(self, storage: _Storage, /) -> Collection[float]:
+        """Return the own cost of each evicted storage that it would need first."""
+        ...
+
+    def costs_after(self, storage: _Storage, /) -> Collection[float]:
+        """Return the own cost of each evicted storage that needs it first."""
+        ...
+
+    def cost_of_classes(self, storage: _Storage, /) -> float:
+        """Return the sum of the classes of evicted storages beside it."""
+        ...
+
+    def cost_of_operators(self, storage: _Storage, /) -> float:
+        """Return the cost of all operators that would have to run, each once."""
+        ...
+
+
+def cost_of(kind: Cost, terms: Terms[_Storage], storage: _Storage) -> float:
+    """Return what a kind of cost says of a storage, as things are now."""
+    match kind:
+        case Cost.NONE | Cost.RANDOM:
+            return 1
+        case Cost.LOCAL:
+            return terms.own_cost(storage)
+        case Cost.BEFORE:
+            return terms.own_cost(storage) + sum(terms.costs_before(storage))
+        case Cost.AROUND:
+            around = sum(terms.costs_before(storage)) + sum(terms.costs_after(storage))
+            return terms.own_cost(storage) + around
+        case Cost.COUNT:
+            return 1 + len(terms.costs_before(storage)) + len(terms.costs_after(storage))
+        case Cost.CLASSES:
+            return terms.own_cost(storage) + terms.cost_of_classes(storage)
+        case Cost.OPERATORS:
+            return terms.cost_of_operators(storage)
 
 
 class Candidate(Protocol):

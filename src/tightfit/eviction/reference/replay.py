@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from tightfit.errors import BadInput
 from tightfit.eviction.arena import Arena, Placement
 from tightfit.eviction.classes import Classes
 from tightfit.eviction.log.resolve import Event, Log, Operator
-from tightfit.eviction.policies.policy import Cost, Policy
+from tightfit.eviction.policies.policy import Cost, Policy, cost_of
 from tightfit.eviction.reference.state import Ledger, Stopped, Stored
+from tightfit.eviction.reference.terms import StoredTerms
 from tightfit.eviction.replayed import (
     Deallocation,
     MomentKind,
@@ -76,41 +77,7 @@ class _Candidate:
         return self.replay.ledger.clock_ns - self.stored.last_access_ns
 
     def cost(self, kind: Cost) -> float:
-        stored, own_ns = self.replay.stored, self.stored.cost_ns
-        match kind:
-            case Cost.NONE | Cost.RANDOM:
-                return 1
-            case Cost.LOCAL:
-                return own_ns
-            case Cost.BEFORE:
-                return own_ns + sum(stored[n].cost_ns for n in self._region(parents=True))
-            case Cost.AROUND:
-                return own_ns + sum(stored[n].cost_ns for n in self._around())
-            case Cost.COUNT:
-                return 1 + len(self._around())
-            case Cost.CLASSES:
-                return own_ns + self.replay.classes.cost(self.replay.nodes_beside(self.number))
-            case Cost.OPERATORS:
-                operators = dict(self.stored.operators)
-                for n in self._region(parents=True):
-                    operators |= stored[n].operators
-                return sum(operators.values())
-
-    def _around(self) -> list[int]:
-        return [*self._region(parents=True), *self._region(parents=False)]
-
-    def _region(self, *, parents: bool) -> list[int]:
-        """The evicted storages reached through evicted ones only."""
-        found: dict[int, None] = {}
-        front = [self.number]
-        while front:
-            stored = self.replay.stored[front.pop()]
-            for n in stored.parents if parents else stored.children:
-                self.replay.ledger.count("looks")
-                if self.replay.stored[n].is_evicted and n not in found:
-                    found[n] = None
-                    front.append(n)
-        return list(found)
+        return cost_of(kind, self.replay.terms, self.number)
 
 
 class _Replay:
@@ -135,6 +102,7 @@ class _Replay:
         self.stored: dict[int, Stored] = {}
         self.pool: dict[int, None] = {}
         self.classes = Classes()
+        self.terms = StoredTerms(self.stored, self.classes, ledger)
         self.is_backward = False
         self.current = -1
         self.brought: list[int] = []  # storages that came back for what waits to run
@@ -370,18 +338,11 @@ class _Replay:
         self.arena.give_back(number)
         node = self.classes.add(stored.cost_ns)
         if self.policy.cost is Cost.CLASSES:
-            for beside in self.nodes_beside(number):
+            for beside in self.terms.nodes_beside(number):
                 self.classes.join(node, beside)
         stored.leave(node)
         self.ledger.count(kind)
         self.ledger.note(kind, self.current, self.log.storages[number].root)
-
-    def nodes_beside(self, number: int) -> Iterator[int]:
-        """Yield the nodes of the neighbours that are not resident."""
-        for n in (*self.stored[number].parents, *self.stored[number].children):
-            self.ledger.count("looks")
-            if not self.stored[n].is_resident:
-                yield self.stored[n].node
 
     # -- banishing -------------------------------------------------------------------------------
 

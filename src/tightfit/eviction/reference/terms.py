@@ -1,0 +1,72 @@
+"""What costs are made of in a replay: neighbours that are evicted, and operators to run first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tightfit.eviction.classes import Classes
+from tightfit.eviction.reference.state import Ledger, Stored
+
+__all__ = ["StoredTerms"]
+
+
+class StoredTerms:
+    """Looks at storages by their numbers, and counts how many it looks at.
+
+    Parameters
+    ----------
+    stored : mapping of int to Stored
+        The storages.
+    classes : Classes
+        Of those that are evicted.
+    ledger : Ledger
+        Where looks are counted.
+    """
+
+    def __init__(self, stored: Mapping[int, Stored], classes: Classes, ledger: Ledger) -> None:
+        self._stored = stored
+        self._classes = classes
+        self._ledger = ledger
+
+    def own_cost(self, number: int) -> int:
+        """Return what computing a storage again costs by itself."""
+        return self._stored[number].cost_ns
+
+    def costs_before(self, number: int) -> list[int]:
+        """Return the own cost of each evicted storage that it would need first."""
+        return [self.own_cost(n) for n in self._region(number, parents=True)]
+
+    def costs_after(self, number: int) -> list[int]:
+        """Return the own cost of each evicted storage that needs it first."""
+        return [self.own_cost(n) for n in self._region(number, parents=False)]
+
+    def cost_of_classes(self, number: int) -> float:
+        """Return the sum of the classes of evicted storages beside it."""
+        return self._classes.cost(self.nodes_beside(number))
+
+    def cost_of_operators(self, number: int) -> int:
+        """Return the cost of all operators that would have to run, each once."""
+        operators = dict(self._stored[number].operators)
+        for n in self._region(number, parents=True):
+            operators |= self._stored[n].operators
+        return sum(operators.values())
+
+    def nodes_beside(self, number: int) -> Iterator[int]:
+        """Yield the nodes of the neighbours that are not resident."""
+        for n in (*self._stored[number].parents, *self._stored[number].children):
+            self._ledger.count("looks")
+            if not self._stored[n].is_resident:
+                yield self._stored[n].node
+
+    def _region(self, number: int, *, parents: bool) -> list[int]:
+        """The evicted storages reached through evicted ones only."""
+        found: dict[int, None] = {}
+        front = [number]
+        while front:
+            stored = self._stored[front.pop()]
+            for n in stored.parents if parents else stored.children:
+                self._ledger.count("looks")
+                if self._stored[n].is_evicted and n not in found:
+                    found[n] = None
+                    front.append(n)
+        return list(found)

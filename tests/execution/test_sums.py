@@ -1,0 +1,44 @@
+"""Gradients that meet those of other open calls: memory that has passed on is nobody's."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+from tightfit.allocator.recording import record
+
+LAYERS, WIDTH = 6, 64
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    return nn.Sequential(*layers)
+
+
+def requested_in_backward(model: nn.Module) -> list[int]:
+    """Return the sizes that a backward requests in which gradients are added to older ones."""
+    for _ in range(3):
+        model(torch.ones(8, WIDTH)).sum().backward()
+    loss = model(torch.ones(8, WIDTH)).sum()
+    with record() as recorder:
+        loss.backward()
+    return sorted(block.size_bytes for block in recorder.recording.blocks if block.thread == 0)
+
+
+@pytest.fixture
+def fitted() -> nn.Module:
+    gc.collect()  # calls that earlier tests have left open
+    return tightfit.fit(net(), "8MiB", costs="unit", cache=False)
+
+
+def test_a_call_left_open_elsewhere_costs_a_backward_no_memory(fitted: nn.Module) -> None:
+    alone = requested_in_backward(fitted)
+    beside = tightfit.fit(net(), "8MiB", costs="unit", cache=False)
+    open_call = beside(torch.ones(8, WIDTH))
+    assert open_call.requires_grad
+    assert requested_in_backward(fitted) == alone
