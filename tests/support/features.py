@@ -107,6 +107,13 @@ def checkpointed_by_hand(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     return OwnCheckpoint.apply(lambda z: self.b(z.tanh()), 1, h, *self.b.parameters())
 
 
+def scaled_terms(self: Wrapped, h: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
+    mean = h.detach().mean(0)
+    average = average.mul(0.9).add_(mean, alpha=0.1).sub_(mean, alpha=0.37)
+    average.addcdiv_(mean, mean.abs() + 1, value=0.3).addcmul_(mean, mean, value=-0.7)
+    return torch.addcdiv(self.b(h) * average, h, average.abs() + 1, value=0.7)
+
+
 def partly_without_gradient(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         factor = self.b(h)
@@ -265,6 +272,7 @@ SUPPORTED = [
         lambda: 2.5,
         lambda: "scaled",
     ),
+    case("operators that scale what they add", scaled_terms, image, lambda: torch.rand(8)),
     case("`torch.utils.checkpoint` inside", checkpointed),
     case("reentrant checkpoints", functools.partial(checkpointed, reentrant=True)),
     case("checkpoint functions of one's own", checkpointed_by_hand),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch._dynamo import config, guards
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, TensorVariable
@@ -17,6 +18,7 @@ from torch._dynamo.variables.misc import (
     LoggingLoggerVariable,
     RandomVariable,
 )
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from tightfit.torch_private.patches import Patch
 
@@ -33,6 +35,7 @@ def following_ours() -> Iterator[None]:
         _signs_of_zeros(),
         _own_numbers_drawn_by_python(),
         _collectives_left_to_python(),
+        _quotients_as_one_operator(),
     ):
         yield
 
@@ -73,6 +76,21 @@ def _collectives_left_to_python() -> Iterator[None]:
     Dynamo would put functions in its place that have other gradients.
     """
     with _REWRITTEN_COLLECTIVES.by(lambda can_rewrite, function: False):
+        yield
+
+
+@contextlib.contextmanager
+def _quotients_as_one_operator() -> Iterator[None]:
+    """Have ``torch.addcdiv`` stay one operator: the three that Dynamo makes of it round otherwise.
+
+    The other operators that it splits stay whole by its configuration.
+    """
+
+    @functools.cache
+    def handlers(get: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+        return {each: handler for each, handler in get().items() if each is not torch.addcdiv}
+
+    with _HANDLERS.by(handlers):
         yield
 
 
@@ -150,5 +168,6 @@ _SUPPORTED_GENERATORS = Patch(RandomVariable, "is_supported_random_obj")
 _REWRITTEN_COLLECTIVES = Patch(CollectiveFunctionRewriteVariable, "can_rewrite")
 _BACKWARD = Patch(TensorVariable, "method_backward")
 _CHECKED_OUTPUTS = Patch(OutputGraph, _CHECK_NAME)
+_HANDLERS = Patch(TorchInGraphFunctionVariable, "_get_handlers")
 _CALL_OF_CONTEXT = Patch(AutogradFunctionContextVariable, "call_method")
 _CALL_OF_LOGGER = Patch(LoggingLoggerVariable, "call_method")
