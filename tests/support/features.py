@@ -6,7 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -105,6 +105,18 @@ class OwnCheckpoint(torch.autograd.Function):
 
 def checkpointed_by_hand(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     return OwnCheckpoint.apply(lambda z: self.b(z.tanh()), 1, h, *self.b.parameters())
+
+
+class _Scored(NamedTuple):
+    values: torch.Tensor
+    factor: float
+
+
+class Scored(_Scored):
+    """A named tuple with a constructor of its own, as packed sequences have one."""
+
+    def __new__(cls, values: torch.Tensor, factor: float = 2.0) -> Scored:
+        return super().__new__(cls, values, factor)
 
 
 def scaled_terms(self: Wrapped, h: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
@@ -271,6 +283,12 @@ SUPPORTED = [
         image,
         lambda: 2.5,
         lambda: "scaled",
+    ),
+    Case(
+        "named tuples with a value replaced",
+        lambda: Wrapped(lambda s, h: Scored(h)._replace(values=s.b(h))),
+        lambda: (torch.randn(4, 8),),
+        lambda output: (output.values * output.factor).sum(),
     ),
     case("operators that scale what they add", scaled_terms, image, lambda: torch.rand(8)),
     case("`torch.utils.checkpoint` inside", checkpointed),

@@ -199,7 +199,7 @@ class _PerFrame:
                 continue
             except exc.FailOnRecompileLimitHit:
                 raise
-            except exc.TorchDynamoException as error:
+            except (exc.TorchDynamoException, AssertionError) as error:  # the latter is Dynamo's own
                 is_numpy = isinstance(getattr(error, "inner_exception", None), NumpyFollowed)
                 if is_numpy and numpy:
                     numpy = False
