@@ -199,7 +199,7 @@ class _PerFrame:
                 continue
             except exc.FailOnRecompileLimitHit:
                 raise
-            except (exc.TorchDynamoException, AssertionError) as error:  # the latter is Dynamo's own
+            except (exc.TorchDynamoException, AssertionError) as error:  # one is Dynamo's
                 is_numpy = isinstance(getattr(error, "inner_exception", None), NumpyFollowed)
                 if is_numpy and numpy:
                     numpy = False
