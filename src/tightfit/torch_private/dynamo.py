@@ -85,6 +85,7 @@ _CONFIGURATION = {
     "specialize_int": False,
     "specialize_float": False,
     "suppress_errors": False,
+    "use_recursive_dict_tags_for_guards": False,  # on before 2.13; misses `requires_grad_()`
     "enable_dynamo_decompositions": False,  # which round otherwise: `add_(x, alpha=2)` before 2.13
     "record_runtime_overhead": False,  # which costs as much as the guards of a small graph
 }
