@@ -85,7 +85,8 @@ _CONFIGURATION = {
     "specialize_int": False,
     "specialize_float": False,
     "suppress_errors": False,
-    "use_recursive_dict_tags_for_guards": False,  # on before 2.13; misses `requires_grad_()`
+    "skip_tensor_guards_with_matching_dict_tags": False,  # both miss `requires_grad_()` on 2.11
+    "use_recursive_dict_tags_for_guards": False,
     "enable_dynamo_decompositions": False,  # which round otherwise: `add_(x, alpha=2)` before 2.13
     "record_runtime_overhead": False,  # which costs as much as the guards of a small graph
 }
