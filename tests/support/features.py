@@ -20,6 +20,7 @@ from support.wrapped import Wrapped, case, image
 from support.writing import WRITING
 from tightfit.errors import BadInput, TightfitError
 from tightfit.torch_private.core import pytree
+from tightfit.torch_private.releases import DERIVATIVES, Since
 
 __all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused", "trained"]
 
@@ -224,6 +225,7 @@ SUPPORTED = [
     case(
         "gradients inside forward (gradient penalty)",
         lambda s, h: torch.autograd.grad(s.b(h).square().sum(), h, create_graph=True)[0],
+        before=(DERIVATIVES, SEVERAL),
     ),
     case("Jacobians inside forward", lambda s, h: torch.func.jacrev(s.b)(h[0]) * s.b(h).sum()),
     Case(
@@ -293,7 +295,7 @@ SUPPORTED = [
     case("operators that scale what they add", scaled_terms, image, lambda: torch.rand(8)),
     case("`torch.utils.checkpoint` inside", checkpointed),
     case("reentrant checkpoints", functools.partial(checkpointed, reentrant=True)),
-    case("checkpoint functions of one's own", checkpointed_by_hand),
+    case("checkpoint functions of one's own", checkpointed_by_hand, before=(DERIVATIVES, PARTLY)),
     case(
         "multi-head attention",
         lambda s, h: s.c(h, h, h)[0],
@@ -364,6 +366,7 @@ class Refused:
     message: str
     way_out: str
     instead: Training | None = None  # where another test trains so
+    needs: Since | None = None  # what the way out needs of PyTorch
 
 
 def called(make: Callable[[], nn.Module], *inputs: Callable[[], Any]):
@@ -479,6 +482,7 @@ REFUSED = [
         "create_graph.*unfit",
         "gradients inside forward; or leave that part out",
         called(lambda: Wrapped(penalised)),
+        DERIVATIVES,
     ),
 ]
 

@@ -62,30 +62,10 @@ inline void take_memory(c10::StorageImpl& storage) {
         "for its data pointer: let an operator read it inside the region, or use region.keep");
 }
 
-// The flag of a storage that makes reading it an error. PyTorch 2.11 can only set it: there the
-// private member is reached by an explicit instantiation, which may name it.
-bool& refuses_reading(c10::StorageImpl& storage);
-template <bool c10::StorageImpl::*flag>
-struct Refusing {
-    friend bool& refuses_reading(c10::StorageImpl& storage) { return storage.*flag; }
-};
-template struct Refusing<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
-
-// Lets a storage be read again, once its memory is set.
-template <typename Impl>
-void allow_reading(Impl& storage) {
-    if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
-        storage.clear_data_ptr_access_error_msg_();
-    } else {
-        refuses_reading(storage) = false;
-        storage.get_extra_meta().custom_data_ptr_error_msg_ = std::nullopt;
-    }
-}
-
 // Gives a storage the memory of another one of the same size, which is left without.
 inline void fill(c10::StorageImpl& storage, c10::StorageImpl& other) {
     c10::DataPtr memory = std::move(other._mutable_data_ptr_no_checks());
-    allow_reading(storage);
+    storage.clear_data_ptr_access_error_msg_();
     storage.set_data_ptr_noswap(std::move(memory));
 }
 

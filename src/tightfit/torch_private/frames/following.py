@@ -23,7 +23,12 @@ from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["following_ours"]
+__all__ = ["following_ours", "follows_derivatives"]
+
+
+def follows_derivatives() -> bool:
+    """Whether this PyTorch has derivatives inside a forward in its graphs."""
+    return hasattr(OutputGraph, _CHECK_NAME)
 
 
 @contextlib.contextmanager
@@ -123,7 +128,7 @@ def _derivatives_inside() -> Iterator[None]:
     with their derivatives; but not a leaf that is returned, whose gradient somebody may ask for.
     PyTorch before 2.13 cannot: there they end a graph.
     """
-    if not hasattr(OutputGraph, _CHECK_NAME):
+    if not follows_derivatives():
         yield
         return
 
