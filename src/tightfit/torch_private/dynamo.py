@@ -449,14 +449,18 @@ def taken_back(node: fx.Node) -> list[fx.Node] | None:
     Parameters
     ----------
     node : fx.Node
-        Of a graph of Dynamo's, which makes ``set_`` of such an assignment.
+        Of a graph of Dynamo's, which makes ``set_`` of such an assignment; from PyTorch 2.14 on an
+        operator of its own, that is not counted. There only inputs are told as they were before.
     """
+    if node.op == "call_function" and node.target is _ASSIGNS_DATA:
+        return [] if node.args[0].op == "placeholder" else None
     if node.op != "call_function" or node.target is not torch.Tensor.set_:
         return None
     lowering = [n for n in node.users if getattr(n.target, "__name__", "") == _LOWERING]
     return lowering if lowering and node.args == tuple(node.all_input_nodes) else None
 
 
+_ASSIGNS_DATA = getattr(torch.ops.aten, "shallow_copy_data_", None)
 _LOWERING = "_lower_version_count_by_1"
 
 

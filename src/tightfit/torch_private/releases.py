@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 __all__ = [
+    "CAUGHT_ERRORS",
     "COMPILED_ONLINE",
     "DERIVATIVES",
     "LEAVES",
@@ -75,4 +76,9 @@ COMPILED_ONLINE = Since(
     "the core of `tightfit.online` is compiled: what it listens with lies below PyTorch's modes",
     "the core is Python, which costs each operator more",
 )
-TABLE = (LEAVES, DERIVATIVES, VALUES, COMPILED_ONLINE)
+CAUGHT_ERRORS = Since(
+    (2, 14),
+    "errors of PyTorch that a forward catches are part of a graph",
+    "a module that catches one runs as plain PyTorch",
+)
+TABLE = (LEAVES, DERIVATIVES, VALUES, COMPILED_ONLINE, CAUGHT_ERRORS)
