@@ -82,7 +82,7 @@ def document() -> str:
         "",
         f"From {'.'.join(map(str, OLDEST))} on; continuous integration runs the batteries of this "
         "page, of operators and of `tightfit.online` on 2.11, 2.13 and 2.14. What older releases "
-        "do otherwise (the same bits, the same limit):",
+        "do otherwise (the limit holds alike):",
         "",
         "| from | what | before |",
         "|---|---|---|",
