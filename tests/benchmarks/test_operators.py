@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.operators import cases
 
-EVERY = 12
+EVERY = 16
 
 
 @pytest.mark.slow
