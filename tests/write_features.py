@@ -17,6 +17,7 @@ from support.models import CASES, OUTSIDE, PARTLY, PLANNED, SEVERAL
 from support.replicas import DATA_PARALLEL
 from support.sharded import SHARDED
 from support.training import UNCOMPILED_WAYS, WAYS
+from tightfit.torch_private.releases import OLDEST, TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "features.md"
@@ -76,6 +77,24 @@ def document() -> str:
         "which are refused by name (the way out is `compile=False`):",
         "",
         *(f"- {name}" for name in (*UNCOMPILED, *UNCOMPILED_WAYS)),
+        "",
+        "## Releases of PyTorch",
+        "",
+        f"From {'.'.join(map(str, OLDEST))} on; continuous integration runs the batteries of this "
+        "page, of operators and of `tightfit.online` on 2.11, 2.13 and 2.14. What older releases "
+        "do otherwise (the limit holds alike):",
+        "",
+        "| from | what | before |",
+        "|---|---|---|",
+        *(f"| {each.name} | {each.what} | {each.before} |" for each in TABLE),
+        "",
+        "Rows of models that run elsewhere there:",
+        "",
+        *(
+            f"- {case.name}, before {case.before[0].name}: {case.before[1]}"
+            for case in (*CASES, *SUPPORTED)
+            if case.before is not None
+        ),
         "",
         "## Refused",
         "",

@@ -29,7 +29,7 @@ def add_then_ask(x: torch.Tensor, size: int) -> None:
 
 
 @torch.library.custom_op(
-    "tightfit_tests::draw_then_ask", mutates_args=(), tags=torch.Tag.nondeterministic_seeded
+    "tightfit_tests::draw_then_ask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def draw_then_ask(x: torch.Tensor, size: int) -> torch.Tensor:
     """Draw random numbers, and ask for memory when that is done."""

@@ -6,7 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from support.wrapped import Wrapped, case, image
 from support.writing import WRITING
 from tightfit.errors import BadInput, TightfitError
 from tightfit.torch_private.core import pytree
+from tightfit.torch_private.releases import DERIVATIVES, Since
 
 __all__ = ["REFUSED", "SUPPORTED", "UNCOMPILED", "Refused", "trained"]
 
@@ -105,6 +106,25 @@ class OwnCheckpoint(torch.autograd.Function):
 
 def checkpointed_by_hand(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
     return OwnCheckpoint.apply(lambda z: self.b(z.tanh()), 1, h, *self.b.parameters())
+
+
+class _Scored(NamedTuple):
+    values: torch.Tensor
+    factor: float
+
+
+class Scored(_Scored):
+    """A named tuple with a constructor of its own, as packed sequences have one."""
+
+    def __new__(cls, values: torch.Tensor, factor: float = 2.0) -> Scored:
+        return super().__new__(cls, values, factor)
+
+
+def scaled_terms(self: Wrapped, h: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
+    mean = h.detach().mean(0)
+    average = average.mul(0.9).add_(mean, alpha=0.1).sub_(mean, alpha=0.37)
+    average.addcdiv_(mean, mean.abs() + 1, value=0.3).addcmul_(mean, mean, value=-0.7)
+    return torch.addcdiv(self.b(h) * average, h, average.abs() + 1, value=0.7)
 
 
 def partly_without_gradient(self: Wrapped, h: torch.Tensor) -> torch.Tensor:
@@ -205,6 +225,7 @@ SUPPORTED = [
     case(
         "gradients inside forward (gradient penalty)",
         lambda s, h: torch.autograd.grad(s.b(h).square().sum(), h, create_graph=True)[0],
+        before=(DERIVATIVES, SEVERAL),
     ),
     case("Jacobians inside forward", lambda s, h: torch.func.jacrev(s.b)(h[0]) * s.b(h).sum()),
     Case(
@@ -265,9 +286,16 @@ SUPPORTED = [
         lambda: 2.5,
         lambda: "scaled",
     ),
+    Case(
+        "named tuples with a value replaced",
+        lambda: Wrapped(lambda s, h: Scored(h)._replace(values=s.b(h))),
+        lambda: (torch.randn(4, 8),),
+        lambda output: (output.values * output.factor).sum(),
+    ),
+    case("operators that scale what they add", scaled_terms, image, lambda: torch.rand(8)),
     case("`torch.utils.checkpoint` inside", checkpointed),
     case("reentrant checkpoints", functools.partial(checkpointed, reentrant=True)),
-    case("checkpoint functions of one's own", checkpointed_by_hand),
+    case("checkpoint functions of one's own", checkpointed_by_hand, before=(DERIVATIVES, PARTLY)),
     case(
         "multi-head attention",
         lambda s, h: s.c(h, h, h)[0],
@@ -338,6 +366,7 @@ class Refused:
     message: str
     way_out: str
     instead: Training | None = None  # where another test trains so
+    needs: Since | None = None  # what the way out needs of PyTorch
 
 
 def called(make: Callable[[], nn.Module], *inputs: Callable[[], Any]):
@@ -453,6 +482,7 @@ REFUSED = [
         "create_graph.*unfit",
         "gradients inside forward; or leave that part out",
         called(lambda: Wrapped(penalised)),
+        DERIVATIVES,
     ),
 ]
 

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from support.models import OUTSIDE, PARTLY, SEVERAL, Case
 from support.wrapped import Wrapped, case, image, squares
+from tightfit.torch_private.releases import CAUGHT_ERRORS
 
 __all__ = ["FOLLOWED", "pruned"]
 
@@ -155,7 +156,7 @@ FOLLOWED = [
         where=SEVERAL,
     ),
     case("computations in NumPy", in_numpy, where=SEVERAL),
-    case("errors that the forward catches", tried, where=PARTLY),
+    case("errors that the forward catches", tried, before=(CAUGHT_ERRORS, PARTLY)),
     case(
         "computed numbers by which the outermost forward decides (`if loss.item() > 3:`)",
         lambda s, h: s.b(h / 2 if h.max().item() > 1e-3 else h),

@@ -13,6 +13,7 @@ from torch import nn
 
 import tightfit
 from support.layouts import OnePixel, TransposedNorm
+from tightfit.torch_private.releases import LEAVES, Since
 
 __all__ = ["CASES", "OUTSIDE", "PARTLY", "PLANNED", "SEVERAL", "Case", "Tied"]
 
@@ -35,6 +36,15 @@ class Case:
     call: Callable[[nn.Module, tuple[Any, ...]], Any] = lambda model, inputs: model(*inputs)
     where: str = PLANNED
     """Where it runs, as `tightfit.report` tells."""
+    before: tuple[Since, str] | None = None
+    """Where it runs on a release of PyTorch that lacks something."""
+
+    @property
+    def where_here(self) -> str:
+        """Where it runs on the release here."""
+        if self.before is None or self.before[0].is_here:
+            return self.where
+        return self.before[1]
 
 
 def image(batch: int = 4, channels: int = 3, size: int = 12) -> torch.Tensor:
@@ -476,12 +486,13 @@ CASES = [
         lambda: (torch.randn(6, 4), torch.randn(1, 6).expand(4, 6), torch.randn(8, 6)[::2]),
         lambda out: out[0].sum() + out[1][0].mean() + out[1][1].square().sum(),
     ),
-    Case("opaque modules", Opaque, lambda: (torch.randn(8, 6),)),
+    Case("opaque modules", Opaque, lambda: (torch.randn(8, 6),), before=(LEAVES, SEVERAL)),
     Case(
         "opaque modules under autocast",
         lambda: Opaque(once=True),
         lambda: (torch.randn(8, 6),),
         autocast=True,
+        before=(LEAVES, SEVERAL),
     ),
     Case("one module under two names", TwoNames, lambda: (torch.randn(8, 6),)),
     Case("generators of its own", OwnGenerators, lambda: (torch.randn(8, 6),), where=SEVERAL),

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from support.models import PLANNED, Case
+from tightfit.torch_private.releases import Since
 
 __all__ = ["Wrapped", "case", "image", "squares"]
 
@@ -41,6 +42,7 @@ def case(
     function: Callable[..., Any],
     *inputs: Callable[[], Any],
     where: str = PLANNED,
+    before: tuple[Since, str] | None = None,
     **modules: Callable[[], nn.Module],
 ) -> Case:
     """Return a case of a function, with modules that are made anew for each model."""
@@ -51,4 +53,5 @@ def case(
         lambda: tuple(make() for make in makers),
         squares,
         where=where,
+        before=before,
     )

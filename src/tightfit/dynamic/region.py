@@ -13,7 +13,7 @@ from torch.optim import optimizer
 
 from tightfit.dynamic.core import Core
 from tightfit.dynamic.ledger import Ledger, OnlineReport
-from tightfit.dynamic.native.compiling import BeingCompiled, CoreUnavailable
+from tightfit.dynamic.native.compiling import BeingCompiled, CoreUnavailable, ForLaterReleases
 from tightfit.dynamic.native.runtime import NativeRuntime
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import (
@@ -27,6 +27,7 @@ from tightfit.dynamic.room import (
 from tightfit.dynamic.runtime import Runtime
 from tightfit.errors import BadInput, BudgetExceeded, HookUnavailable, InfeasibleBudget
 from tightfit.eviction.policies.policy import Policy
+from tightfit.progress import announce
 from tightfit.torch_private.storages import told_of_addresses, told_of_resizing, why_memory_stays
 from tightfit.units import format_bytes, parse_bytes
 
@@ -206,7 +207,9 @@ class Online:
             except CoreUnavailable as error:
                 if waits:
                     raise BadInput(f"core='C++' cannot be had: {error}") from None
-                if not isinstance(error, BeingCompiled):
+                if isinstance(error, ForLaterReleases):
+                    _announce_once(_in_python(str(error)))
+                elif not isinstance(error, BeingCompiled):
                     _warn_once(str(error))
                 why = f" ({error})"
             else:
@@ -219,9 +222,17 @@ class Online:
 
 @functools.cache
 def _warn_once(reason: str) -> None:
-    """Tell what keeps the faster core away."""
+    """Warn of what keeps the faster core away."""
     warnings.warn(
-        f"tightfit.online sees operators in Python, which costs each some 25 us: the core in C++ "
-        f"cannot be had: {reason}. core='Python' asks for this core and ends the warning",
-        stacklevel=5,
+        f"{_in_python(reason)}. core='Python' asks for this core and ends the warning", stacklevel=5
     )
+
+
+def _in_python(reason: str) -> str:
+    return (
+        "tightfit.online sees operators in Python, which costs each some 25 us: the core in C++ "
+        f"cannot be had: {reason}"
+    )
+
+
+_announce_once = functools.cache(announce)

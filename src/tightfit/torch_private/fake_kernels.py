@@ -95,6 +95,20 @@ def _with_float_statistics(func: Any, args: Any, _kwargs: Any, result: Any) -> A
     return output, *(s.new_empty(s.shape, dtype=torch.float32) for s in statistics)
 
 
+_CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _as_computed(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """Return results of the types that kernels return.
+
+    A CPU's attention in double precision keeps its sums so, which PyTorch 2.11 does not tell.
+    """
+    if func is _CPU_ATTENTION and result[0].dtype is torch.float64:
+        output, sums = result
+        return output, sums.to(torch.float64)
+    return _with_float_statistics(func, args, kwargs, result)
+
+
 @contextlib.contextmanager
 def corrected_fake_kernels() -> Iterator[None]:
     """While tracing, use our fake kernels where torch's refuse what the CPU computes."""
@@ -102,7 +116,7 @@ def corrected_fake_kernels() -> Iterator[None]:
     replaced = {op: kernels.get(op) for op in _FAKE_KERNELS}
     kernels.update(_FAKE_KERNELS)
     try:
-        with corrected_fake_results(_with_float_statistics):
+        with corrected_fake_results(_as_computed):
             yield
     finally:
         for op, kernel in replaced.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,7 +81,39 @@ def _take(storage: torch.UntypedStorage) -> None:
     nothing = torch._C._construct_storage_from_data_pointer(0, storage.device, storage.nbytes())
     for flag in flags:
         ctypes.memset(nothing._cdata + flag, 1, 1)
-    storage._swap_data_ptr_(nothing)
+    _swap(storage, nothing)
+
+
+def _swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages, and all that says how it may be used.
+
+    PyTorch 2.11 has no function for it: there the bytes of both are exchanged, from the pointer to
+    the allocator, which lies behind the flags.
+    """
+    if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+        storage._swap_data_ptr_(other)
+        return
+    begin, size = _owned()
+    places = storage._cdata + begin, other._cdata + begin
+    first, second = (ctypes.string_at(place, size) for place in places)
+    ctypes.memmove(places[0], second, size)
+    ctypes.memmove(places[1], first, size)
+
+
+@functools.cache
+def _owned() -> tuple[int, int]:
+    """Where the bytes of a storage lie that say what memory it has, and how many they are."""
+    flags = _flags()
+    assert flags is not None
+    storage = torch.UntypedStorage(64)
+    begin = ctypes.string_at(storage._cdata, _SEEN_BYTES).index(
+        storage.data_ptr().to_bytes(_WORD_BYTES, sys.byteorder)
+    )
+    allocator = -(-(flags[1] + 2) // _WORD_BYTES) * _WORD_BYTES  # behind one flag more
+    return begin, allocator + _WORD_BYTES - begin
+
+
+_WORD_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 def take_memory(storage: torch.UntypedStorage) -> None:
@@ -90,7 +123,7 @@ def take_memory(storage: torch.UntypedStorage) -> None:
 
 def fill(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
     """Give a storage the memory of another one of the same size, which is left without."""
-    storage._swap_data_ptr_(other)
+    _swap(storage, other)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
 import torch
 from torch._C import _functionalization as functionalization
 from torch._functorch import aot_autograd  # before its parts, which import one another
+from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._functorch._aot_autograd.functional_utils import ViewMetaSequence
 from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
 from torch._functorch._aot_autograd.schemas import (
@@ -25,6 +27,8 @@ from torch._functorch._aot_autograd.schemas import (
     ViewAndMutationMeta,
 )
 
+from tightfit.torch_private.patches import Patch
+
 __all__ = [
     "OutputType",
     "RuntimeMetadata",
@@ -34,6 +38,7 @@ __all__ = [
     "metadata_with",
     "receives_gradient",
     "runtime_metadata",
+    "seeing_what_receives",
     "takes_gradient",
     "wrapped",
 ]
@@ -42,13 +47,69 @@ RuntimeMetadata: TypeAlias = ViewAndMutationMeta
 """What a traced step returns and changes, without anything of the trace itself."""
 
 
+_TELLS_WHAT_RECEIVES = any(
+    field.name == "requires_grad_for_backward" for field in dataclasses.fields(OutputAliasInfo)
+)
+"""Whether an output says whether it receives a gradient: from PyTorch 2.12 on."""
+
+if _TELLS_WHAT_RECEIVES:
+    _OutputInfo = OutputAliasInfo
+else:
+
+    @dataclasses.dataclass(frozen=True)
+    class _OutputInfo(OutputAliasInfo):  # type: ignore[no-redef]
+        """What the tracer has found out about an output, as PyTorch 2.12 and later tell it.
+
+        Parameters
+        ----------
+        requires_grad_for_backward : bool
+            Whether it receives a gradient.
+        inherits : bool
+            Whether it requires one only because what it is a view of does.
+        """
+
+        requires_grad_for_backward: bool = False
+        inherits: bool = False
+
+
+@contextlib.contextmanager
+def seeing_what_receives() -> Iterator[None]:
+    """Have the tracer tell views that are made under `no_grad` from those that have a history.
+
+    PyTorch before 2.12 gives both a tangent. There the tracer is told that the former require none.
+    """
+    if _TELLS_WHAT_RECEIVES:
+        yield
+        return
+
+    def told(make: Any, *, requires_grad: bool, **others: Any) -> OutputAliasInfo:
+        caller = sys._getframe(2).f_locals  # behind this one, what a patch puts around it
+        output, history = caller["o"], caller["grad_fn"]
+        receives = requires_grad and (output._base is None or history is not None)
+        return _OutputInfo(
+            requires_grad=receives,
+            requires_grad_for_backward=receives,
+            inherits=requires_grad and not receives,
+            **others,
+        )
+
+    with _MAKE_OUTPUT_INFO.by(told):
+        yield
+
+
+_MAKE_OUTPUT_INFO = Patch(collect_metadata_analysis, "OutputAliasInfo")
+
+
 def metadata_of(joint: Any) -> RuntimeMetadata:
     """Return what the tracer has found out about the forward of an exported step."""
     return joint._aot_state.fw_metadata
 
 
 def receives_gradient(info: OutputAliasInfo) -> bool:
-    """Whether an output may receive a gradient; PyTorch before 2.12 says it as `requires_grad`."""
+    """Whether an output may receive a gradient.
+
+    PyTorch before 2.12 says it as `requires_grad` where inputs share memory.
+    """
     return getattr(info, "requires_grad_for_backward", info.requires_grad)
 
 
@@ -73,7 +134,14 @@ def runtime_metadata(metadata: RuntimeMetadata, inside: Collection[int]) -> Runt
         else info
         for position, info in enumerate(metadata.input_info)
     ]
-    outputs = [dataclasses.replace(info, raw_type=torch.Tensor) for info in metadata.output_info]
+    outputs = [
+        dataclasses.replace(
+            info,
+            raw_type=torch.Tensor,
+            requires_grad=info.requires_grad or getattr(info, "inherits", False),
+        )
+        for info in metadata.output_info
+    ]
     return _safe(inputs, outputs, metadata.num_intermediate_bases)
 
 
@@ -171,21 +239,17 @@ def _output_with(
             for name, values in sequence
         ]
         views.metadata = None  # type: ignore[assignment]  # compares traces
-    further = {"requires_grad_for_backward": receives} if _TELLS_WHAT_RECEIVES else {}
-    return OutputAliasInfo(
+    return _OutputInfo(
         output_type=OutputType[kind],
         raw_type=torch.Tensor,
         base_idx=base,
         dynamic_dims=None,
         requires_grad=requires_grad,
         view_meta_sequence=views,
-        **further,
+        requires_grad_for_backward=receives,
     )
 
 
-_TELLS_WHAT_RECEIVES = any(
-    field.name == "requires_grad_for_backward" for field in dataclasses.fields(OutputAliasInfo)
-)
 _MODES = functionalization.InverseReturnMode
 
 

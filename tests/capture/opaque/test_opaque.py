@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import tightfit
+from support.releases import needs
 from tightfit.errors import BadInput, CaptureError
 from tightfit.execution.attach import attached
 from tightfit.studies.dry_step import graph_of
+from tightfit.torch_private.releases import LEAVES
 
 
 class Wide(nn.Module):
@@ -65,6 +67,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+@needs(LEAVES)
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
 def test_training_in_a_budget_is_exact_and_stays_inside(share: float) -> None:
     """From plenty of memory, where nothing is computed twice, to the least there is."""
@@ -88,6 +91,7 @@ def test_training_in_a_budget_is_exact_and_stays_inside(share: float) -> None:
     assert report.overhead <= 0.01 if share == 1 else report.overhead > 0
 
 
+@needs(LEAVES)
 def test_each_block_is_one_op_forward_and_one_backward() -> None:
     model = tightfit.fit(opaque_tower(), "1GiB", costs="unit")
     tightfit.prepare(model, torch.randn(4, 32))
@@ -136,6 +140,7 @@ class Recorder(nn.Module):
         return x
 
 
+@needs(LEAVES)
 def test_a_block_that_keeps_more_than_was_measured_gets_a_new_plan(capsys) -> None:
     model = Tower(Recorder)
     plain = copy.deepcopy(model)
@@ -159,6 +164,7 @@ class Skipping(Wide):
         return x if torch.rand(1) < 0.5 else super().forward(x)
 
 
+@needs(LEAVES)
 def test_a_block_that_is_left_out_by_draws_has_room_to_run(capsys) -> None:
     plain = Tower(Skipping)
     fitted = opaque_tower(Skipping)
@@ -194,6 +200,7 @@ class Counting(Wide):
         return super().forward(x)
 
 
+@needs(LEAVES)
 def test_what_a_block_counts_asks_for_no_new_plan(capsys) -> None:
     model = opaque_tower(Counting)
     tightfit.fit(model, "1GiB", costs="unit")
@@ -222,6 +229,7 @@ class Hidden(nn.Module):
         return Saving.apply(x * 0.1)
 
 
+@needs(LEAVES)
 def test_what_hooks_do_not_see_is_counted_too() -> None:
     model = nn.Sequential(nn.Linear(32, 32), tightfit.opaque(Hidden()), nn.Linear(32, 1))
     tightfit.fit(model, "1GiB", cache=False)
@@ -272,6 +280,7 @@ class First(nn.Module):
         return (y[0] if isinstance(y, tuple) else y).sum()
 
 
+@needs(LEAVES)
 @pytest.mark.parametrize(
     ("inner", "message"),
     [
@@ -335,6 +344,7 @@ def test_where_a_block_tells_other_numbers_in_each_step_parts_are_planned() -> N
     assert tightfit.report(model).parts
 
 
+@needs(LEAVES)
 def test_sums_in_low_precision_across_blocks_are_those_of_plain_pytorch(capsys) -> None:
     torch.manual_seed(0)
     block = tightfit.opaque(nn.Linear(8, 8))
@@ -364,6 +374,7 @@ def test_opaque_takes_modules_and_needs_real_ones() -> None:
         tightfit.prepare(model, torch.randn(4, 32, device="meta"))
 
 
+@needs(LEAVES)
 def test_a_dry_step_of_a_model_that_exists_measures_its_opaque_modules() -> None:
     """Of shapes alone it cannot."""
     with torch.device("meta"):

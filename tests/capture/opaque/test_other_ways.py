@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import tightfit
+from support.releases import needs
 from tightfit.errors import PlanMismatch
+from tightfit.torch_private.releases import LEAVES
 
 
 class Flipping(nn.Module):
@@ -84,6 +86,7 @@ def test_output_that_may_be_an_input_is_as_in_plain_training(share) -> None:
     assert all(map(torch.equal, plain, fitted))
 
 
+@needs(LEAVES)
 @pytest.mark.parametrize("overwrites", ["input", "output"])
 def test_output_that_may_be_an_input_is_refused_where_one_of_both_is_overwritten(
     overwrites,
@@ -94,6 +97,7 @@ def test_output_that_may_be_an_input_is_refused_where_one_of_both_is_overwritten
         trained(Augmented(None, overwrites=overwrites), batches, fits=True)
 
 
+@needs(LEAVES)
 def test_loss_without_a_gradient_for_some_data_is_as_in_plain_training(capsys) -> None:
     """A plan is made for the way that the data of a step go, also at once."""
     found = [1, 1, -1, 1, -1]

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import tightfit
-from tightfit.dynamic.native import runtime
+from support.releases import needs
+from tightfit.dynamic import region as region_module
+from tightfit.dynamic.native import build, runtime
 from tightfit.dynamic.native.build import compiled_core
 from tightfit.dynamic.native.compiling import (
     BeingCompiled,
@@ -21,6 +23,7 @@ from tightfit.dynamic.native.compiling import (
     compile_here,
 )
 from tightfit.errors import BadInput
+from tightfit.torch_private.releases import COMPILED_ONLINE, Since
 
 WRITES_ITS_PRIORITY = (
     sys.executable,
@@ -35,6 +38,7 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@needs(COMPILED_ONLINE)
 def test_a_compiler_that_refuses_is_asked_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -49,6 +53,24 @@ def test_a_compiler_that_refuses_is_asked_once(
     monkeypatch.setenv("CXX", str(tmp_path / "no_such_compiler"))
     with pytest.raises(CoreUnavailable, match="no C\\+\\+ compiler was found"):
         compiled_core()
+
+
+def test_an_older_pytorch_has_the_core_in_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "tightfit_online_core", raising=False)
+    monkeypatch.setattr(build, "COMPILED_ONLINE", Since((99, 0), "it is compiled", "it is not"))
+    region_module._announce_once.cache_clear()
+    for _ in range(2):
+        with tightfit.online("1TiB") as region:
+            torch.ones(64).sum()
+        assert region.report().core.startswith("Python (it needs PyTorch 99.0 or later; here is")
+    assert capsys.readouterr().err.count("sees operators in Python") == 1
+    with (
+        pytest.raises(BadInput, match=r"core='C\+\+' cannot be had: it needs PyTorch 99"),
+        tightfit.online("1TiB", core="C++"),
+    ):
+        pass
 
 
 def test_another_process_compiles_while_nobody_waits(tmp_path: Path) -> None:
@@ -109,6 +131,7 @@ def test_python_sees_the_operators_where_the_core_cannot_be_had(
         tightfit.online("1TiB", core="Rust")  # type: ignore[arg-type]
 
 
+@needs(COMPILED_ONLINE)
 def test_python_sees_the_operators_until_the_core_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

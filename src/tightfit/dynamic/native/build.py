@@ -17,9 +17,15 @@ from typing import Any
 
 import torch
 
-from tightfit.dynamic.native.compiling import CoreUnavailable, compile_apart, compile_here
+from tightfit.dynamic.native.compiling import (
+    CoreUnavailable,
+    ForLaterReleases,
+    compile_apart,
+    compile_here,
+)
 from tightfit.files import cache_folder
 from tightfit.progress import announce, said_while_waiting
+from tightfit.torch_private.releases import COMPILED_ONLINE
 
 __all__ = ["compiled_core"]
 
@@ -41,12 +47,17 @@ def compiled_core(*, waits: bool = True) -> Any:
     Raises
     ------
     CoreUnavailable
-        Without a compiler or headers, or if the compiler refuses, now or before.
+        Without a compiler or headers, on an older PyTorch, or if the compiler refuses, now or
+        before.
     BeingCompiled
         If it is not there yet, and nobody waits.
     """
     if _NAME in sys.modules:
         return sys.modules[_NAME]
+    if not COMPILED_ONLINE.is_here:
+        raise ForLaterReleases(
+            f"it needs PyTorch {COMPILED_ONLINE.name} or later; here is {torch.__version__}"
+        )
     try:
         core = _loaded(_library(waits))
     except OSError as error:

@@ -19,7 +19,14 @@ from pathlib import Path
 
 from tightfit.files import write_atomically
 
-__all__ = ["BeingCompiled", "CoreUnavailable", "compile_apart", "compile_here", "main"]
+__all__ = [
+    "BeingCompiled",
+    "CoreUnavailable",
+    "ForLaterReleases",
+    "compile_apart",
+    "compile_here",
+    "main",
+]
 
 _LONGEST_S = 1200
 _LOWEST_PRIORITY = 19
@@ -32,6 +39,10 @@ class CoreUnavailable(Exception):
 
 class BeingCompiled(CoreUnavailable):
     """The core is not there yet."""
+
+
+class ForLaterReleases(CoreUnavailable):
+    """The core needs a later PyTorch."""
 
 
 def compile_here(library: Path, command: Sequence[str]) -> None:

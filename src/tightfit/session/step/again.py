@@ -19,6 +19,7 @@ from tightfit.execution.otherwise import Planned, gradients_at_once, gradients_i
 from tightfit.execution.runtime import Run
 from tightfit.session.step.held import GivenToCall, Instead
 from tightfit.torch_private import tools
+from tightfit.torch_private.releases import DERIVATIVES
 
 __all__ = ["CalledAgain", "RunsAgain", "Step"]
 
@@ -339,6 +340,9 @@ def _cannot(name: str, reason: str) -> TightfitError:
     return TightfitError(
         f"the backward of {name} is to be differentiated itself (create_graph=True): for that its "
         f"forward is run again, plainly, and here it cannot be, as {reason}. Take the derivative "
-        "inside of what is planned (tightfit.step), leave the part that needs it out of the fitted "
-        f"module, or tightfit.unfit(model) first. {WITHOUT_A_PLAN}"
+        f"inside of what is planned (tightfit.step{_SINCE}), leave the part that needs it out of "
+        f"the fitted module, or tightfit.unfit(model) first. {WITHOUT_A_PLAN}"
     )
+
+
+_SINCE = "" if DERIVATIVES.is_here else f"; it needs PyTorch {DERIVATIVES.name} or later"

@@ -5,22 +5,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch._dynamo import config, guards
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVariable
 from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
 from torch._dynamo.variables.misc import (
     AutogradFunctionContextVariable,
     LoggingLoggerVariable,
     RandomVariable,
 )
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["following_ours"]
+__all__ = ["following_ours", "follows_derivatives"]
+
+
+def follows_derivatives() -> bool:
+    """Whether this PyTorch has derivatives inside a forward in its graphs."""
+    return hasattr(OutputGraph, _CHECK_NAME)
 
 
 @contextlib.contextmanager
@@ -33,6 +41,8 @@ def following_ours() -> Iterator[None]:
         _signs_of_zeros(),
         _own_numbers_drawn_by_python(),
         _collectives_left_to_python(),
+        _quotients_as_one_operator(),
+        _named_tuples_of_values(),
     ):
         yield
 
@@ -77,6 +87,40 @@ def _collectives_left_to_python() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _quotients_as_one_operator() -> Iterator[None]:
+    """Have ``torch.addcdiv`` stay one operator: the three that Dynamo makes of it round otherwise.
+
+    The other operators that it splits stay whole by its configuration.
+    """
+
+    @functools.cache
+    def handlers(get: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+        return {each: handler for each, handler in get().items() if each is not torch.addcdiv}
+
+    with _HANDLERS.by(handlers):
+        yield
+
+
+@contextlib.contextmanager
+def _named_tuples_of_values() -> Iterator[None]:
+    """Have a tuple of a class of its own be made again of its elements, not of an iterator.
+
+    `_replace` of a named tuple hands over an iterator, which is empty once Dynamo has followed it.
+    """
+
+    def made(
+        make: Any, self: Any, value: Any, tuple_vt: Any = None, init_args: Any = None, **others: Any
+    ) -> None:
+        make(self, value, tuple_vt=tuple_vt, init_args=init_args, **others)
+        if tuple_vt is None and init_args:
+            elements = getattr(self, "_base_vt", None) or self._tuple_vt  # the latter on 2.11
+            self.init_args = [TupleVariable([*elements.items])]
+
+    with _MAKE_TUPLE.by(made):
+        yield
+
+
+@contextlib.contextmanager
 def _derivatives_inside() -> Iterator[None]:
     """Have derivatives by `torch.autograd.grad` be part of a graph, but not ``backward()``.
 
@@ -84,7 +128,7 @@ def _derivatives_inside() -> Iterator[None]:
     with their derivatives; but not a leaf that is returned, whose gradient somebody may ask for.
     PyTorch before 2.13 cannot: there they end a graph.
     """
-    if not hasattr(OutputGraph, _CHECK_NAME):
+    if not follows_derivatives():
         yield
         return
 
@@ -150,5 +194,7 @@ _SUPPORTED_GENERATORS = Patch(RandomVariable, "is_supported_random_obj")
 _REWRITTEN_COLLECTIVES = Patch(CollectiveFunctionRewriteVariable, "can_rewrite")
 _BACKWARD = Patch(TensorVariable, "method_backward")
 _CHECKED_OUTPUTS = Patch(OutputGraph, _CHECK_NAME)
+_MAKE_TUPLE = Patch(UserDefinedTupleVariable, "__init__")
+_HANDLERS = Patch(TorchInGraphFunctionVariable, "_get_handlers")
 _CALL_OF_CONTEXT = Patch(AutogradFunctionContextVariable, "call_method")
 _CALL_OF_LOGGER = Patch(LoggingLoggerVariable, "call_method")
