@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import pytest
@@ -42,3 +43,27 @@ def test_a_call_left_open_elsewhere_costs_a_backward_no_memory(fitted: nn.Module
     open_call = beside(torch.ones(8, WIDTH))
     assert open_call.requires_grad
     assert requested_in_backward(fitted) == alone
+
+
+class Head(nn.Module):
+    """A loss, and beside it what it is made of, whose gradient lies otherwise than itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.pixels = nn.Linear(16, 32), nn.Conv2d(32, 5, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.pixels(self.tokens(x).permute(0, 2, 1).reshape(4, 32, 16, 16))
+        return nn.functional.cross_entropy(logits, y), logits
+
+
+def test_an_output_without_a_gradient_changes_no_order_of_sums() -> None:
+    """Zeros in place of its gradient lie as what they are added to."""
+    torch.manual_seed(0)
+    plain, x, y = Head(), torch.randn(4, 256, 16), torch.randint(0, 5, (4, 16, 16))
+    model = copy.deepcopy(plain)
+    tightfit.fit(model, "64MiB", costs="unit", cache=False)
+    for net in (plain, model):
+        net(x, y)[0].backward()
+    for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, expected.grad)

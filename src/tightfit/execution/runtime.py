@@ -29,7 +29,7 @@ from tightfit.execution.returned import (
     viewed_outputs,
 )
 from tightfit.execution.stepping import refuse_other_backward
-from tightfit.execution.sums import Sums, is_sum
+from tightfit.execution.sums import Sums, added_to, is_sum
 from tightfit.progress import announce
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine, tools
@@ -55,7 +55,7 @@ class Runner:
         self.joint = joint
         self.placeholders = joint.placeholders
         self.tangents = [
-            (source.index, node.meta["val"])
+            (source.index, added_to(node))
             for node, source in zip(self.placeholders, joint.sources, strict=True)
             if source.kind == "tangent"
         ]

@@ -26,7 +26,7 @@ from tightfit.plan.plan import Compute, Plan
 from tightfit.torch_private import core as private
 from tightfit.torch_private import engine
 
-__all__ = ["FirstSum", "Sums", "first_sums", "is_sum"]
+__all__ = ["FirstSum", "Sums", "added_to", "first_sums", "is_sum"]
 
 aten = torch.ops.aten
 
@@ -74,6 +74,26 @@ def first_sums(captured: Captured, plan: Plan) -> dict[OpId, FirstSum]:
         if sum(each is term for each in captured.calls[op][alternative[op]].args) == 1:
             found[op] = FirstSum(position, term)  # type: ignore[arg-type]
     return found
+
+
+def added_to(tangent: fx.Node) -> torch.Tensor:
+    """Return what a tangent is added to, else itself: so zeros in its place are to lie.
+
+    Plain PyTorch adds nothing where an output has no gradient. A sum lies as both its terms do, if
+    these lie alike, and how a gradient lies decides in which order it is summed up.
+    """
+    own = tangent.meta["val"]
+    for user in tangent.users:
+        terms = user.args[:2] if is_sum(user) else ()
+        for term in terms:
+            rest = term.meta.get("val") if isinstance(term, fx.Node) else None
+            if term is not tangent and isinstance(rest, torch.Tensor) and _is_like(rest, own):
+                return rest
+    return own
+
+
+def _is_like(rest: torch.Tensor, own: torch.Tensor) -> bool:
+    return (rest.shape, rest.dtype) == (own.shape, own.dtype) and lies_without_gaps(rest)
 
 
 def _first_sum(gradient: fx.Node) -> fx.Node | None:
