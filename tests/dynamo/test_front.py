@@ -385,6 +385,41 @@ def test_what_numpy_computes_is_left_to_it() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+class MaskedByNumpy(nn.Module):
+    """Draws with NumPy which rows are masked, between operators that draw with PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(8, 8), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.layer(x))
+        count = int(2 + numpy.random.rand(1).item())
+        rows = numpy.random.choice(numpy.arange(len(x)), count, replace=False)
+        keep = torch.ones(len(x), 1)
+        keep[torch.tensor(rows)] = 0
+        return self.drop(x * keep)
+
+
+def test_numbers_that_numpy_draws_are_its_own() -> None:
+    torch.manual_seed(0)
+    plain = MaskedByNumpy()
+    model = copy.deepcopy(plain)
+    tightfit.fit(model, "64MiB", costs="unit", cache=False)
+    for step in range(4):
+        states = []
+        for net in (plain, model):
+            torch.manual_seed(step)
+            numpy.random.seed(step)
+            net.zero_grad()
+            net(torch.ones(8, 8)).square().sum().backward()
+            states.append((torch.get_rng_state(), numpy.random.get_state()[1:3]))
+        assert torch.equal(states[0][0], states[1][0])
+        assert all(map(numpy.array_equal, states[0][1], states[1][1]))
+        for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(ours.grad, expected.grad)
+
+
 def test_numbers_of_numpys_end_no_graph() -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
