@@ -39,7 +39,7 @@ from tightfit.torch_private.settings import global_settings
 
 __all__ = ["Kept"]
 
-_FORMAT = 2
+_FORMAT = 3
 _SUFFIX = ".frame.gz"
 _MOST_ALIKE = 4  # that are called alike, and differ in what guards ask
 
