@@ -8,12 +8,11 @@ Shares no code with any planner.
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
+from support.shortest import shortest
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.graph.ir import CONSTANT_ROLES
 from tightfit.graph.liveness import computed_ops
@@ -65,23 +64,12 @@ class _Search:
         self.linked = sorted({op for c in graph.choices for b in c.branches for op, _ in b})
 
     def run(self) -> float:
+        def ending(state: State) -> float | None:
+            is_end = state[0] == len(self.graph.ops) and self.legal_end(state)
+            return 0.0 if is_end else None
+
         start: State = (0, frozenset(), (), False)
-        queue: list[tuple[float, int, State]] = [(0.0, 0, start)]
-        best = {start: 0.0}
-        ticket = 0
-        while queue:
-            cost, _, state = heapq.heappop(queue)
-            if cost > best[state]:
-                continue
-            if state[0] == len(self.graph.ops) and self.legal_end(state):
-                return cost / self.base - 1.0
-            for extra, following in self.moves(state):
-                total = cost + extra
-                if total < best.get(following, math.inf):
-                    best[following] = total
-                    ticket += 1
-                    heapq.heappush(queue, (total, ticket, following))
-        return math.inf
+        return shortest(start, self.moves, ending) / self.base - 1.0
 
     def legal_end(self, state: State) -> bool:
         taken = dict(zip(self.linked, state[2], strict=True))

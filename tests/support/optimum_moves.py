@@ -8,39 +8,16 @@ the simulator.
 
 from __future__ import annotations
 
-import heapq
-import math
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import partial
 
+from support.links import LinkState
+from support.shortest import shortest
 from tightfit.graph import Alternative, Graph, Op, Segment, Value, Variant, validate_graph
 from tightfit.plan import Far
 
 __all__ = ["least_time_s", "random_graph"]
-
-Waits = tuple[tuple[int, float], ...]
-
-
-class _State(NamedTuple):
-    done: int
-    alive: frozenset[int]
-    stored: frozenset[int]
-    storing: Waits  # value, seconds until its store has ended
-    coming: Waits
-    stores_s: float  # until the queue is empty
-    loads_s: float
-
-    def later(self, seconds: float) -> _State:
-        def left(waits: Waits) -> Waits:
-            return tuple((v, s - seconds) for v, s in waits if s > seconds)
-
-        return self._replace(
-            storing=left(self.storing),
-            coming=left(self.coming),
-            stores_s=max(0.0, self.stores_s - seconds),
-            loads_s=max(0.0, self.loads_s - seconds),
-        )
 
 
 def random_graph(seed: int, count: int) -> Graph:
@@ -67,58 +44,26 @@ def random_graph(seed: int, count: int) -> Graph:
 
 def least_time_s(graph: Graph, budget_bytes: int, far: Far) -> float:
     """Return the least time of any plan of a graph of one-output ops; ``inf`` if there is none."""
-    start = _State(0, frozenset(), frozenset(), (), (), 0.0, 0.0)
-    best = {start: 0.0}
-    queue = [(0.0, 0, start)]
-    ticket = 0
-    least = math.inf
-    while queue:
-        time_s, _, state = heapq.heappop(queue)
-        if time_s >= least:
-            return least
-        if time_s > best[state]:
-            continue
-        if state.done == len(graph.ops):
-            least = min(least, time_s + max(state.stores_s, state.loads_s))
-            continue
-        for took_s, following in _moves(graph, budget_bytes, far, state):
-            total = time_s + took_s
-            if total < best.get(following, math.inf):
-                best[following] = total
-                ticket += 1
-                heapq.heappush(queue, (total, ticket, following))
-    return least
+
+    def ending(state: LinkState) -> float | None:
+        is_done = state.done == len(graph.ops)
+        return max(state.stores_s, state.loads_s) if is_done else None
+
+    return shortest(LinkState(), partial(_moves, graph, budget_bytes, far), ending)
 
 
-def _moves(graph: Graph, budget: int, far: Far, state: _State) -> Iterator[tuple[float, _State]]:
+def _moves(
+    graph: Graph, budget: int, far: Far, state: LinkState
+) -> Iterator[tuple[float, LinkState]]:
     size = [value.size_bytes for value in graph.values]
     held = sum(size[v] for v in state.alive)
-    under_way = dict((*state.storing, *state.coming))
     for value in sorted(state.alive):
-        wait = under_way.get(value, 0.0)
-        after = state.later(wait)
-        yield wait, after._replace(alive=after.alive - {value})
+        yield state.without(value)
         if value not in state.stored:
-            end = state.stores_s + far.store_s(size[value])
-            yield (
-                0.0,
-                state._replace(
-                    stored=state.stored | {value},
-                    storing=(*state.storing, (value, end)),
-                    stores_s=end,
-                ),
-            )
+            yield 0.0, state.with_store(value, size[value], far)
     for value in sorted(state.stored - state.alive):
         if held + size[value] <= budget:
-            end = state.loads_s + far.load_s(size[value])
-            yield (
-                0.0,
-                state._replace(
-                    alive=state.alive | {value},
-                    coming=(*state.coming, (value, end)),
-                    loads_s=end,
-                ),
-            )
+            yield 0.0, state.with_load(value, size[value], far)
     for op in graph.ops[: state.done + 1]:
         (way,) = op.alternatives
         (made,) = way.writes

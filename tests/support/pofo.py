@@ -8,39 +8,15 @@ any activation kept or dropped whenever room is wanted, so nothing of its class 
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from support.chains import Layer
+from support.links import LinkState
+from support.shortest import shortest
 from tightfit.plan import Far
 
 __all__ = ["least_time_of_chain_s"]
-
-Waits = tuple[tuple[int, float], ...]
-
-
-class _State(NamedTuple):
-    done: int  # layers forward, then backward
-    alive: frozenset[int]  # activations near
-    stored: frozenset[int]
-    storing: Waits
-    coming: Waits
-    stores_s: float
-    loads_s: float
-
-    def later(self, seconds: float) -> _State:
-        def left(waits: Waits) -> Waits:
-            return tuple((v, s - seconds) for v, s in waits if s > seconds)
-
-        return self._replace(
-            storing=left(self.storing),
-            coming=left(self.coming),
-            stores_s=max(0.0, self.stores_s - seconds),
-            loads_s=max(0.0, self.loads_s - seconds),
-        )
 
 
 def least_time_of_chain_s(layers: Sequence[Layer], budget_bytes: int, far: Far) -> float:
@@ -55,23 +31,10 @@ class _Chain:
     far: Far
 
     def least_time_s(self) -> float:
-        start = _State(0, frozenset(), frozenset(), (), (), 0.0, 0.0)
-        best = {start: 0.0}
-        queue = [(0.0, 0, start)]
-        ticket = 0
-        while queue:
-            time_s, _, state = heapq.heappop(queue)
-            if state.done == 2 * len(self.layers):
-                return time_s
-            if time_s > best[state]:
-                continue
-            for took_s, following in self.moves(state):
-                total = time_s + took_s
-                if total < best.get(following, math.inf):
-                    best[following] = total
-                    ticket += 1
-                    heapq.heappush(queue, (total, ticket, following))
-        return math.inf
+        def ending(state: LinkState) -> float | None:
+            return 0.0 if state.done == 2 * len(self.layers) else None
+
+        return shortest(LinkState(), self.moves, ending)
 
     def layer(self, done: int) -> int:
         """The layer whose backward comes next."""
@@ -83,23 +46,20 @@ class _Chain:
         forward = done <= len(self.layers) or layer == 0
         return 0 if forward else self.layers[layer - 1].gradient_bytes
 
-    def held(self, state: _State) -> int:
+    def held(self, state: LinkState) -> int:
         return sum(self.layers[i].size_bytes for i in state.alive)
 
-    def moves(self, state: _State) -> Iterator[tuple[float, _State]]:
+    def moves(self, state: LinkState) -> Iterator[tuple[float, LinkState]]:
         if state.done < len(self.layers):
             yield from self.forward(state)
         else:
             yield from self.backward(state)
             yield from self.again(state)
             yield from self.load(state)
-        under_way = dict((*state.storing, *state.coming))
         for value in sorted(state.alive):
-            wait = under_way.get(value, 0.0)
-            after = state.later(wait)
-            yield wait, after._replace(alive=after.alive - {value})
+            yield state.without(value)
 
-    def forward(self, state: _State) -> Iterator[tuple[float, _State]]:
+    def forward(self, state: LinkState) -> Iterator[tuple[float, LinkState]]:
         layer = state.done
         size = self.layers[layer].size_bytes
         if (layer and layer - 1 not in state.alive) or self.held(state) + size > self.budget:
@@ -107,17 +67,9 @@ class _Chain:
         after = state.later(self.layers[layer].forward_s)
         after = after._replace(done=layer + 1, alive=after.alive | {layer})
         yield self.layers[layer].forward_s, after
-        end = after.stores_s + self.far.store_s(size)
-        yield (
-            self.layers[layer].forward_s,
-            after._replace(
-                stored=after.stored | {layer},
-                storing=(*after.storing, (layer, end)),
-                stores_s=end,
-            ),
-        )
+        yield self.layers[layer].forward_s, after.with_store(layer, size, self.far)
 
-    def backward(self, state: _State) -> Iterator[tuple[float, _State]]:
+    def backward(self, state: LinkState) -> Iterator[tuple[float, LinkState]]:
         layer = self.layer(state.done)
         needed = {i for i in (layer - 1, layer) if i >= 0}
         taken = self.held(state) + self.gradient_bytes(state.done)
@@ -136,7 +88,7 @@ class _Chain:
             ),
         )
 
-    def again(self, state: _State) -> Iterator[tuple[float, _State]]:
+    def again(self, state: LinkState) -> Iterator[tuple[float, LinkState]]:
         taken = self.held(state) + self.gradient_bytes(state.done)
         for layer in range(self.layer(state.done) + 1):
             ready = layer == 0 or layer - 1 in state.alive
@@ -148,18 +100,10 @@ class _Chain:
             after = state.later(took)
             yield took, after._replace(alive=after.alive | {layer})
 
-    def load(self, state: _State) -> Iterator[tuple[float, _State]]:
+    def load(self, state: LinkState) -> Iterator[tuple[float, LinkState]]:
         away = sorted(state.stored - state.alive)[-1:]
         taken = self.held(state) + self.gradient_bytes(state.done)
         for layer in away:
             size = self.layers[layer].size_bytes
             if taken + size <= self.budget:
-                end = state.loads_s + self.far.load_s(size)
-                yield (
-                    0.0,
-                    state._replace(
-                        alive=state.alive | {layer},
-                        coming=(*state.coming, (layer, end)),
-                        loads_s=end,
-                    ),
-                )
+                yield 0.0, state.with_load(layer, size, self.far)
