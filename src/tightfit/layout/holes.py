@@ -131,11 +131,6 @@ class Script:
     turns: Mapping[int, Turn]
 
     @property
-    def held_bytes(self) -> int:
-        """The arena, and what the step holds outside of it."""
-        return self.height_bytes + self.outside_bytes
-
-    @property
     def requests(self) -> int:
         """How many blocks have a place."""
         return len(self.places)

@@ -31,15 +31,13 @@ class MovesBound:
     ----------
     task : Task
         With far memory, in the order that is searched.
-    alternatives : bool
-        Whether first computations may take alternatives.
     solver : str
         What solves the programs.
     """
 
-    def __init__(self, task: Task, solver: str, *, alternatives: bool = True) -> None:
+    def __init__(self, task: Task, solver: str) -> None:
         assert task.far is not None
-        self.problem = build_problem(task, alternatives=alternatives)
+        self.problem = build_problem(task)
         self.outline = outline(self.problem)
         self.solver = solver
         self.overhead = self.outline.trivial_bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -155,18 +156,10 @@ _NONE = Shift()
 
 
 def _first_from(begins: Sequence[float], at_s: float) -> OpId:
-    """The first op whose turn begins no earlier."""
-    low, high = 0, len(begins) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if begins[middle] >= at_s else (middle + 1, high)
-    return low
+    """The first op whose turn begins no earlier; the last one if none does."""
+    return min(bisect_left(begins, at_s), len(begins) - 1)
 
 
 def _last_until(begins: Sequence[float], at_s: float) -> OpId:
     """The last op whose turn begins no later; the first one if none does."""
-    low, high = 0, len(begins) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if begins[middle] <= at_s else (low, middle - 1)
-    return low
+    return max(bisect_right(begins, at_s) - 1, 0)

@@ -76,15 +76,12 @@ class Judge:
     ----------
     task : Task
         With far memory; plans keep its order.
-    alternatives : bool
-        Whether first computations may take alternatives.
     """
 
-    def __init__(self, task: Task, *, alternatives: bool = True) -> None:
+    def __init__(self, task: Task) -> None:
         assert task.far is not None
         self.task = task
         self.far = task.far
-        self.alternatives = alternatives
         self.sizes = {value.id: value.size_bytes for value in task.graph.values}
         self.plain = begins_of(task.graph, keep_everything(task.graph))
         self.gaps: Mapping[ValueId, Gap] = MappingProxyType(gaps_of(task.graph, self.plain))
@@ -103,7 +100,7 @@ class Judge:
             Of search around that, once it fits.
         """
         cut = self._cut(choice, start)
-        problem = build_problem(self._task(cut), alternatives=self.alternatives)
+        problem = build_problem(self._task(cut))
         begun = None if start is None else _as_schedule(problem, cut, start)
         job = Job(begun, _HOT, MIXED, 0.0, iterations, seed, problem.baseline_cost)
         schedule = _engine.Schedule(problem.engine, problem.budget_bytes)
@@ -115,7 +112,7 @@ class Judge:
         """As `judge`, with all that the search without far memory can do."""
         cut = self._cut(choice, start)
         task = self._task(cut)
-        problem = build_problem(task, alternatives=self.alternatives)
+        problem = build_problem(task)
         search = Search(task, problem, limits, progress, time.perf_counter())
         if start is not None:
             search.pool.add_seed(_as_schedule(problem, cut, start))
