@@ -161,11 +161,14 @@ class OpaqueBackward:
         The outputs that have a gradient.
     added : tuple of int
         The results that are added to what other readers of the same tensor have given.
+    before : tuple of Geometry
+        How each of these earlier gradients lies in memory: their sums lie like them.
     """
 
     call: OpaqueCall
     present: tuple[int, ...]
     added: tuple[int, ...] = ()
+    before: tuple[Geometry, ...] = ()
 
     def __call__(
         self,
@@ -204,9 +207,7 @@ class OpaqueBackward:
         return {places[n]: tensor for n, tensor in zip(self.added, before, strict=True)}
 
     def _made_before(self) -> dict[int, torch.Tensor]:
-        made = [g for g in self.call.backwards[self.present].gradients if g is not None]
-        chosen = [made[n] for n in self.added]
-        return self._sums([materialise(g.shape, g.strides, g.dtype, g.device) for g in chosen])
+        return self._sums([materialise(g.shape, g.strides, g.dtype, g.device) for g in self.before])
 
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.
