@@ -183,6 +183,29 @@ def test_a_frame_of_ever_new_graphs_is_left_to_python_and_is_said(
     assert "the outermost forward runs eagerly" in capsys.readouterr().err
 
 
+class Flow(nn.Module):
+    """A function whose weights another graph has computed, and its derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weights = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def transformed(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.clone().requires_grad_()
+        y = (x * weights).tanh()
+        return y, torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, weights = self.first(x), self.weights(x)
+        print(end="")
+        y, slope = self.transformed(x, weights)
+        return y.square().mean() - slope.abs().log().mean()
+
+
+def test_a_derivative_that_python_takes_is_of_what_python_computes() -> None:
+    assert_trains_alike(Flow(), lambda m, x: m(x))
+
+
 def test_where_dynamo_fails_a_frame_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo has errors that it does not wrap: a view whose base had fewer dimensions before."""
 

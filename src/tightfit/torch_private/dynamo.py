@@ -32,7 +32,7 @@ from tightfit.errors import TightfitError
 from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
 from tightfit.torch_private.frames.ends import End, noting_ends
 from tightfit.torch_private.frames.follower import Follower, Given
-from tightfit.torch_private.frames.following import following_ours
+from tightfit.torch_private.frames.following import DerivativeOutside, following_ours
 from tightfit.torch_private.frames.leaves import (
     HAS_LEAVES,
     IsGiven,
@@ -202,6 +202,11 @@ class _PerFrame:
                 self._follower.try_as_one_op(told.forward, told.given)
                 asked = None
                 continue
+            except DerivativeOutside as end:
+                self._skipped(frame, end.reason, None)
+                return ConvertFrameReturn(
+                    frame_exec_strategy=_AS_IT_IS if end.is_in_frame else _BY_PYTHON
+                )
             except exc.FailOnRecompileLimitHit:
                 raise
             except TightfitError:
@@ -344,6 +349,7 @@ _OF_NUMPY = "it computes with NumPy"
 _SUPPRESSED = "an error was suppressed during compilation"
 """What Dynamo says of a frame that it cannot follow; the next call of it may be another one."""
 _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+_BY_PYTHON = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
 
 
 def _how_called(given: Any, module: nn.Module | None) -> Any:

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch._dynamo import config, guards
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVariable
 from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable
+from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import (
     AutogradFunctionContextVariable,
     LoggingLoggerVariable,
@@ -23,7 +25,19 @@ from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
 from tightfit.torch_private.patches import Patch
 
-__all__ = ["following_ours", "follows_derivatives"]
+__all__ = ["DerivativeOutside", "following_ours", "follows_derivatives"]
+
+
+class DerivativeOutside(BaseException):
+    """Ends following: a graph would end at the derivative of what it has computed itself.
+
+    Of its outputs none is computed from another one for autograd, so Python would find no way from
+    what is differentiated to what it is differentiated by.
+    """
+
+    def __init__(self, reason: str, *, is_in_frame: bool) -> None:
+        super().__init__(reason)
+        self.reason, self.is_in_frame = reason, is_in_frame
 
 
 def follows_derivatives() -> bool:
@@ -36,6 +50,7 @@ def following_ours() -> Iterator[None]:
     """Have Dynamo follow as plans need it."""
     with (
         _derivatives_inside(),
+        _derivatives_outside(),
         _changing_functions_left_to_python(),
         _messages_said_once(),
         _signs_of_zeros(),
@@ -148,6 +163,37 @@ def _derivatives_inside() -> Iterator[None]:
         config.patch(trace_autograd_ops=True),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _derivatives_outside() -> Iterator[None]:
+    """Have following end where a graph would end at a derivative by what the graph has computed."""
+
+    def derivative(handle: Any, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return handle(self, tx, *args, **kwargs)
+        except Unsupported as error:
+            by = args[1] if len(args) > 1 else kwargs.get("inputs")
+            if by is None or not _are_computed(by):
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            raise DerivativeOutside(reason, is_in_frame=tx.parent is None) from None
+
+    @functools.cache
+    def handlers(get: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+        own = get()
+        return {**own, torch.autograd.grad: functools.partial(derivative, own[torch.autograd.grad])}
+
+    with _HANDLERS.by(handlers):
+        yield
+
+
+def _are_computed(variables: Any) -> bool:
+    """Whether a graph has computed any of these tensors."""
+    each = variables.items if isinstance(variables, BaseListVariable) else [variables]
+    return any(
+        isinstance(x, TensorVariable) and x.as_proxy().node.op != "placeholder" for x in each
+    )
 
 
 @contextlib.contextmanager
