@@ -104,11 +104,12 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "background base bounds child",
         "solvers",
         "outcomes",
-        "engine stages registry orders",
-        "checkmate monet intervals heuristics eviction apart",
+        "engine registry orders",
+        "apart",
         "anytime",
         "moves",
         "questions",
+        "papers",
     ),
     "session": (
         "callee report refusals processes bypass outputs untrained",
@@ -226,6 +227,14 @@ def test_torch_is_imported_only_where_it_belongs(file: File) -> None:
     if is_torch_free(file):
         for line, name in file.imports:
             assert name.split(".")[0] not in ("torch", "torchvision"), f"{file.path}:{line} {name}"
+
+
+@of_every_file
+def test_nothing_imports_the_planners_of_papers(file: File) -> None:
+    papers = "tightfit.planners.papers"
+    if not file.module.startswith(papers):
+        found = [(line, name) for line, name in file.imports if name.startswith(papers)]
+        offends(file, found, "the registry loads it by its name")
 
 
 def test_every_room_has_a_row() -> None:

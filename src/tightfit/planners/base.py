@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -126,24 +126,24 @@ class Planner(Protocol):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """A planner's name, where its function is (``"module:function"``) and what it can do."""
+    """A planner: its name, where its function is (``"module:function"``), what it can do."""
 
     name: str
     function: str
     summary: str
     capabilities: Capabilities
+    options: tuple[str, ...] = ()  # variants of it, asked for as ``"name:option"``
+    option: str = ""  # the variant that is asked for
+    seeds_up_to: int = 0  # the default planner starts from its plans on graphs of so many ops
 
-    def load(self) -> Callable[[Task, Limits, Progress], Outcome]:
+    def load(self) -> Planner:
         """Import the planner's function.
 
-        Raises
-        ------
-        MissingExtra
-            If an optional dependency is not installed.
+        Raises `MissingExtra` if an optional dependency is not installed.
         """
         module, _, attribute = self.function.partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            function = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             extra = self.capabilities.extra
             if extra is None or (error.name or "").startswith("tightfit"):
@@ -151,3 +151,4 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
             raise MissingExtra(
                 f"planner {self.name!r} needs {error.name}: pip install tightfit[{extra}]"
             ) from error
+        return partial(function, option=self.option) if self.option else function

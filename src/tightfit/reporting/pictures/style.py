@@ -168,7 +168,7 @@ FAMILIES = (
         (
             ("checkmate", "^"),
             ("checkmate+", "v"),
-            ("checkmate_split", "<"),
+            ("checkmate:split", "<"),
             ("checkmate_rounding", ">"),
             ("checkmate_o", "P"),
         ),
@@ -176,13 +176,12 @@ FAMILIES = (
     Family(
         "MONeT and retention intervals",
         GREEN,
-        (("monet", "D"), ("monet_all", "X"), ("monet_loose", "d"), ("intervals", "p")),
+        (("monet", "D"), ("monet_all", "X"), ("monet:loose", "d"), ("intervals", "p")),
     ),
     Family(
         "Checkpointing heuristics",
         ORANGE,
         (
-            ("checkpoint_all", "X"),
             ("gist", "D"),
             ("griewank", "P"),
             ("chen_sqrt", "s"),
@@ -197,12 +196,12 @@ FAMILIES = (
         "Eviction policies",
         PURPLE,
         (
-            ("eviction_dtr", "P"),
-            ("eviction_dtr_eq", "^"),
-            ("eviction_dtr_local", "X"),
-            ("eviction_lru", "D"),
-            ("eviction_size", "s"),
-            ("eviction_msps", "o"),
+            ("eviction", "P"),
+            ("eviction:h_dtr_eq", "^"),
+            ("eviction:h_dtr_local", "X"),
+            ("eviction:lru", "D"),
+            ("eviction:size", "s"),
+            ("eviction:msps", "o"),
         ),
     ),
     Family(
