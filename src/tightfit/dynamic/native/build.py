@@ -31,7 +31,7 @@ __all__ = ["compiled_core"]
 
 _NAME = "tightfit_online_core"
 _HERE = Path(__file__).parent
-_SHARED = _HERE.parent.parent / "_core" / "evicted_classes.hpp"
+_SHARED = _HERE.parent.parent / "_core" / "eviction.hpp"
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 _LIBRARIES = ("torch_python", "torch_cpu", "c10")
 
