@@ -17,22 +17,7 @@ class CudaGround:
     statistics, and nothing is given out twice. The memory goes back when the object is gone and
     nothing in it is alive.
 
-    Parameters
-    ----------
-    height_bytes : int
-        Its size.
-    device : torch.device
-        Where.
-
-    Raises
-    ------
-    torch.OutOfMemoryError
-        If the device has no such stretch.
-
-    Attributes
-    ----------
-    address : int
-        Of its first byte.
+    Raises `torch.OutOfMemoryError` if the device has no such stretch. `address`: of its first byte.
     """
 
     def __init__(self, height_bytes: int, device: torch.device) -> None:

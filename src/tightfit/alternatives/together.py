@@ -103,21 +103,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Link:
-    """One elementwise operator of a chain.
+    """One elementwise operator of a chain."""
 
-    Parameters
-    ----------
-    function : callable
-        The operator.
-    arguments : tuple
-        As it takes them; tensors are given by a `Read` or a `Made`.
-    keywords : tuple of (str, object)
-        Further ones, none of them tensors.
-    """
-
-    function: Any
-    arguments: tuple[Any, ...]
-    keywords: tuple[tuple[str, Any], ...] = ()
+    function: Any  # the operator
+    arguments: tuple[Any, ...]  # as it takes them; tensors are given by a `Read` or a `Made`
+    keywords: tuple[tuple[str, Any], ...] = ()  # further ones, none of them tensors
 
     def run(self, stretches: Stretches, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return what the operator makes of a stretch, in `out` if that is given."""
@@ -134,17 +124,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Norm:
-    """A BatchNorm as the first link of a chain, by the statistics of its first run.
+    """A BatchNorm as the first link of a chain, by the statistics of its first run."""
 
-    Parameters
-    ----------
-    x, mean, deviation : Read
-        What is normalised, and both statistics.
-    weight, bias : Read or None
-        One number for each channel.
-    """
-
+    # x, mean, deviation: what is normalised, and both statistics
     x: Read
+    # weight, bias: one number for each channel
     weight: Read | None
     bias: Read | None
     mean: Read
@@ -159,14 +143,7 @@ class Norm:
 class Stretches:
     """The stretches of all tensors of a chain between two cuts.
 
-    Parameters
-    ----------
-    tensors : sequence of Tensor
-        What the chain is given.
-    cuts : tuple of (dimension, start, length)
-        Where the stretch lies in the result.
-    dimensions : int
-        Of the result.
+    `cuts` (tuple of (dimension, start, length)): where the stretch lies in the result.
     """
 
     def __init__(
@@ -196,17 +173,10 @@ def run_together(
 ) -> torch.Tensor:
     """Return what the last link of a chain makes, a stretch at a time.
 
-    Parameters
-    ----------
-    links : tuple of (Link or Norm)
-        In the order in which they run.
-    shape, strides : tuple of int
-        Of the result, which is dense.
-    tensors : Tensor
-        What the chain is given: of the result's shape, or broadcast to it, or one number for each
-        channel (dimension 1).
-    out : Tensor, optional
-        Of the result's geometry: written over; may be one of the tensors.
+    `links` (tuple of (Link or Norm)): in the order in which they run. `shape`, `strides`: of the
+    result, which is dense. `tensors`: what the chain is given: of the result's shape, or broadcast
+    to it, or one number for each channel (dimension 1). `out`: of the result's geometry: written
+    over; may be one of the tensors.
     """
     over = [False] * (len(links) - 1) + [True]
     if out is None:
@@ -331,13 +301,7 @@ def _elements(shape: tuple[int, ...], cuts: tuple[Cut, ...]) -> int:
 
 
 class _Chain:
-    """An operator and those before it, as links.
-
-    Parameters
-    ----------
-    view : OpView
-        The last operator.
-    """
+    """An operator and those before it, as links."""
 
     def __init__(self, view: OpView) -> None:
         self._view = view

@@ -67,23 +67,11 @@ class Ground(Protocol):
 class Steered:
     """One step: from its forward to the end of its backward.
 
-    Parameters
-    ----------
-    script : Script
-        Of its plan.
-    ground : Ground or None
-        Where it lies; None: wherever the allocator puts it, as another step lies there.
-    is_watched : bool
-        Whether to find out which instructions have no room.
-
-    Attributes
-    ----------
-    failed : int
-        Fillers that came to lie elsewhere, or would have: 1 at most, as none is set afterwards.
-    outlived : bool
-        Whether something of an earlier step was there at its beginning.
-    crowded : set of int
-        Instructions that requested what had no room, or after which a filler had none.
+    `ground`: where it lies; None: wherever the allocator puts it, as another step lies there.
+    `is_watched`: whether to find out which instructions have no room. `failed`: fillers that came
+    to lie elsewhere, or would have: 1 at most, as none is set afterwards. `outlived`: whether
+    something of an earlier step was there at its beginning. `crowded`: instructions that requested
+    what had no room, or after which a filler had none.
     """
 
     def __init__(self, script: Script, ground: Ground | None, *, is_watched: bool = False) -> None:
@@ -192,10 +180,8 @@ def why_not_led(ground_for: Callable[[int], Ground]) -> str | None:
 
     Tries it: a short step, twice.
 
-    Parameters
-    ----------
-    ground_for : callable
-        Returns memory that is so many bytes high; raises a `RuntimeError` if there is none.
+    `ground_for`: returns memory that is so many bytes high; raises a `RuntimeError` if there is
+    none.
     """
     script = script_of(_TRIED)
     try:
@@ -234,10 +220,8 @@ class Steering:
 
     A step that begins while another one still awaits its backward lies elsewhere.
 
-    Parameters
-    ----------
-    ground_for : callable
-        Returns memory that is so many bytes high; raises a `RuntimeError` if there is none.
+    `ground_for`: returns memory that is so many bytes high; raises a `RuntimeError` if there is
+    none.
     """
 
     def __init__(self, ground_for: Callable[[int], Ground]) -> None:
@@ -266,12 +250,7 @@ class Steering:
     def begin(self, script: Script, *, is_watched: bool = False) -> Steered:
         """Begin a step.
 
-        Parameters
-        ----------
-        script : Script
-            Of its plan.
-        is_watched : bool
-            Whether to find out which instructions have no room, which takes time.
+        `is_watched`: whether to find out which instructions have no room, which takes time.
         """
         if self._step is not None and self._step() is not None:
             return Steered(script, None)

@@ -230,12 +230,8 @@ def _write(output: Path, graph: Graph, rows: Sequence[ComparisonRow]) -> None:
 def comparison_table(rows: Sequence[ComparisonRow], ratios: Sequence[float | None]) -> str:
     """Return rows as aligned text, one block per budget.
 
-    Parameters
-    ----------
-    rows : sequence of ComparisonRow
-        What planners found.
-    ratios : sequence of float or None
-        For each row, the budget as a share of the activation peak, if it was given so.
+    `rows`: what planners found. `ratios`: for each row, the budget as a share of the activation
+    peak, if it was given so.
     """
     lines: list[str] = []
     budget = None

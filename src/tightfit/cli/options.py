@@ -201,15 +201,7 @@ def is_model(target: str) -> bool:
 def require_model(target: str, otherwise: str) -> None:
     """Refuse what names no model.
 
-    Parameters
-    ----------
-    otherwise : str
-        What to say of a graph file.
-
-    Raises
-    ------
-    BadInput
-        If it names none.
+    `otherwise`: what to say of a graph file. Raises `BadInput` if it names none.
     """
     if target.endswith(".py"):
         raise BadInput(

@@ -23,12 +23,7 @@ class NotPlain(Exception):
 class Contents:
     """The contents of all storages that are known.
 
-    Parameters
-    ----------
-    room : Room
-        Is told when something ends that was there before.
-    pool : Pool
-        Is told what comes and goes.
+    `room`: is told when something ends that was there before. `pool`: is told what comes and goes.
     """
 
     def __init__(self, room: Room, pool: Pool) -> None:
@@ -59,10 +54,7 @@ class Contents:
     def lying_in(self, tensor: torch.Tensor) -> tuple[Content, torch.UntypedStorage]:
         """Return what a tensor lies in; what nobody has seen before stays where it is.
 
-        Raises
-        ------
-        NotPlain
-            If it lies in no storage.
+        Raises `NotPlain` if it lies in no storage.
         """
         storage = _plain_storage_of(tensor)
         lies = getattr(storage, MARK, None)
@@ -99,10 +91,7 @@ class Contents:
     def new_among(self, outputs: Any) -> list[torch.UntypedStorage]:
         """Return the storages of results that nobody has seen, each once.
 
-        Raises
-        ------
-        NotPlain
-            If a result lies in no storage.
+        Raises `NotPlain` if a result lies in no storage.
         """
         here = self._room.device
         found: dict[int, torch.UntypedStorage] = {}

@@ -41,18 +41,9 @@ class Lies(weakref.ref[torch.UntypedStorage]):
 class Content:
     """One content of one storage.
 
-    Parameters
-    ----------
-    size_bytes : int
-        Of the storage.
-    maker : Call or None
-        What computes it; None: it cannot be computed again, and stays.
-    is_backward : bool
-        Whether it is a gradient under way.
-    is_blank : bool
-        Nobody has been seen writing it.
-    used_at, last_op : int
-        The clock, and the number of operators that had run, when it was last used.
+    `maker`: what computes it; None: it cannot be computed again, and stays. `is_backward`: whether
+    it is a gradient under way. `is_blank`: nobody has been seen writing it. `used_at`, `last_op`:
+    the clock, and the number of operators that had run, when it was last used.
     """
 
     is_resident = True
@@ -201,15 +192,7 @@ class Place:
 
 
 class Blank:
-    """A tensor argument that is written and not read: any memory will do.
-
-    Parameters
-    ----------
-    place : Place
-        How the tensor lay.
-    device : torch.device
-        Where.
-    """
+    """A tensor argument that is written and not read: any memory will do."""
 
     __slots__ = ("device", "place", "size_bytes")
 
@@ -222,23 +205,13 @@ class Blank:
 class Call:
     """An operator that ran, and all that is needed to run it again.
 
-    Parameters
-    ----------
-    function : callable
-        The overload.
-    args, kwargs
-        Its arguments, with `Place` and `Blank` for tensors.
-    reads : dict
-        The contents it read, with their storages.
-    cost : int
-        What the policy thinks it costs.
-    with_grad : bool
-        Whether gradients were enabled: some kernels return more then.
-    drawn_from : tuple or None
-        The generator it drew from, and its state before.
+    `args`, `kwargs`: its arguments, with `Place` and `Blank` for tensors. `reads`: the contents it
+    read, with their storages. `cost`: what the policy thinks it costs. `with_grad`: whether
+    gradients were enabled: some kernels return more then.
     """
 
     written: Sequence[Content | Blank] = ()
+    # The generator it drew from, and its state before
     drawn_from: tuple[torch.Generator, torch.Tensor] | None = None
     _outputs: tuple[weakref.ref[Content], ...] = ()
     _kept: dict[Content, torch.UntypedStorage] | None = None

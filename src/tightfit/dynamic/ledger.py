@@ -68,12 +68,7 @@ class OnlineReport:
 class Ledger:
     """The clock, which runs by costs and not by time, so that every run decides alike.
 
-    Parameters
-    ----------
-    budget_bytes : int
-        What was given.
-    most_again : float
-        How often a step's own cost may be spent on computing again.
+    `most_again`: how often a step's own cost may be spent on computing again.
     """
 
     def __init__(self, budget_bytes: int, most_again: float) -> None:
@@ -110,10 +105,7 @@ class Ledger:
     def stop_if_thrashing(self) -> None:
         """Raise if a step has cost its limit.
 
-        Raises
-        ------
-        InfeasibleBudget
-            If computing again has cost more than the limit allows.
+        Raises `InfeasibleBudget` if computing again has cost more than the limit allows.
         """
         own_cost = max(self._step_cost, self._last_step_cost)
         if self._again_cost > self.most_again * own_cost:

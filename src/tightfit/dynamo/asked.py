@@ -29,12 +29,8 @@ class Asked(BaseException):
 def graph_call(call: TracedCall, name: str) -> TracedCall:
     """Return the call of the one graph of a callable; its tensors may be fake.
 
-    Raises
-    ------
-    NothingToTrain
-        If no output depends on a parameter that requires a gradient.
-    CaptureError
-        If it is no single graph.
+    Raises `NothingToTrain` if no output depends on a parameter that requires a gradient. Raises
+    `CaptureError` if it is no single graph.
     """
     graphs = HandedGraphs(call.modules)
 

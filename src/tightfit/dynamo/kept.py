@@ -45,22 +45,13 @@ _MOST_ALIKE = 4  # that are called alike, and differ in what guards ask
 
 
 class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file holds: see `tightfit.torch_private.frames.Frame`.
-
-    Parameters
-    ----------
-    asked : str
-        A digest of what guards asked of their values.
-    files : list
-        Those of installed code that was followed: size and date.
-    sources : list of pairs
-        Classes and fields; one that lies at another one has its place in this list as a field.
-    """
+    """What a file holds: see `tightfit.torch_private.frames.Frame`."""
 
     format: int
-    asked: str
-    files: list[Any]
+    asked: str  # a digest of what guards asked of their values
+    files: list[Any]  # those of installed code that was followed: size and date
     code: bytes
+    # Classes and fields; one that lies at another one has its place in this list as a field
     sources: list[tuple[str, list[Any]]]
     guards: list[tuple[int, str, dict[str, Any]]]
     sizes: list[tuple[int, Any, Any]]
@@ -74,12 +65,7 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Kept:
     """Keeps what Dynamo finds of the frames of a callable, and finds it again.
 
-    Parameters
-    ----------
-    modules : mapping of str to nn.Module
-        Those that the callable uses.
-    hand_over : callable
-        Given a graph, returns what runs it where a backward may follow.
+    `hand_over`: given a graph, returns what runs it where a backward may follow.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], hand_over: HandOver) -> None:
@@ -123,10 +109,7 @@ class Kept:
     def _described(self, frame: Any) -> tuple[Any, ...]:
         """Return what a frame is called with and what is around it, as plain values.
 
-        Raises
-        ------
-        NotKept
-            If something is around that looks into what runs.
+        Raises `NotKept` if something is around that looks into what runs.
         """
         if sees_operators():
             raise NotKept("a mode of PyTorch, or hooks of all modules")

@@ -224,18 +224,10 @@ def plan_with(
 ) -> Outcome:
     """Run the planner of that name on a task after checking that it can do it.
 
-    Parameters
-    ----------
-    known : Plan, optional
-        An earlier plan of this step, of any budget; used if it fits and the planner finds none.
-
-    Raises
-    ------
-    BadInput
-        If the planner is unknown, or plans chains only and the graph is none, or moves nothing
-        and the task has far memory.
-    MissingExtra
-        If it needs a package that is not installed.
+    `known`: an earlier plan of this step, of any budget; used if it fits and the planner finds
+    none. Raises `BadInput` if the planner is unknown, or plans chains only and the graph is none,
+    or moves nothing and the task has far memory. Raises `MissingExtra` if it needs a package that
+    is not installed.
     """
     entry = find_planner(name)
     if entry.capabilities.linear_only and not is_chain(task.graph):

@@ -33,20 +33,12 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 
 @dataclass(frozen=True)
 class Kept:
-    """A step whose alternatives are as exact as they say.
+    """A step whose alternatives are as exact as they say."""
 
-    Parameters
-    ----------
-    captured : Captured
-        The step.
-    on_rows : frozenset of int
-        The `id` of each call that was compared on fewer rows only: no plan may use it in this room.
-    postponed : frozenset of int
-        The `id` of each call that is still to be compared: no plan may use it before.
-    """
-
-    captured: Captured
+    captured: Captured  # the step
+    # The `id` of each call that was compared on fewer rows only: no plan may use it in this room
     on_rows: frozenset[int]
+    # The `id` of each call that is still to be compared: no plan may use it before
     postponed: frozenset[int] = frozenset()
 
 
@@ -54,13 +46,6 @@ def keeping_promises(captured: Captured, progress: Progress) -> Captured:
     """Return the step without the alternatives that are less exact than they say.
 
     Elementwise operators are compared once for each kind of arguments, others at every shape.
-
-    Parameters
-    ----------
-    captured : Captured
-        The step with alternatives.
-    progress : Progress
-        Told of each that is run.
     """
     return promises_kept(captured, progress).captured
 
@@ -81,14 +66,9 @@ def promises_kept(
     kept if it does not promise the same bits: where the logits of a language model have no room,
     neither has the default that their replacement would be compared with.
 
-    Parameters
-    ----------
-    room_bytes : int, optional
-        What a comparison may take.
-    postpones : bool
-        Whether to leave for later what takes long and no earlier process has compared.
-    seconds : float
-        How long to compare first of what would be left for later.
+    `room_bytes`: what a comparison may take. `postpones`: whether to leave for later what takes
+    long and no earlier process has compared. `seconds`: how long to compare first of what would be
+    left for later.
     """
     claims = claims_of(captured)
     if not claims:
@@ -109,13 +89,7 @@ def promises_kept(
 
 
 class ComparedInTurns:
-    """Compares the alternatives of a step turn by turn; `promises_kept` knows what was found.
-
-    Parameters
-    ----------
-    captured : Captured
-        The step with alternatives.
-    """
+    """Compares the alternatives of a step turn by turn; `promises_kept` knows what was found."""
 
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
@@ -128,12 +102,8 @@ class ComparedInTurns:
     def go_on(self, seconds: float, room_bytes: int) -> bool:
         """Compare for so long; return whether all have been compared.
 
-        Parameters
-        ----------
-        seconds : float
-            After which nothing more is begun; one comparison is made in any case.
-        room_bytes : int
-            What a comparison may take.
+        `seconds`: after which nothing more is begun; one comparison is made in any case.
+        `room_bytes`: what a comparison may take.
         """
         until = time.perf_counter() + seconds
         return Comparisons(self._captured, room_bytes).go_on(self._claims, until, self._tried)

@@ -74,14 +74,8 @@ def synthetic_arguments(
 ) -> tuple[Any, Any]:
     """Return real arguments for a traced call: tensors of the shapes and strides of the trace.
 
-    Parameters
-    ----------
-    module : fx.GraphModule
-        The traced step, which holds the constants.
-    call : Call
-        One of its calls.
-    made : Made
-        What is known of the results of ops that have run; the trace may have it otherwise.
+    `module`: the traced step, which holds the constants. `made`: what is known of the results of
+    ops that have run; the trace may have it otherwise.
     """
     given = made.given(call)
 

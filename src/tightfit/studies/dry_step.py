@@ -52,12 +52,8 @@ def captured_step(
 
     Parameters and errors are those of `check`, and two more.
 
-    Parameters
-    ----------
-    exactness : str
-        How exact alternatives of operators have to be.
-    alternatives : str
-        Which of them: a name of `tightfit.alternatives.registry.GROUPS`.
+    `exactness`: how exact alternatives of operators have to be. `alternatives`: which of them: a
+    name of `tightfit.alternatives.registry.GROUPS`.
     """
     if optimizer not in OPTIMIZERS:
         raise BadInput(f"no optimizer is called {optimizer!r} (known: {', '.join(OPTIMIZERS)})")

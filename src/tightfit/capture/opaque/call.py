@@ -65,22 +65,10 @@ class _Body(nn.Module):
 class OpaqueCall:
     """One opaque module, called with operands of given geometry.
 
-    Parameters
-    ----------
-    name : str
-        The module's name in the model.
-    module : nn.Module
-        The module.
-    function : callable
-        Its own forward.
-    operands : sequence of Operand
-        Tensor arguments in order, then the parameters it trains.
-    leaves, spec : list, TreeSpec
-        The flattened arguments (None where a tensor is) and how they nest.
-    casts : tuple of (str, torch.dtype)
-        Device types under autocast and what they are cast to.
-    grad : bool
-        Whether the call is differentiated at all.
+    `name`: the module's name in the model. `function`: its own forward. `operands`: tensor
+    arguments in order, then the parameters it trains. `leaves`, `spec`: the flattened arguments
+    (None where a tensor is) and how they nest. `casts`: device types under autocast and what they
+    are cast to. `grad`: whether the call is differentiated at all.
     """
 
     def __init__(
@@ -257,10 +245,7 @@ class OpaqueCall:
     def examine(self, state: dict[str, torch.Tensor]) -> None:
         """Run the forward on real tensors, find out what matters of it, change nothing.
 
-        Parameters
-        ----------
-        state : dict of str to tensor
-            The module's real parameters and buffers.
+        `state`: the module's real parameters and buffers.
         """
         self.state = state
         self.operands = _given(self.operands, self.seen.take_given())
@@ -383,18 +368,10 @@ class OpaqueCall:
 
 @dataclass(frozen=True)
 class OpaqueModules:
-    """The opaque modules of a captured step.
+    """The opaque modules of a captured step."""
 
-    Parameters
-    ----------
-    calls : tuple of OpaqueCall
-        Kept here: the step's operators know them by their keys only.
-    changes_state : bool
-        Whether one changes buffers or Python state when it runs.
-    """
-
-    calls: tuple[OpaqueCall, ...]
-    changes_state: bool
+    calls: tuple[OpaqueCall, ...]  # kept here: the step's operators know them by their keys only
+    changes_state: bool  # whether one changes buffers or Python state when it runs
 
     def forget_examples(self) -> None:
         """Let go of the tensors they were measured with, once the step is priced."""

@@ -20,15 +20,10 @@ _MARGIN = 8
 class Seen:
     """What one module was seen to do with operands of one geometry.
 
-    Attributes
-    ----------
-    kept_bytes : int
-        The most it kept for backward, with a margin.
-    new : frozenset of int
-        The outputs that were tensors of their own in some runs. Where they are an input in
-        others, which nobody can foretell, the plan is given a copy of it.
-    overwritten : frozenset of int
-        The outputs that must not be a copy of an input, as one of both is changed in place later.
+    `kept_bytes`: the most it kept for backward, with a margin. `new`: the outputs that were tensors
+    of their own in some runs. Where they are an input in others, which nobody can foretell, the
+    plan is given a copy of it. `overwritten`: the outputs that must not be a copy of an input, as
+    one of both is changed in place later.
     """
 
     def __init__(self) -> None:
@@ -62,17 +57,7 @@ class Seen:
     def refuse_copies(self, name: str, outputs: Sequence[int]) -> None:
         """Refuse to hand out a copy of an input where plain PyTorch would change both as one.
 
-        Parameters
-        ----------
-        name : str
-            Of the module.
-        outputs : sequence of int
-            Those that are an input in this run.
-
-        Raises
-        ------
-        PlanMismatch
-            If one of them or that input is changed in place later.
+        Raises `PlanMismatch` if one of them or that input is changed in place later.
         """
         if self.overwritten.intersection(outputs):
             raise PlanMismatch(

@@ -83,10 +83,7 @@ def check_lengths(
 def _batches(file: Path, size: int | None) -> list[Batch]:
     """Return the batches of a file: samples in their order, or how often each length occurs.
 
-    Raises
-    ------
-    BadInput
-        For a line that is no length; names it.
+    Raises `BadInput` for a line that is no length; names it.
     """
     rows: list[tuple[int, int | None]] = []
     for number, line in enumerate(read_limited(file).decode("utf-8", "replace").splitlines(), 1):

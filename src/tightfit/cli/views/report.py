@@ -159,10 +159,7 @@ def _planned(
 ) -> tuple[Plan, Proven | None]:
     """Return a plan for the budget.
 
-    Raises
-    ------
-    InfeasibleBudget
-        If none is found; says the least.
+    Raises `InfeasibleBudget` if none is found; says the least.
     """
     outcome = plan_with(planner, task, limits, progress)
     if outcome.plan is None:

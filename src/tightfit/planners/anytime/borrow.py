@@ -16,19 +16,9 @@ def borrowed_ranges(
 ) -> list[tuple[int, int, int]]:
     """Return how long values are resident in a plan, as the engine takes it.
 
-    Parameters
-    ----------
-    problem : EngineProblem
-        Of the same graph, with default alternatives only.
-    graph : Graph
-        The graph.
-    computes : sequence of Compute
-        Every op once in the order of the graph, and any recomputation.
-
-    Returns
-    -------
-    list of (value, first stage, last stage)
-        In the engine's numbers, one entry per lifetime that reaches the start of a later stage.
+    `problem`: of the same graph, with default alternatives only. `computes`: every op once in the
+    order of the graph, and any recomputation. Returns list of (value, first stage, last stage): in
+    the engine's numbers, one entry per lifetime that reaches the start of a later stage.
     """
     stages = _stages(problem, computes)
     made: dict[int, int] = {}  # value -> stage in which it was computed last

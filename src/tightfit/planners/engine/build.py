@@ -40,14 +40,9 @@ def build_problem(
 ) -> EngineProblem:
     """Return the engine's problem of a task.
 
-    Parameters
-    ----------
-    task : Task
-        Graph, budget in bytes, kind of gradients.
-    alternatives : bool
-        False: every first computation uses the default alternative.
-    exactness : str
-        The least exact class that a first computation may take.
+    `task`: graph, budget in bytes, kind of gradients. `alternatives`: False: every first
+    computation uses the default alternative. `exactness`: the least exact class that a first
+    computation may take.
     """
     return _Builder(task, exactness if alternatives else None).build()
 

@@ -88,13 +88,6 @@ def checkpoint_schedule(problem: Staged, checkpoints: Collection[int]) -> list[C
     as long as it can be of use. In the backward pass what is missing is computed again from the
     nearest values at hand (the optimal R) and stays until its last reader. The segment after
     the last checkpoint is kept, since its backward pass comes next.
-
-    Parameters
-    ----------
-    problem : Staged
-        The problem.
-    checkpoints : collection of int
-        Forward nodes.
     """
     last = max(checkpoints, default=-1)
     rows = forced_residency(problem)

@@ -80,14 +80,7 @@ class _Candidate:
 class _Run:
     """One run of a step under a policy.
 
-    Parameters
-    ----------
-    problem : Staged
-        The step.
-    policy : Policy
-        The score.
-    deadline : float
-        `time.perf_counter` at which to give up.
+    `deadline`: `time.perf_counter` at which to give up.
     """
 
     def __init__(

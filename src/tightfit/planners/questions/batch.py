@@ -49,25 +49,15 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProvenBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The largest batch whose captured step has a plan.
+    """The largest batch whose captured step has a plan."""
 
-    Parameters
-    ----------
-    batch : int
-        Examples per batch.
-    without_plan : int
-        The largest batch that fits with nothing recomputed, by estimate; 0 if none does.
-    graph, outcome
-        The step captured at `batch`, and its plan.
-    too_large : int or None
-        The smallest batch for which no plan was found; None if none was.
-    """
-
-    batch: int
+    batch: int  # examples per batch
+    # The largest batch that fits with nothing recomputed, by estimate; 0 if none does
     without_plan: int
+    # graph, outcome: the step captured at `batch`, and its plan
     graph: Graph
     outcome: Outcome
-    too_large: int | None
+    too_large: int | None  # the smallest batch for which no plan was found; None if none was
 
 
 def proven_batch(
@@ -82,21 +72,9 @@ def proven_batch(
 ) -> ProvenBatch:
     """Find the largest batch by estimate, and prove it by a plan of the captured step.
 
-    Parameters
-    ----------
-    captured : callable
-        Captures the step at a batch size; called once for each size that is needed.
-    budget_bytes : int
-        Constants included.
-    max_overhead : float
-        The largest acceptable overhead, a fraction.
-    planner, limits
-        Of the plan at the answer.
-
-    Raises
-    ------
-    InfeasibleBudget
-        If not even a batch of 1 fits.
+    `captured`: captures the step at a batch size; called once for each size that is needed.
+    `budget_bytes`: constants included. `max_overhead`: the largest acceptable overhead, a fraction.
+    Raises `InfeasibleBudget` if not even a batch of 1 fits.
     """
     search = _Search(captured, budget_bytes, max_overhead, gradients, planner, limits or Limits())
     return search.run(progress)
@@ -194,23 +172,10 @@ def largest_batch(
 ) -> LargestBatch:
     """Find the largest batch by doubling, then bisection; the answer is planned, not extrapolated.
 
-    Parameters
-    ----------
-    graph_of : callable
-        Gives the graph of a batch size, captured or rescaled.
-    budget_bytes : int
-        Constants included.
-    max_overhead : float
-        The largest acceptable overhead, a fraction.
-    limits : Limits
-        Of each batch size that is tried; by default 5 seconds.
-    most : int
-        No larger batch is tried.
-
-    Raises
-    ------
-    InfeasibleBudget
-        If not even a batch of 1 fits.
+    `graph_of`: gives the graph of a batch size, captured or rescaled. `budget_bytes`: constants
+    included. `max_overhead`: the largest acceptable overhead, a fraction. `limits`: of each batch
+    size that is tried; by default 5 seconds. `most`: no larger batch is tried. Raises
+    `InfeasibleBudget` if not even a batch of 1 fits.
     """
     limits = limits or Limits(seconds=5.0)
     best: tuple[int, Graph, Outcome] | None = None

@@ -18,21 +18,11 @@ __all__ = ["LongestFit", "TriedLength", "longest_fit"]
 
 
 class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
-    """A length that was captured and planned.
+    """A length that was captured and planned."""
 
-    Parameters
-    ----------
-    length : int
-        Of the inputs, such as tokens.
-    eager_peak_bytes : int
-        The peak with nothing recomputed, constants included.
-    outcome : Outcome
-        The plan within the budget, or that there is none.
-    """
-
-    length: int
-    eager_peak_bytes: int
-    outcome: Outcome
+    length: int  # of the inputs, such as tokens
+    eager_peak_bytes: int  # the peak with nothing recomputed, constants included
+    outcome: Outcome  # the plan within the budget, or that there is none
 
     @property
     def fits(self) -> bool:
@@ -41,21 +31,12 @@ class TriedLength(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LongestFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Which lengths fit.
+    """Which lengths fit."""
 
-    Parameters
-    ----------
-    longest : int or None
-        The longest of the lengths asked about that fits; None: none does.
-    tried : tuple of TriedLength
-        What was planned, the shortest first. Memory is taken to grow with the length between.
-    minimum_bytes : int or None
-        A budget that holds the longest of all; None where it fits as it is.
-    """
-
-    longest: int | None
+    longest: int | None  # the longest of the lengths asked about that fits; None: none does
+    # What was planned, the shortest first. Memory is taken to grow with the length between.
     tried: tuple[TriedLength, ...]
-    minimum_bytes: int | None
+    minimum_bytes: int | None  # a budget that holds the longest of all; None where it fits as it is
 
 
 def longest_fit(
@@ -70,16 +51,8 @@ def longest_fit(
 ) -> LongestFit:
     """Find the longest inputs for which there is a plan within the budget.
 
-    Parameters
-    ----------
-    captured : callable
-        Returns the step's graph at a length.
-    lengths : sequence of int
-        Those that occur; at least one.
-    budget_bytes : int
-        Constants included.
-    limits : Limits
-        Of each plan.
+    `captured`: returns the step's graph at a length. `lengths`: those that occur; at least one.
+    `budget_bytes`: constants included.
     """
     distinct = sorted(set(lengths))
     tried: dict[int, TriedLength] = {}

@@ -36,34 +36,17 @@ _PIECES_S = (0.4, 1.5, 5.0)  # of search per budget beyond the greedy descent, p
 
 
 class MinimumBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """How small a budget can be.
+    """How small a budget can be."""
 
-    Parameters
-    ----------
-    lower_bytes : int
-        Proven: no plan needs less, constants included (docs/search.md, "The least budget", says
-        for which orders of first computations).
-    lower_op : int or None
-        The op that needs that much, None if the constants do.
-    settled : bool
-        False if time ran out before every op was examined.
-    found_bytes : int
-        The peak of `plan`, the smallest budget for which one was found.
-    plan : Plan
-        A verified plan with that peak.
-    overhead : float
-        Its overhead, a fraction.
-    seconds : float
-        Wall time spent.
-    """
-
+    # Proven: no plan needs less, constants included (docs/search.md, "The least budget", says for
+    # which orders of first computations)
     lower_bytes: int
-    lower_op: OpId | None
-    settled: bool
-    found_bytes: int
-    plan: Plan
-    overhead: float
-    seconds: float
+    lower_op: OpId | None  # the op that needs that much, None if the constants do
+    settled: bool  # False if time ran out before every op was examined
+    found_bytes: int  # the peak of `plan`, the smallest budget for which one was found
+    plan: Plan  # a verified plan with that peak
+    overhead: float  # its overhead, a fraction
+    seconds: float  # wall time spent
 
 
 def minimum_budget(
@@ -74,14 +57,8 @@ def minimum_budget(
 ) -> MinimumBudget:
     """Find the smallest budget of a graph from both sides (docs/search.md, "The least budget").
 
-    Parameters
-    ----------
-    graph : Graph
-        The step.
-    limits : Limits
-        Of the whole search; by default 10 seconds.
-    progress : Progress
-        An interruption ends the search with the best so far.
+    `limits`: of the whole search; by default 10 seconds. `progress`: an interruption ends the
+    search with the best so far.
     """
     limits = limits or Limits(seconds=10.0)
     search = _Search(graph, gradients, limits)

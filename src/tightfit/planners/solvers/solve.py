@@ -56,29 +56,12 @@ def solve(
 ) -> Solution:
     """Solve a mixed-integer linear program or its relaxation.
 
-    Parameters
-    ----------
-    program : LinearProgram
-        The program; scale it to objectives of about 100 and coefficients of at most about 1,000.
-    options : SolveOptions
-        Limits and seed.
-    solver : str
-        ``"highs"`` or ``"gurobi"``.
-    start : array of float, shape (columns,), or None
-        A feasible solution to start from.
-    progress : Progress
-        Told of solutions and bounds; an interruption ends the search with the best so far.
-    describe : callable or None
-        Turns (objective, bound) into a note for people.
-    in_child : bool
-        Use a child process even for a small program, so that it can be interrupted.
-
-    Raises
-    ------
-    BadInput
-        For an unknown solver.
-    MissingExtra
-        If the solver is not installed.
+    `program`: the program; scale it to objectives of about 100 and coefficients of at most about
+    1,000. `solver`: ``"highs"`` or ``"gurobi"``. `start` (columns,): a feasible solution to start
+    from. `progress`: told of solutions and bounds; an interruption ends the search with the best so
+    far. `describe`: turns (objective, bound) into a note for people. `in_child`: use a child
+    process even for a small program, so that it can be interrupted. Raises `BadInput` for an
+    unknown solver. Raises `MissingExtra` if the solver is not installed.
     """
     if solver not in SOLVERS:
         raise BadInput(f"no solver is called {solver!r} (known: {', '.join(sorted(SOLVERS))})")

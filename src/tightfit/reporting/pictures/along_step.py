@@ -24,20 +24,11 @@ _MARKERS = 10
 
 
 class AlongStep(msgspec.Struct, frozen=True):
-    """What one plan does along a step, at the first run of each op.
+    """What one plan does along a step, at the first run of each op."""
 
-    Parameters
-    ----------
-    planner : str
-        Whose plan it is.
-    memory_bytes : tuple of int
-        Held while the op runs.
-    recomputed : tuple of float
-        Time of all recomputation until then, as a share of the step with none.
-    """
-
-    planner: str
-    memory_bytes: tuple[int, ...]
+    planner: str  # whose plan it is
+    memory_bytes: tuple[int, ...]  # held while the op runs
+    # Time of all recomputation until then, as a share of the step with none
     recomputed: tuple[float, ...]
 
 
@@ -46,21 +37,8 @@ def step_picture(
 ) -> bytes:
     """Return a picture of three panels with one horizontal axis, the ops of the step.
 
-    Parameters
-    ----------
-    eager : AlongStep
-        Of the step with nothing recomputed.
-    planners : sequence of AlongStep
-        Of plans for the same step.
-    title : str
-        Above the picture.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `eager`: of the step with nothing recomputed. `title`: above the picture. `suffix`: of the file:
+    ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
     """
     looks = looks_of([step.planner for step in planners])
     held = [_Curve("plain PyTorch", EAGER, _gibibytes(eager.memory_bytes))]

@@ -62,21 +62,9 @@ def comparison_picture(
     Up to eight planners share a panel. More have a panel per family, all with the same axes: the
     default planner in each, the other families pale behind.
 
-    Parameters
-    ----------
-    planners : sequence of Series
-        What each planner found.
-    title : str
-        Above the picture.
-    budgets : str
-        What the budgets are, and their unit.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `title`: above the picture. `budgets`: what the budgets are, and their unit. `suffix`: of the
+    file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not
+    installed.
     """
     members = _members({series.name: series.ascending for series in planners})
     points = [point for series in planners for point in series.points]

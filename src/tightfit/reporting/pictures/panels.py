@@ -18,21 +18,11 @@ __all__ = ["Panel", "panelled"]
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """What one pair of axes shows.
+    """What one pair of axes shows."""
 
-    Parameters
-    ----------
-    draw : callable
-        Draws on the axes, and sets their limits and ticks.
-    labels : sequence of Label
-        Names to the right of them.
-    title : PanelTitle
-        Above them.
-    """
-
-    draw: Callable[[Axes], None]
-    labels: Sequence[Label] = ()
-    title: PanelTitle = PanelTitle()
+    draw: Callable[[Axes], None]  # draws on the axes, and sets their limits and ticks
+    labels: Sequence[Label] = ()  # names to the right of them
+    title: PanelTitle = PanelTitle()  # above them
 
 
 def panelled(
@@ -47,25 +37,10 @@ def panelled(
 ) -> bytes:
     """Return a picture of panels that share their horizontal axis.
 
-    Parameters
-    ----------
-    panels : sequence of Panel
-        Row by row.
-    title, notes : str, sequence of str
-        Above the picture.
-    across : str
-        What the horizontal axis shows, below the lowest panels.
-    height : float
-        Of the axes of each panel, in points.
-    columns : int
-        Panels side by side.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `title`, `notes`: above the picture. `across`: what the horizontal axis shows, below the lowest
+    panels. `height`: of the axes of each panel, in points. `columns`: panels side by side.
+    `suffix`: of the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib
+    is not installed.
     """
     grid = Grid(len(panels), columns, height, len(notes))
 

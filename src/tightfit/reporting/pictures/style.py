@@ -92,20 +92,11 @@ SETTINGS = {
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How one line or point is drawn.
+    """How one line or point is drawn."""
 
-    Parameters
-    ----------
-    colour : str
-        That of its family.
-    marker : str or tuple
-        Of matplotlib; no two members of a family share one.
-    is_ours : bool
-        Drawn bold; the others lie on top of it, so that both are seen where they meet.
-    """
-
-    colour: str
-    marker: Marker
+    colour: str  # that of its family
+    marker: Marker  # of matplotlib; no two members of a family share one
+    # Drawn bold; the others lie on top of it, so that both are seen where they meet
     is_ours: bool = False
 
     @property
@@ -129,24 +120,12 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Family(msgspec.Struct, frozen=True):
-    """Planners that belong together.
+    """Planners that belong together."""
 
-    Parameters
-    ----------
-    title : str
-        Above its panel.
-    colour : str
-        Of all its members.
-    members : tuple of (str, str)
-        Planners, each with its marker.
-    prefix : str
-        What names share; left out where the title stands above them.
-    """
-
-    title: str
-    colour: str
-    members: tuple[tuple[str, Marker], ...]
-    prefix: str = ""
+    title: str  # above its panel
+    colour: str  # of all its members
+    members: tuple[tuple[str, Marker], ...]  # planners, each with its marker
+    prefix: str = ""  # what names share; left out where the title stands above them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -252,24 +231,12 @@ def sizes_of(names: Sequence[str]) -> dict[str, float]:
 
 
 class Way(msgspec.Struct, frozen=True):
-    """A way to train, of which there are several settings.
+    """A way to train, of which there are several settings."""
 
-    Parameters
-    ----------
-    start : str
-        Of its name; the setting follows.
-    shown : str
-        What stands for the start where there is little room.
-    colour : str
-        Of all settings.
-    markers : tuple of str
-        Of the settings, in the order of their names.
-    """
-
-    start: str
-    shown: str
-    colour: str
-    markers: tuple[Marker, ...]
+    start: str  # of its name; the setting follows
+    shown: str  # what stands for the start where there is little room
+    colour: str  # of all settings
+    markers: tuple[Marker, ...]  # of the settings, in the order of their names
 
 
 WAYS = (

@@ -27,17 +27,10 @@ __all__ = ["Measured", "TrainedModel", "training_picture"]
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One way of training a model.
+    """One way of training a model."""
 
-    Parameters
-    ----------
-    way : str
-        Its name; those that start with ``tightfit`` are points of one line.
-    memory, time : float
-        Of a step, as shares of plain PyTorch's.
-    """
-
-    way: str
+    way: str  # its name; those that start with ``tightfit`` are points of one line
+    # memory, time: of a step, as shares of plain PyTorch's
     memory: float
     time: float
 
@@ -59,19 +52,9 @@ def training_picture(
 ) -> bytes:
     """Return a picture with a panel per model, all with the same axes.
 
-    Parameters
-    ----------
-    models : sequence of TrainedModel
-        At least one, with at least one way.
-    title, notes : str, sequence of str
-        Above the picture.
-    suffix : str
-        Of the file: ``".svg"``, ``".png"`` or ``".pdf"``.
-
-    Raises
-    ------
-    MissingExtra
-        If matplotlib is not installed.
+    `models`: at least one, with at least one way. `title`, `notes`: above the picture. `suffix`: of
+    the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not
+    installed.
     """
     ways = [way for model in models for way in model.ways]
     looks = looks_of_ways([way.way for way in ways if not way.is_ours])

@@ -99,12 +99,7 @@ def plan_checkmate_rounding(task: Task, limits: Limits, progress: Progress) -> O
 class _Search:
     """One exact solve: relaxation, rounding, branch and bound, repair of rounding errors.
 
-    Parameters
-    ----------
-    task, problem, stages
-        What to plan.
-    started : float
-        `time.perf_counter` at the start of planning.
+    `started`: `time.perf_counter` at the start of planning.
     """
 
     def __init__(

@@ -26,16 +26,7 @@ def rounded_schedules(
 ) -> Iterator[list[Compute]]:
     """Yield the deterministic rounding of S, then `draws` random ones.
 
-    Parameters
-    ----------
-    problem : Staged
-        The problem with n nodes.
-    residency : array of float, shape (n + 1, values)
-        S of the relaxation.
-    draws : int
-        How many random roundings.
-    seed : int
-        Seed of the draws.
+    `residency` (n + 1, values): S of the relaxation. `draws`: how many random roundings.
     """
     yield recompute(problem, _bit_sets(residency > 0.5))
     generator = np.random.default_rng(seed)

@@ -37,27 +37,14 @@ def split_stages(problem: Staged) -> tuple[Stage, ...]:
 class Variables:
     """The columns of the program over a list of stages.
 
-    Parameters
-    ----------
-    problem : Staged
-        The planning problem.
-    stages : sequence of Stage
-        Rows of R and S.
-    builder : ProgramBuilder
-        Where the columns are added, and the constraints after them.
-
-    Attributes
-    ----------
-    computed : dict of (stage, node) to column
-        R: the node is computed in the stage.
-    resident : dict of (stage, value) to column
-        S: the value is resident when the stage begins; stage ``len(stages)`` is the end.
-    freed : dict of (stage, value, node) to column
-        FREE: the value is freed right after the node in the stage. After its own node only if
-        that makes several values (the paper has one per node): nobody needs this one, or it is
-        resident and the second instance goes.
-    used : dict of (stage, node) to column
-        U: memory while the node is computed in the stage, in units of 1/1000 of the capacity.
+    `stages`: rows of R and S. `builder`: where the columns are added, and the constraints after
+    them. `computed` (dict of (stage, node) to column): R: the node is computed in the stage.
+    `resident` (dict of (stage, value) to column): S: the value is resident when the stage begins;
+    stage ``len(stages)`` is the end. `freed` (dict of (stage, value, node) to column): FREE: the
+    value is freed right after the node in the stage. After its own node only if that makes several
+    values (the paper has one per node): nobody needs this one, or it is resident and the second
+    instance goes. `used` (dict of (stage, node) to column): U: memory while the node is computed in
+    the stage, in units of 1/1000 of the capacity.
     """
 
     def __init__(self, problem: Staged, stages: Sequence[Stage], builder: ProgramBuilder) -> None:

@@ -62,12 +62,7 @@ class Retention:
 class IntervalModel:
     """Variables and constraints of the model, one short method each.
 
-    Parameters
-    ----------
-    problem : Staged
-        The planning problem.
-    retentions : int
-        The most intervals per value.
+    `retentions`: the most intervals per value.
     """
 
     def __init__(self, problem: Staged, retentions: int) -> None:

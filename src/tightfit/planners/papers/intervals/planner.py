@@ -59,10 +59,7 @@ class IntervalReport(msgspec.Struct, frozen=True, kw_only=True):
 def plan_intervals(task: Task, limits: Limits, progress: Progress) -> Outcome:
     """Minimise recomputation over retention intervals with CP-SAT.
 
-    Raises
-    ------
-    MissingExtra
-        If OR-Tools is not installed.
+    Raises `MissingExtra` if OR-Tools is not installed.
     """
     started = time.perf_counter()
     if importlib.util.find_spec("ortools") is None:

@@ -24,38 +24,19 @@ LocalBound = Literal["tight", "loose"]
 class Variables:
     """The columns of the program and the sets its constraints speak of.
 
-    Parameters
-    ----------
-    problem : Staged
-        A forward pass followed by a backward pass.
-    implementations : Implementations
-        The ways to compute each node.
-    builder : ProgramBuilder
-        Where the columns are added, and the constraints after them.
-    local_bound : str
-        Which bound on local memory to use.
-
-    Raises
-    ------
-    BadInput
-        If a forward node follows a backward one.
-
-    Attributes
-    ----------
-    stored : dict of (stage, value) to column
-        s: the forward value is stored when the stage begins.
-    recomputed : dict of (stage, node) to column
-        r: the forward node is recomputed in the stage.
-    chosen : dict of (stage, node, implementation) to column
-        delta: the node is computed so in the stage; only where there are several.
-    held : dict of (stage, node) to column
-        Bytes stored while the stage is about to reach the node: of nodes before it what is
-        stored afterwards, of it and later ones what was stored before (the sums of equation 13).
-    remaining : dict of (stage, value) to column
-        p: the value is made in the stage and no implementation overwrites it there (appendix
-        C.3); only for values that some implementation may overwrite.
-    products : dict of (column, column) to column
-        alpha: the product of two binaries (appendix C.4).
+    `problem`: a forward pass followed by a backward pass. `implementations`: the ways to compute
+    each node. `builder`: where the columns are added, and the constraints after them.
+    `local_bound`: which bound on local memory to use. Raises `BadInput` if a forward node follows a
+    backward one. `stored` (dict of (stage, value) to column): s: the forward value is stored when
+    the stage begins. `recomputed` (dict of (stage, node) to column): r: the forward node is
+    recomputed in the stage. `chosen` (dict of (stage, node, implementation) to column): delta: the
+    node is computed so in the stage; only where there are several. `held` (dict of (stage, node) to
+    column): bytes stored while the stage is about to reach the node: of nodes before it what is
+    stored afterwards, of it and later ones what was stored before (the sums of equation 13).
+    `remaining` (dict of (stage, value) to column): p: the value is made in the stage and no
+    implementation overwrites it there (appendix C.3); only for values that some implementation may
+    overwrite. `products` (dict of (column, column) to column): alpha: the product of two binaries
+    (appendix C.4).
     """
 
     def __init__(

@@ -54,10 +54,7 @@ def last_uses(problem: Staged, *, forward_again: bool = False) -> dict[ValueId, 
 
     A node that may be computed again is of use as long as one of the values it then makes is.
 
-    Parameters
-    ----------
-    forward_again : bool
-        Whether only forward nodes are ever computed again.
+    `forward_again`: whether only forward nodes are ever computed again.
     """
     last = dict.fromkeys(problem.values, -1)
     for node in range(len(problem.nodes) - 1, -1, -1):
@@ -85,20 +82,10 @@ def liveness_residency(problem: Staged, readers: Iterable[int]) -> Residency:
 def recompute(problem: Staged, residency: Sequence[int], *, ahead: bool = True) -> list[Compute]:
     """Return the computes of the least recomputation for a given residency.
 
-    Parameters
-    ----------
-    problem : Staged
-        The problem with n nodes.
-    residency : sequence of int
-        n + 1 bit sets of values; those that cannot be dropped are added.
-    ahead : bool
-        What to do where a value becomes resident: True computes it in the stage before, as
-        Checkmate's S means it; False reads S as a wish, met by what is at hand anyway.
-
-    Raises
-    ------
-    BadInput
-        If a needed value is neither resident nor recoverable.
+    `residency`: n + 1 bit sets of values; those that cannot be dropped are added. `ahead`: what to
+    do where a value becomes resident: True computes it in the stage before, as Checkmate's S means
+    it; False reads S as a wish, met by what is at hand anyway. Raises `BadInput` if a needed value
+    is neither resident nor recoverable.
     """
     forced = forced_residency(problem)
     rows = [asked | least for asked, least in zip(residency, forced, strict=True)]

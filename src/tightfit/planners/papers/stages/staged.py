@@ -79,30 +79,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A value: its bytes and when it must or may be resident.
-
-    Parameters
-    ----------
-    size_bytes : int
-        Bytes.
-    producer : int or None
-        The node that makes it; None for a tangent.
-    begins : int
-        The first stage at whose beginning it may be resident.
-    forced_until : int
-        It must be resident at the beginning of every stage from `begins` to before this one.
-    ends : int
-        It is gone from the beginning of this stage on.
-    recoverable : bool
-        Whether it may be dropped and come back by computing its producer again.
-    """
+    """A value: its bytes and when it must or may be resident."""
 
     size_bytes: int
-    producer: int | None
-    begins: int
+    producer: int | None  # the node that makes it; None for a tangent
+    begins: int  # the first stage at whose beginning it may be resident
+    # It must be resident at the beginning of every stage from `begins` to before this one
     forced_until: int
-    ends: int
-    recoverable: bool
+    ends: int  # it is gone from the beginning of this stage on
+    recoverable: bool  # whether it may be dropped and come back by computing its producer again
 
 
 class Crossing(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,39 +99,20 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a schedule: recomputations of nodes before `limit`, then maybe a first one.
+    """A stretch of a schedule: recomputations of nodes before `limit`, then maybe a first one."""
 
-    Parameters
-    ----------
-    limit : int
-        Nodes below this may be computed again.
-    first : int or None
-        The node computed for the first time at its end; None in a stage of recomputations only.
-    """
-
-    limit: int
+    limit: int  # nodes below this may be computed again
+    # The node computed for the first time at its end; None in a stage of recomputations only
     first: int | None
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):
-    """A planning problem in the papers' terms (see the module's text).
+    """A planning problem in the papers' terms (see the module's text)."""
 
-    Parameters
-    ----------
-    nodes : tuple of Node
-        In the order of their first computations.
-    values : mapping of int to Stored
-        Every value that is not resident the whole step.
-    capacity_bytes : int
-        The budget less constants and reserved random-number states.
-    crossings : tuple of Crossing
-        Where segments are entered.
-    """
-
-    nodes: tuple[Node, ...]
-    values: Mapping[ValueId, Stored]
-    capacity_bytes: int
-    crossings: tuple[Crossing, ...]
+    nodes: tuple[Node, ...]  # in the order of their first computations
+    values: Mapping[ValueId, Stored]  # every value that is not resident the whole step
+    capacity_bytes: int  # the budget less constants and reserved random-number states
+    crossings: tuple[Crossing, ...]  # where segments are entered
 
     @property
     def base_cost_s(self) -> float:
@@ -185,19 +151,9 @@ def bits(values: int) -> Iterator[int]:
 def staged(task: Task, order: Sequence[OpId] = ()) -> Staged:
     """Return a planning problem in the papers' terms.
 
-    Parameters
-    ----------
-    task : Task
-        The graph and the budget.
-    order : sequence of int
-        Another valid order of first computations; ops that are not named keep the graph's order
-        and come last in their segment.
-
-    Raises
-    ------
-    BadInput
-        If the default implementation of an op overwrites its input: the papers' programs with
-        one implementation per op have no such node.
+    `order`: another valid order of first computations; ops that are not named keep the graph's
+    order and come last in their segment. Raises `BadInput` if the default implementation of an op
+    overwrites its input: the papers' programs with one implementation per op have no such node.
     """
     graph = task.graph
     rank = {op: position for position, op in enumerate(order)}
