@@ -21,6 +21,7 @@ from support.architecture import (
     foreign_privates,
     foreign_writes,
     private_torch_imports,
+    wide_signatures,
 )
 
 FILES = files_of()
@@ -171,6 +172,10 @@ LONGEST_BODY = 60
 LARGEST_CLASS = 320
 MOST_ATTRIBUTES = 15
 LARGEST_FOLDER = 18
+FREE_SIGNATURES = ("api/", "cli/", "zoo/", "alternatives/", "capture/operators/")
+"""Where users, the command line, papers or PyTorch's operators say what a function takes."""
+WIDE_SIGNATURES = 23
+"""Functions elsewhere that take more than six parameters, or more than one bool: ever fewer."""
 
 
 def room_of(place: str) -> str:
@@ -286,6 +291,12 @@ def test_files_classes_and_functions_have_a_size_one_can_read(file: File) -> Non
 def _lines(node: ast.ClassDef) -> int:
     assert node.end_lineno is not None
     return node.end_lineno - node.lineno + 1
+
+
+def test_functions_take_few_parameters() -> None:
+    files = [file for file in FILES if not file.place.startswith(FREE_SIGNATURES)]
+    wide = [(file.place, *where) for file in files for where in wide_signatures(file)]
+    assert len(wide) <= WIDE_SIGNATURES, "\n".join(map(str, wide))
 
 
 def test_folders_have_a_size_one_can_read() -> None:

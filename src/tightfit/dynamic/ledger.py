@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from tightfit.errors import InfeasibleBudget
 from tightfit.units import format_bytes
 
-__all__ = ["Ledger", "OnlineReport"]
+__all__ = ["Counts", "Ledger", "OnlineReport"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,19 @@ class OnlineReport:
             *(f"{s:9.3f} s  {100 * s / (total_s or 1):5.1f} %  {name}" for name, s in parts),
         ]
         return "\n".join(lines)
+
+
+class Counts(NamedTuple):
+    """What the core in C++ has counted since it was asked last, in its order."""
+
+    operators: int
+    evictions: int
+    again: int
+    all_ns: int
+    first_ns: int
+    again_ns: int
+    scoring_ns: int
+    search_ns: int
 
 
 class Ledger:
@@ -138,26 +152,16 @@ class Ledger:
         self._search_ns += perf_counter_ns() - started_ns
         self._scoring_ns += scoring_ns
 
-    def add(
-        self,
-        operators: int,
-        evictions: int,
-        again: int,
-        all_ns: int,
-        first_ns: int,
-        again_ns: int,
-        scoring_ns: int,
-        search_ns: int,
-    ) -> None:
+    def add(self, counts: Counts) -> None:
         """Add what was counted elsewhere."""
-        self.operators += operators
-        self.evictions += evictions
-        self._again += again
-        self._all_ns += all_ns
-        self._first_ns += first_ns
-        self._again_ns += again_ns
-        self._scoring_ns += scoring_ns
-        self._search_ns += search_ns
+        self.operators += counts.operators
+        self.evictions += counts.evictions
+        self._again += counts.again
+        self._all_ns += counts.all_ns
+        self._first_ns += counts.first_ns
+        self._again_ns += counts.again_ns
+        self._scoring_ns += counts.scoring_ns
+        self._search_ns += counts.search_ns
 
     def report(self, peak_bytes: int, core: str) -> OnlineReport:
         """Return what happened so far."""

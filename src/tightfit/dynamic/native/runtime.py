@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tightfit.dynamic.core import Core
-from tightfit.dynamic.ledger import Ledger
+from tightfit.dynamic.ledger import Counts, Ledger
 from tightfit.dynamic.native.build import compiled_core
 from tightfit.dynamic.operators import operator_of
 from tightfit.dynamic.room import Room, allocated_bytes
@@ -115,7 +115,7 @@ class NativeRuntime(Core):
 
     def update_ledger(self) -> None:
         """Let the ledger know what has happened since it was told last."""
-        self._ledger.add(*self._core.take_counts())
+        self._ledger.add(Counts(*self._core.take_counts()))
 
     def weights(self) -> tuple[int, int]:
         """Return the resident bytes that stay for ever, and those that could be evicted."""

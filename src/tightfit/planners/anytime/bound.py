@@ -90,11 +90,10 @@ class CutLoop:
         in_child: bool,
     ) -> Solution:
         """Solve a program to a gap in percent of the baseline, until the loop is stopped."""
-        options = SolveOptions(seconds=seconds, gap=gap, nodes=nodes)
+        options = SolveOptions(seconds=seconds, gap=gap, nodes=nodes, solver=self.solver)
         return solve(
             model.program,
             options,
-            solver=self.solver,
             progress=Until(self.stop_event),
             in_child=in_child,
         )

@@ -64,8 +64,8 @@ class MovesBound:
         """
         budget = int((1.0 - margin) * self.problem.budget_bytes)
         model = cut_program(self.outline, budget, (self.cut,), movable=self.movable)
-        options = SolveOptions(seconds=seconds, gap=_GAP, nodes=nodes)
-        solution = solve(model.program, options, solver=self.solver)
+        options = SolveOptions(seconds=seconds, gap=_GAP, nodes=nodes, solver=self.solver)
+        solution = solve(model.program, options)
         if margin == 0.0:
             self._learn(model, solution)
         if solution.values is None:

@@ -8,10 +8,9 @@ import msgspec
 
 from tightfit.graph.ir import Graph
 from tightfit.graph.liveness import eager_peak_bytes
-from tightfit.plan.plan import Gradients, Outcome
-from tightfit.planners.base import Limits, Task
+from tightfit.plan.plan import Outcome
 from tightfit.planners.questions.minimum import minimum_budget
-from tightfit.planners.registry import plan_with
+from tightfit.planners.questions.request import PlanRequest
 from tightfit.progress import Progress
 
 __all__ = ["LongestFit", "TriedLength", "longest_fit"]
@@ -42,17 +41,12 @@ class LongestFit(msgspec.Struct, frozen=True, kw_only=True):
 def longest_fit(
     captured: Callable[[int], Graph],
     lengths: Sequence[int],
-    budget_bytes: int,
-    *,
-    gradients: Gradients,
-    planner: str,
-    limits: Limits,
+    request: PlanRequest,
     progress: Progress,
 ) -> LongestFit:
     """Find the longest inputs for which there is a plan within the budget.
 
     `captured`: returns the step's graph at a length. `lengths`: those that occur; at least one.
-    `budget_bytes`: constants included.
     """
     distinct = sorted(set(lengths))
     tried: dict[int, TriedLength] = {}
@@ -62,11 +56,10 @@ def longest_fit(
         length = distinct[position]
         if length not in tried:
             graph = graphs[length] = captured(length)
-            task = Task(graph=graph, budget_bytes=budget_bytes, gradients=gradients)
             tried[length] = TriedLength(
                 length=length,
-                eager_peak_bytes=eager_peak_bytes(graph, gradients=gradients),
-                outcome=plan_with(planner, task, limits, progress),
+                eager_peak_bytes=eager_peak_bytes(graph, gradients=request.gradients),
+                outcome=request.planned(graph, progress),
             )
         return tried[length].fits
 
@@ -76,7 +69,8 @@ def longest_fit(
         low = high
     else:
         graph = graphs[distinct[high]]
-        least_bytes = minimum_budget(graph, gradients, limits, progress).found_bytes
+        least = minimum_budget(graph, request.gradients, request.limits, progress)
+        least_bytes = least.found_bytes
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

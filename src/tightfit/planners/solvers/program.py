@@ -174,6 +174,7 @@ class SolveOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # the solver's random seed
     relax: bool = False  # solve the linear relaxation
     threads: int = 1  # threads of the solver
+    solver: str = "highs"  # ``"highs"`` or ``"gurobi"``
 
 
 @dataclass(frozen=True)

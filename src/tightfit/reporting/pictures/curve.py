@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tightfit.reporting.pictures.found import Found
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import add_points
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.regions import (
     bound_label,
     draw_infeasible,
@@ -70,8 +70,7 @@ def curve_picture(
 
     return panelled(
         [Panel(draw, labels)],
-        title=title,
-        notes=notes,
+        Heading(title, notes),
         across=budgets,
         height=220.0,
         suffix=suffix,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY_BLUE
 from tightfit.units import format_bytes, unit_of
@@ -56,8 +56,7 @@ def layout_picture(
 
     return panelled(
         [Panel(draw)],
-        title=title,
-        notes=notes,
+        Heading(title, notes),
         across=f"allocations and frees; offset in {unit}",
         height=320.0,
         suffix=suffix,

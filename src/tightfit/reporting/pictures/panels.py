@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Panel", "panelled"]
+__all__ = ["Heading", "Panel", "panelled"]
 
 
 class Panel(msgspec.Struct, frozen=True):
@@ -25,27 +25,32 @@ class Panel(msgspec.Struct, frozen=True):
     title: PanelTitle = PanelTitle()  # above them
 
 
+class Heading(msgspec.Struct, frozen=True):
+    """What is written above a picture."""
+
+    title: str
+    notes: Sequence[str] = ()
+
+
 def panelled(
     panels: Sequence[Panel],
+    heading: Heading,
     *,
-    title: str,
     across: str,
     height: float,
-    notes: Sequence[str] = (),
     columns: int = 1,
     suffix: str = ".svg",
 ) -> bytes:
     """Return a picture of panels that share their horizontal axis.
 
-    `title`, `notes`: above the picture. `across`: what the horizontal axis shows, below the lowest
-    panels. `height`: of the axes of each panel, in points. `columns`: panels side by side.
-    `suffix`: of the file: ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib
-    is not installed.
+    `across`: what the horizontal axis shows, below the lowest panels. `height`: of the axes of each
+    panel, in points. `columns`: panels side by side. `suffix`: of the file: ``".svg"``, ``".png"``
+    or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
     """
-    grid = Grid(len(panels), columns, height, len(notes))
+    grid = Grid(len(panels), columns, height, len(heading.notes))
 
     def draw(figure: Figure) -> None:
-        add_heading(figure, title, notes)
+        add_heading(figure, heading.title, heading.notes)
         labels = [label for panel in panels for label in panel.labels]
         beside = names_width(labels) if labels else 0.0
         every = add_panels(figure, grid, beside, [panel.title for panel in panels])

@@ -11,7 +11,7 @@ import msgspec
 
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import add_points
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import set_budgets
 from tightfit.reporting.pictures.style import (
     BLACK,
@@ -95,8 +95,7 @@ def policies_picture(
 
     return panelled(
         [Panel(draw, labels)],
-        title=title,
-        notes=notes,
+        Heading(title, notes),
         across="budget as a share of the peak with nothing evicted",
         height=260.0,
         suffix=suffix,

@@ -186,7 +186,6 @@ class _Search:
             model.program,
             self.options(share),
             model.settled,
-            solver=self.limits.solver,
             start=start,
             progress=self.progress,
             describe=_describe,
@@ -199,9 +198,7 @@ class _Search:
         capacity = self.problem.capacity_bytes - excess_bytes
         lowered = msgspec.structs.replace(self.problem, capacity_bytes=capacity)
         model = build_program(lowered, self.stages)
-        solution = solve_by_rows(
-            model.program, self.options(), model.settled, solver=self.limits.solver
-        )
+        solution = solve_by_rows(model.program, self.options(), model.settled)
         if solution.values is not None:
             self.consider(model.computes(solution.values))
 
@@ -216,7 +213,6 @@ class _Search:
         return solve(
             model.program,
             self.options(relax=True),
-            solver=self.limits.solver,
             progress=self.progress,
             describe=_describe,
         )
@@ -229,6 +225,7 @@ class _Search:
             target=objective_of(self.bound + self.limits.gap),
             nodes=self.limits.iterations,
             seed=self.limits.seed,
+            solver=self.limits.solver,
             relax=relax,
         )
 

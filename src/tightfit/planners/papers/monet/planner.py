@@ -100,12 +100,12 @@ def _solve(model: MonetProgram, limits: Limits, progress: Progress, started: flo
         gap=COST_UNITS * limits.gap,
         nodes=limits.iterations,
         seed=limits.seed,
+        solver=limits.solver,
     )
     return solve_by_rows(
         model.program,
         options,
         model.settled,
-        solver=limits.solver,
         progress=progress,
         describe=_describe,
     )

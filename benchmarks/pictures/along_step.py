@@ -9,7 +9,7 @@ import msgspec
 
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import PanelTitle, add_points
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import EAGER, Look, looks_of, shown_name
 
@@ -57,7 +57,7 @@ def step_picture(
     }
     return panelled(
         [_panel(text, curves) for text, curves in panels.items()],
-        title=title,
+        Heading(title),
         across="op of the step, forward then backward",
         height=120.0,
         suffix=suffix,

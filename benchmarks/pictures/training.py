@@ -9,7 +9,7 @@ import msgspec
 
 from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import PanelTitle, add_points
-from tightfit.reporting.pictures.panels import Panel, panelled
+from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import (
     OUR_LOOK,
@@ -60,8 +60,7 @@ def training_picture(
     looks = looks_of_ways([way.way for way in ways if not way.is_ours])
     return panelled(
         [_panel(model, ways, _labels(model, looks)) for model in models],
-        title=title,
-        notes=notes,
+        Heading(title, notes),
         across="peak memory, share of plain PyTorch's",
         height=150.0,
         columns=min(2, len(models)),
