@@ -94,7 +94,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
         "simulator",
         "figures",
     ),
-    "arenas": ("sequence", "arena", "calls steering"),
+    "arenas": ("sequence", "arena", "calls fillers"),
     "layout": (
         "blocks",
         "io of_plan history validate packers predecessors",

@@ -28,8 +28,8 @@ from tightfit.capture.nodes import is_getitem
 
 __all__ = [
     "TOGETHER",
+    "Intermediate",
     "Link",
-    "Made",
     "Norm",
     "Read",
     "run_together",
@@ -95,7 +95,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Made:
+class Intermediate:
     """What an earlier link of a chain made, by the link's position."""
 
     position: int
@@ -106,7 +106,9 @@ class Link:
     """One elementwise operator of a chain."""
 
     function: Any  # the operator
-    arguments: tuple[Any, ...]  # as it takes them; tensors are given by a `Read` or a `Made`
+    arguments: tuple[
+        Any, ...
+    ]  # as it takes them; tensors are given by a `Read` or an `Intermediate`
     keywords: tuple[tuple[str, Any], ...] = ()  # further ones, none of them tensors
 
     def run(self, stretches: Stretches, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -156,7 +158,7 @@ class Stretches:
         """Return what an argument of a link stands for."""
         if isinstance(argument, Read):
             return self._tensors[argument.position]
-        return self._made[argument.position] if isinstance(argument, Made) else argument
+        return self._made[argument.position] if isinstance(argument, Intermediate) else argument
 
     def run(self, links: Sequence[Link | Norm], out: torch.Tensor, over: Sequence[bool]) -> None:
         """Write what the last link makes; `over`: which links may write there."""
@@ -193,7 +195,7 @@ def _over_each_other(links: Sequence[Link | Norm]) -> list[bool]:
     last_read = [0] * len(links)
     for number, link in enumerate(links):
         for argument in link.arguments if isinstance(link, Link) else ():
-            if isinstance(argument, Made):
+            if isinstance(argument, Intermediate):
                 last_read[argument.position] = number
     over: list[bool] = []
     for number in range(len(links)):
@@ -309,7 +311,7 @@ class _Chain:
         self.reads: list[fx.Node] = []
         self.rests_on: list[fx.Node] = []
 
-    def add(self, node: fx.Node) -> Made:
+    def add(self, node: fx.Node) -> Intermediate:
         """Add an elementwise operator, after those that make its arguments."""
         arguments = tuple(
             self._argument(node, argument) if isinstance(argument, fx.Node) else argument
@@ -332,7 +334,7 @@ class _Chain:
                 return False
         return True
 
-    def _argument(self, reader: fx.Node, node: fx.Node) -> Read | Made:
+    def _argument(self, reader: fx.Node, node: fx.Node) -> Read | Intermediate:
         maker = self._maker(reader, node)
         if maker is None:
             return self._read(node)
@@ -358,7 +360,7 @@ class _Chain:
             return maker if picked and statistics_of(view, maker) is not None else None
         return maker
 
-    def _add_norm(self, norm: fx.Node) -> Made:
+    def _add_norm(self, norm: fx.Node) -> Intermediate:
         self.rests_on.append(norm)
         x, weight, bias, *_ = norm.args
         statistics = statistics_of(self._view, norm)
@@ -371,6 +373,6 @@ class _Chain:
             self.reads.append(node)
         return Read(self.reads.index(node))
 
-    def _link(self, link: Link | Norm) -> Made:
+    def _link(self, link: Link | Norm) -> Intermediate:
         self.links.append(link)
-        return Made(len(self.links) - 1)
+        return Intermediate(len(self.links) - 1)

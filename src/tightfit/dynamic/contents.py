@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tightfit.dynamic.history import MARK, Content, Lies
+from tightfit.dynamic.history import MARK, Content, StorageMark
 from tightfit.dynamic.pool import Pool
 from tightfit.dynamic.room import Room, allocated_bytes
 from tightfit.torch_private.storages import storage_of
@@ -29,7 +29,7 @@ class Contents:
     def __init__(self, room: Room, pool: Pool) -> None:
         self._room = room
         self._pool = pool
-        self._ended: deque[Lies] = deque()
+        self._ended: deque[StorageMark] = deque()
         self._held: dict[Content, None] = {}
         self._before: dict[Content, int] = {}
 
@@ -64,7 +64,7 @@ class Contents:
 
     def put(self, storage: torch.UntypedStorage, content: Content) -> Content:
         """A storage holds something new, or is met for the first time."""
-        lies: Lies | None = getattr(storage, MARK, None)
+        lies: StorageMark | None = getattr(storage, MARK, None)
         if lies is None:
             return self.put_first(storage, content)
         old = lies.content
@@ -81,7 +81,7 @@ class Contents:
 
     def put_first(self, storage: torch.UntypedStorage, content: Content) -> Content:
         """A storage is met for the first time."""
-        lies = Lies(storage, self._ended.append)
+        lies = StorageMark(storage, self._ended.append)
         lies.becomes(content)
         setattr(storage, MARK, lies)
         self._held[content] = None

@@ -17,13 +17,13 @@ import torch
 
 from tightfit.torch_private import storages
 
-__all__ = ["MARK", "Blank", "Call", "Content", "Lies", "Place"]
+__all__ = ["MARK", "Blank", "Call", "Content", "Place", "StorageMark"]
 
 MARK = "tightfit_online"
 """The attribute of a storage that says what it holds."""
 
 
-class Lies(weakref.ref[torch.UntypedStorage]):
+class StorageMark(weakref.ref[torch.UntypedStorage]):
     """A storage, held weakly, and what lies in it; its callback is told where the storage ends.
 
     The storage has it as `MARK`, so that its content is found.
@@ -53,7 +53,7 @@ class Content:
     node: tuple[Any, int] | None = None
     known_cost: int | None = None
     """What the pool has found it to cost with all that it needs first; None: to be found."""
-    _lies: Lies | None = None
+    _lies: StorageMark | None = None
     _own: torch.UntypedStorage | None = None
     _readers: list[weakref.ref[Call]] | None = None
 
@@ -90,7 +90,7 @@ class Content:
         """The calls that read it and may be needed again."""
         return (call for ref in self._readers or () if (call := ref()) is not None)
 
-    def lie_in(self, lies: Lies) -> None:
+    def lie_in(self, lies: StorageMark) -> None:
         """Lie in a storage that the program holds."""
         self._lies = lies
 

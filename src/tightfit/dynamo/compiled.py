@@ -15,8 +15,8 @@ from tightfit.capture.alone import wait_for_traces
 from tightfit.capture.opaque.leaves import leaf_forwards
 from tightfit.capture.opaque.only_computes import only_computes
 from tightfit.dynamo.backend import HandOver, backend_of
+from tightfit.dynamo.frame_cache import FrameCache
 from tightfit.dynamo.guards import Unguarded
-from tightfit.dynamo.kept import Kept
 from tightfit.dynamo.one_ops import OneOps
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import BadInput, CaptureError
@@ -163,7 +163,7 @@ class Compiled:
         name: str,
         hand_over: HandOver,
         follower: Following,
-        kept: Kept | None = None,
+        kept: FrameCache | None = None,
     ) -> None:
         if not private.follows_in_place():
             raise BadInput(f"tightfit needs PyTorch 2.11 or later; here is {torch.__version__}")

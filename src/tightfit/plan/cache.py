@@ -26,7 +26,7 @@ from tightfit.plan.simulate import simulate
 from tightfit.plan.verify import verify
 from tightfit.version import __version__
 
-__all__ = ["CachedPlan", "Kept", "PlanCache", "PlanKey", "plan_key", "role_key"]
+__all__ = ["CacheFile", "CachedPlan", "PlanCache", "PlanKey", "plan_key", "role_key"]
 
 _FORMAT = 1
 _SUFFIX = ".json.gz"
@@ -61,7 +61,7 @@ class CachedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     format: int = _FORMAT
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class CacheFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of the cache."""
 
     name: str  # by which it is named on the command line
@@ -188,9 +188,9 @@ class PlanCache:
         except (BadInput, OSError) as error:
             warnings.warn(f"the plan is not cached: {error}", stacklevel=2)
 
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[CacheFile, ...]:
         """Return what is kept, used last first; what cannot be read is left out."""
-        found: list[Kept] = []
+        found: list[CacheFile] = []
         for path in self.folder.glob("*" + _SUFFIX):
             try:
                 entry, stat = _read(path), path.stat()
@@ -199,7 +199,7 @@ class PlanCache:
             name = path.name.removesuffix(_SUFFIX)
             imported = name.startswith(_IMPORTED)
             found.append(
-                Kept(
+                CacheFile(
                     name=name,
                     imported=imported,
                     size_bytes=stat.st_size,

@@ -20,7 +20,7 @@ from tightfit.pricing.claims import Claim, claims_of
 from tightfit.pricing.comparisons import Comparisons, Verdict
 from tightfit.progress import Progress
 
-__all__ = ["TOLERANCES", "ComparedInTurns", "Kept", "keeping_promises", "promises_kept"]
+__all__ = ["TOLERANCES", "ComparedInTurns", "ComparedStep", "keeping_promises", "promises_kept"]
 
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-12,
@@ -32,7 +32,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 
 
 @dataclass(frozen=True)
-class Kept:
+class ComparedStep:
     """A step whose alternatives are as exact as they say."""
 
     captured: Captured  # the step
@@ -57,7 +57,7 @@ def promises_kept(
     room_bytes: int | None = None,
     postpones: bool = False,
     seconds: float = 0.0,
-) -> Kept:
+) -> ComparedStep:
     """Return the step as `keeping_promises` does, from comparisons that take a limited room.
 
     What there is no room to compare at its own size is compared on fewer rows of the batch. That is
@@ -72,7 +72,7 @@ def promises_kept(
     """
     claims = claims_of(captured)
     if not claims:
-        return Kept(captured, frozenset())
+        return ComparedStep(captured, frozenset())
     comparisons = Comparisons(captured, room_bytes)
     if postpones and seconds > 0:
         comparisons.go_on(claims.values(), time.perf_counter() + seconds, set())
@@ -85,7 +85,7 @@ def promises_kept(
     if broken:
         captured = captured.keeping(lambda op, way, call: id(call) not in broken)
     on_rows = {id(claims[place].call) for place in kept if claims[place].key in comparisons.on_rows}
-    return Kept(captured, frozenset(on_rows), frozenset(id(claims[p].call) for p in later))
+    return ComparedStep(captured, frozenset(on_rows), frozenset(id(claims[p].call) for p in later))
 
 
 class ComparedInTurns:

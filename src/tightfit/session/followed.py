@@ -10,11 +10,11 @@ from typing import Any
 from tightfit.capture.calls.structure import Arguments
 from tightfit.capture.handed import HandedGraph
 from tightfit.capture.opaque.mark import is_opaque
-from tightfit.dynamo.asked import Asked, refuse_break, without_graph
 from tightfit.dynamo.backend import handing_over_to
 from tightfit.dynamo.compiled import Compiled, Following
-from tightfit.dynamo.kept import Kept
+from tightfit.dynamo.frame_cache import FrameCache
 from tightfit.dynamo.one_ops import OneOps
+from tightfit.dynamo.single_graph import GraphHandedOver, refuse_break, without_graph
 from tightfit.errors import CaptureError
 from tightfit.session.callee import Callee
 from tightfit.session.handed_calls import HandedCalls
@@ -46,7 +46,7 @@ class FollowedCalls(HandedCalls):
         self._one_ops = OneOps(callee.modules)
         self._follower = Following(callee.modules, self.outside, weakref.proxy(self), self._one_ops)
         hand_over = handing_over_to(weakref.WeakMethod(self._called))
-        kept = Kept(callee.modules, hand_over) if keeps else None
+        kept = FrameCache(callee.modules, hand_over) if keeps else None
         self._compiled = Compiled(callee.function, callee.name, hand_over, self._follower, kept)
         self._account = account
         self._looking = contextlib.ExitStack()
@@ -100,7 +100,7 @@ class FollowedCalls(HandedCalls):
                 except _Anew:
                     continue
                 break
-        except Asked as asked:
+        except GraphHandedOver as asked:
             return asked.answer
         finally:
             self._asks = None
@@ -131,7 +131,7 @@ class FollowedCalls(HandedCalls):
         if graph.hides_leaf_calls:
             self._follow_again(graph)
         if self._asks is not None:
-            raise Asked(self._asks(graph, inputs))
+            raise GraphHandedOver(self._asks(graph, inputs))
         self._follower.let_go_of_errors()
         output = super()._called(graph, inputs)
         self._has_run = True

@@ -12,7 +12,7 @@ from tightfit.capture.capture import capture
 from tightfit.capture.captured import Captured
 from tightfit.capture.traced_call import TracedCall
 from tightfit.costs import with_costs
-from tightfit.dynamo.asked import graph_call
+from tightfit.dynamo.single_graph import graph_call
 from tightfit.errors import BadInput
 from tightfit.graph.ir import Exactness, Graph
 from tightfit.plan.plan import Gradients

@@ -22,6 +22,7 @@ from tightfit.allocator import measure_peak
 from tightfit.allocator.refusals import is_refusal
 from tightfit.capture.calls.geometry import Geometry
 from tightfit.capture.calls.structure import structure_of, unflatten
+from tightfit.capture.opaque.observations import observations_of
 from tightfit.capture.opaque.record import (
     TENSOR,
     Anchor,
@@ -32,7 +33,6 @@ from tightfit.capture.opaque.record import (
     Record,
     Result,
 )
-from tightfit.capture.opaque.seen import seen_of
 from tightfit.capture.restored.python_state import PythonState
 from tightfit.capture.side_effects.members import members_of, write_replaced
 from tightfit.costs.measured.call import fixed_generators, materialise
@@ -93,7 +93,7 @@ class OpaqueCall:
         self.casts = casts
         self.has_record = grad and any(o.requires_grad for o in operands)
         self.profile: Profile | None = None
-        self.seen = seen_of(module, tuple((o.geometry, o.requires_grad) for o in operands))
+        self.seen = observations_of(module, tuple((o.geometry, o.requires_grad) for o in operands))
         self.draws: tuple[int, ...] = (0,)  # seeds; several where they decide what it runs
         self.state: dict[str, torch.Tensor] = {}
         self.backwards: dict[tuple[int, ...], Backward] = {}  # by the outputs with a gradient

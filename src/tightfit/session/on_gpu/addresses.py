@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from tightfit.allocator import meter_for
-from tightfit.allocator.cuda_ground import CudaGround
-from tightfit.arenas.steering import Ground, Steered, Steering, why_not_led
+from tightfit.allocator.cuda_arena_memory import CudaArenaMemory
+from tightfit.arenas.fillers import ArenaMemory, FilledStep, FillerPlacement, why_not_led
 from tightfit.errors import BadInput, InfeasibleBudget
 from tightfit.execution.placing import placed_runner
 from tightfit.execution.runtime import Runner
@@ -65,7 +65,7 @@ class DeviceAddresses(Anywhere):
         name: str,
         account: Account,
         options: Options,
-        ground_for: Callable[[int], Ground] | None = None,
+        ground_for: Callable[[int], ArenaMemory] | None = None,
     ) -> None:
         device = account.device
         if ground_for is None:
@@ -82,7 +82,9 @@ class DeviceAddresses(Anywhere):
             )
         self._name = name
         self._account = account
-        self._steering = Steering(ground_for or functools.partial(CudaGround, device=device))
+        self._steering = FillerPlacement(
+            ground_for or functools.partial(CudaArenaMemory, device=device)
+        )
         self._laid_out: dict[tuple[int, bool], _LaidOut] = {}
         self._left_bytes = 0
         self._rounds = 0
@@ -187,7 +189,7 @@ class _LaidOut:
 
     Parameters
     ----------
-    steering : Steering
+    steering : FillerPlacement
         Leads requests to them.
     script : Script
         The places.
@@ -202,7 +204,9 @@ class _LaidOut:
         Further instructions that had no room.
     """
 
-    def __init__(self, steering: Steering, script: Script, elsewhere: frozenset[int]) -> None:
+    def __init__(
+        self, steering: FillerPlacement, script: Script, elsewhere: frozenset[int]
+    ) -> None:
         self.script = script
         self.elsewhere = elsewhere
         self.crowded = frozenset[int]()
@@ -221,11 +225,11 @@ class _LaidOut:
             self._runner = placed_runner(anywhere, plan, self, self.script.turns.keys())
         return self._runner
 
-    def begin(self) -> Steered:
+    def begin(self) -> FilledStep:
         """Begin a step."""
         return self._steering.begin(self.script, is_watched=not self._is_known)
 
-    def end(self, step: Steered) -> None:
+    def end(self, step: FilledStep) -> None:
         """End a step."""
         self._steering.end(step)
         self.crowded = frozenset(step.crowded)
@@ -248,4 +252,4 @@ def _why_not_led(device: torch.device) -> str | None:
     divide_coarsely()
     if segments_expand():
         return "its segments expand (expandable_segments:True), so that no block stays as it is"
-    return why_not_led(functools.partial(CudaGround, device=device))
+    return why_not_led(functools.partial(CudaArenaMemory, device=device))

@@ -16,7 +16,7 @@ from tightfit.arenas.arena import ArenaReport
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import LEAST_BYTES, Filler, Opening, Script, script_of
 
-__all__ = ["Ground", "GroundState", "Steered", "Steering", "why_not_led"]
+__all__ = ["ArenaMemory", "ArenaMemoryState", "FilledStep", "FillerPlacement", "why_not_led"]
 
 _MIB = 1 << 20
 _TRIED = [  # alone and two at once, side by side, smaller than their cells, amid others and alike
@@ -30,11 +30,11 @@ _TRIED = [  # alone and two at once, side by side, smaller than their cells, ami
 _MOST_FAILURES = 4  # a filler that has no room in the arena takes more from the device
 
 
-GroundState: TypeAlias = Literal["free", "held", "grown"]
+ArenaMemoryState: TypeAlias = Literal["free", "held", "grown"]
 """Nothing lies there; something does; more was taken from the device, as something had no room."""
 
 
-class Ground(Protocol):
+class ArenaMemory(Protocol):
     """Memory of an allocator that takes the smallest free stretch that is large enough."""
 
     @property
@@ -47,7 +47,7 @@ class Ground(Protocol):
         """What was taken from the device for large requests: more than its size if it has grown."""
         ...
 
-    def state(self) -> GroundState:
+    def state(self) -> ArenaMemoryState:
         """Return how it stands between two steps."""
         ...
 
@@ -64,7 +64,7 @@ class Ground(Protocol):
         ...
 
 
-class Steered:
+class FilledStep:
     """One step: from its forward to the end of its backward.
 
     `ground`: where it lies; None: wherever the allocator puts it, as another step lies there.
@@ -74,7 +74,9 @@ class Steered:
     what had no room, or after which a filler had none.
     """
 
-    def __init__(self, script: Script, ground: Ground | None, *, is_watched: bool = False) -> None:
+    def __init__(
+        self, script: Script, ground: ArenaMemory | None, *, is_watched: bool = False
+    ) -> None:
         self.script = script
         self.failed = 0
         self.crowded: set[int] = set()
@@ -175,7 +177,7 @@ class Steered:
         return False
 
 
-def why_not_led(ground_for: Callable[[int], Ground]) -> str | None:
+def why_not_led(ground_for: Callable[[int], ArenaMemory]) -> str | None:
     """Return why an allocator's requests cannot be led to places; None if they can.
 
     Tries it: a short step, twice.
@@ -189,7 +191,7 @@ def why_not_led(ground_for: Callable[[int], Ground]) -> str | None:
     except RuntimeError as error:
         return str(error)
     for _ in range(2):
-        step, alive = Steered(script, ground), dict[int, Any]()
+        step, alive = FilledStep(script, ground), dict[int, Any]()
         for tick in sorted({block.lower for block in _TRIED}):
             for block in _TRIED:
                 if block.upper <= tick:
@@ -208,14 +210,14 @@ def why_not_led(ground_for: Callable[[int], Ground]) -> str | None:
     return None
 
 
-def _everything(script: Script, ground: Ground) -> tuple[Filler, ...]:
+def _everything(script: Script, ground: ArenaMemory) -> tuple[Filler, ...]:
     """Return what holds all of a ground before a step begins, and what lies above it for good."""
     above_bytes = ground.height_bytes - script.height_bytes
     above = Filler(-1, script.height_bytes, above_bytes)
     return (script.everything, above) if above_bytes else (script.everything,)
 
 
-class Steering:
+class FillerPlacement:
     """The steps of a model in one stretch of memory, one after another.
 
     A step that begins while another one still awaits its backward lies elsewhere.
@@ -224,10 +226,10 @@ class Steering:
     none.
     """
 
-    def __init__(self, ground_for: Callable[[int], Ground]) -> None:
+    def __init__(self, ground_for: Callable[[int], ArenaMemory]) -> None:
         self._ground_for = ground_for
-        self._ground: Ground | None = None
-        self._step: weakref.ref[Steered] | None = None
+        self._ground: ArenaMemory | None = None
+        self._step: weakref.ref[FilledStep] | None = None
         self._report = ArenaReport()
         self._outlived = False
         self._failures = 0  # in steps, one after the other
@@ -247,23 +249,23 @@ class Steering:
         """What happened in the steps that ended; a fallback: a filler that lay elsewhere."""
         return self._report
 
-    def begin(self, script: Script, *, is_watched: bool = False) -> Steered:
+    def begin(self, script: Script, *, is_watched: bool = False) -> FilledStep:
         """Begin a step.
 
         `is_watched`: whether to find out which instructions have no room, which takes time.
         """
         if self._step is not None and self._step() is not None:
-            return Steered(script, None)
+            return FilledStep(script, None)
         if self._failures >= _MOST_FAILURES:
             self._ground = None
-            return Steered(script, None)
+            return FilledStep(script, None)
         ground = self._high_enough(script.height_bytes)
-        step = Steered(script, ground, is_watched=is_watched)
+        step = FilledStep(script, ground, is_watched=is_watched)
         self._outlived = self._outlived or step.outlived
         self._step = weakref.ref(step)
         return step
 
-    def end(self, step: Steered) -> None:
+    def end(self, step: FilledStep) -> None:
         """End a step; another one may begin."""
         step.end()
         if self._step is not None and self._step() is step:
@@ -288,7 +290,7 @@ class Steering:
         """Give the memory back, once nothing in it is alive."""
         self._ground = None
 
-    def _high_enough(self, height_bytes: int) -> Ground | None:
+    def _high_enough(self, height_bytes: int) -> ArenaMemory | None:
         """Return the memory; another one where it is too low, None where there is no room."""
         if not height_bytes:
             return None

@@ -37,7 +37,7 @@ from tightfit.torch_private.frames import found as frames
 from tightfit.torch_private.frames.again import unique_names
 from tightfit.torch_private.settings import global_settings
 
-__all__ = ["Kept"]
+__all__ = ["FrameCache"]
 
 _FORMAT = 3
 _SUFFIX = ".frame.gz"
@@ -62,7 +62,7 @@ class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph: KeptHandedGraph
 
 
-class Kept:
+class FrameCache:
     """Keeps what Dynamo finds of the frames of a callable, and finds it again.
 
     `hand_over`: given a graph, returns what runs it where a backward may follow.

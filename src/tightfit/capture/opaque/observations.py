@@ -11,13 +11,13 @@ from torch import nn
 
 from tightfit.errors import PlanMismatch
 
-__all__ = ["Seen", "seen_of"]
+__all__ = ["ModuleObservations", "observations_of"]
 
 _MARGIN = 8
 """The share of room that is made besides, where a module keeps more in one step than before."""
 
 
-class Seen:
+class ModuleObservations:
     """What one module was seen to do with operands of one geometry.
 
     `kept_bytes`: the most it kept for backward, with a margin. `new`: the outputs that were tensors
@@ -80,9 +80,11 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [tensor._version for tensor in tensors]
 
 
-_SEEN: weakref.WeakKeyDictionary[nn.Module, dict[Any, Seen]] = weakref.WeakKeyDictionary()
+_OBSERVATIONS: weakref.WeakKeyDictionary[nn.Module, dict[Any, ModuleObservations]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def seen_of(module: nn.Module, operands: Any) -> Seen:
+def observations_of(module: nn.Module, operands: Any) -> ModuleObservations:
     """Return what is known of a module, by its operands."""
-    return _SEEN.setdefault(module, {}).setdefault(operands, Seen())
+    return _OBSERVATIONS.setdefault(module, {}).setdefault(operands, ModuleObservations())

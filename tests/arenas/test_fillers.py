@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.pools import FakeGround
-from tightfit.arenas.steering import Steered, Steering, why_not_led
+from tests.support.pools import FakeArenaMemory
+from tightfit.arenas.fillers import FilledStep, FillerPlacement, why_not_led
 from tightfit.layout.blocks import Block
 from tightfit.layout.holes import CELL_BYTES, LEAST_BYTES, SMALL_BYTES, Script, script_of
 from tightfit.plan.lives import lives_of
@@ -39,18 +39,22 @@ def steps(draw: st.DrawFn) -> list[Block]:
     return [Block(n, 2 * at, 2 * at + life, size) for n, (at, life, size) in enumerate(births)]
 
 
-def grounds() -> tuple[Steering, list[FakeGround]]:
-    made: list[FakeGround] = []
+def grounds() -> tuple[FillerPlacement, list[FakeArenaMemory]]:
+    made: list[FakeArenaMemory] = []
 
-    def ground_for(height: int) -> FakeGround:
-        made.append(FakeGround(height))
+    def ground_for(height: int) -> FakeArenaMemory:
+        made.append(FakeArenaMemory(height))
         return made[-1]
 
-    return Steering(ground_for), made
+    return FillerPlacement(ground_for), made
 
 
 def run(
-    step: Steered, blocks: list[Block], ground: FakeGround, draw: random.Random, late: float = 0.0
+    step: FilledStep,
+    blocks: list[Block],
+    ground: FakeArenaMemory,
+    draw: random.Random,
+    late: float = 0.0,
 ) -> dict[int, Any]:
     """Take all turns; request and free what blocks say; return places, and what is alive."""
     alive: dict[int, Any] = {}
@@ -118,7 +122,7 @@ def test_a_step_that_differs_lies_elsewhere_and_is_counted(
     assert steering.report.exact_steps == report.exact_steps + 1
 
 
-def size_at(ground: FakeGround, address: int) -> int:
+def size_at(ground: FakeArenaMemory, address: int) -> int:
     return next(s.size for seg in ground.pool.segments for s in seg if s.address == address)
 
 
@@ -188,10 +192,10 @@ def test_a_higher_script_takes_higher_memory_and_a_lower_one_stays() -> None:
 
 
 def test_without_room_for_the_arena_steps_lie_elsewhere() -> None:
-    def no_room(height: int) -> FakeGround:
+    def no_room(height: int) -> FakeArenaMemory:
         raise RuntimeError("out of memory")
 
-    steering = Steering(no_room)
+    steering = FillerPlacement(no_room)
     step = steering.begin(two_blocks())
     step.turn(0)
     steering.end(step)
@@ -202,7 +206,7 @@ def test_without_room_for_the_arena_steps_lie_elsewhere() -> None:
 def test_instructions_whose_requests_lie_elsewhere_leave_the_arena(is_led: bool) -> None:
     script = script_of([Block(0, 0, 6, 6 * MIB), Block(1, 4, 6, 8 * MIB)], outside_at=(1,))
     steering, made = grounds()
-    kept = FakeGround(20 * MIB)
+    kept = FakeArenaMemory(20 * MIB)
     step = steering.begin(script)
     if not is_led:
         steering.end(step)
@@ -266,11 +270,11 @@ def test_every_request_of_the_zoos_plans_finds_its_place(file: Path) -> None:
 
 def test_an_allocator_that_can_be_led_is_told_from_one_that_cannot() -> None:
     """Segments that grow are divided to the last bytes: what is left of a block is in the way."""
-    assert why_not_led(FakeGround) is None
-    reason = why_not_led(lambda height: FakeGround(height, 512))
+    assert why_not_led(FakeArenaMemory) is None
+    reason = why_not_led(lambda height: FakeArenaMemory(height, 512))
     assert reason is not None and "does not come to lie" in reason
 
-    def no_room(height: int) -> FakeGround:
+    def no_room(height: int) -> FakeArenaMemory:
         raise RuntimeError("out of memory")
 
     assert why_not_led(no_room) == "out of memory"

@@ -22,7 +22,7 @@ from torch._dynamo import convert_frame
 
 import tightfit
 from support.precision import default_dtype
-from tightfit.dynamo import kept
+from tightfit.dynamo import frame_cache
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:hooks on module"),
@@ -521,8 +521,10 @@ def test_nothing_is_kept_without_a_cache(followed: list[str], tmp_path: Path) ->
 def test_another_installation_has_files_of_its_own(
     known: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = kept.installation
-    monkeypatch.setattr(kept, "installation", lambda given: (*plain(given), "another release"))
+    plain = frame_cache.installation
+    monkeypatch.setattr(
+        frame_cache, "installation", lambda given: (*plain(given), "another release")
+    )
     assert is_right()
     assert len(known) == 1
 
@@ -532,10 +534,10 @@ def test_installed_files_that_changed_are_seen(
 ) -> None:
     library = tmp_path / "library.py"
     library.write_text("x = 1")
-    plain = kept.files_of
+    plain = frame_cache.files_of
     date = library.stat().st_mtime_ns
     file = [str(library), library.stat().st_size, date]
-    monkeypatch.setattr(kept, "files_of", lambda traced: [*plain(traced), file])
+    monkeypatch.setattr(frame_cache, "files_of", lambda traced: [*plain(traced), file])
     assert is_right() and is_right()
     assert len(followed) == 1
     os.utime(library, ns=(date + 1, date + 1))

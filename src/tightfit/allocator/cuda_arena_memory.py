@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["CudaGround"]
+__all__ = ["CudaArenaMemory"]
 
 
-class CudaGround:
+class CudaArenaMemory:
     """A block of PyTorch's CUDA allocator, free, in a pool that nobody else requests from.
 
     The allocator itself keeps account of every byte of it: what lives there is counted in its

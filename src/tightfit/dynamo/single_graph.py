@@ -15,10 +15,10 @@ from tightfit.dynamo.compiled import Compiled, Following
 from tightfit.dynamo.outside import Outside
 from tightfit.errors import CaptureError, NothingToTrain
 
-__all__ = ["Asked", "graph_call", "refuse_break", "without_graph"]
+__all__ = ["GraphHandedOver", "graph_call", "refuse_break", "without_graph"]
 
 
-class Asked(BaseException):
+class GraphHandedOver(BaseException):
     """Ends a call that was only to hand over its graph; it holds what was asked."""
 
     def __init__(self, answer: Any) -> None:
@@ -37,14 +37,14 @@ def graph_call(call: TracedCall, name: str) -> TracedCall:
     def hand_over(graph: HandedGraph) -> GraphCall:
         def asked(inputs: Sequence[Any]) -> Any:
             refuse_break(graph)
-            raise Asked(graphs.arguments(graph, inputs).args)
+            raise GraphHandedOver(graphs.arguments(graph, inputs).args)
 
         return asked
 
     follower = Following(call.modules, Outside(name, call.modules), _NoLimit())
     try:
         Compiled(call.function, name, hand_over, follower)(call.args, dict(call.kwargs))
-    except Asked as asked:
+    except GraphHandedOver as asked:
         return dataclasses.replace(call, function=graphs, args=asked.answer, kwargs={})
     raise without_graph(name, call.modules)
 
