@@ -20,6 +20,7 @@ from tightfit.cli.options import (
     Json,
     ModelOptions,
     SearchOptions,
+    StepName,
     StepOptionsWithoutState,
     is_model,
 )
@@ -45,7 +46,7 @@ _WITHOUT_STATE = StepOptionsWithoutState()
 
 
 def compare_planners(
-    target: str,
+    target: StepName,
     /,
     *,
     budgets: str,
@@ -70,9 +71,6 @@ def compare_planners(
 
     Parameters
     ----------
-    target
-        A graph file (.json or .json.gz), or zoo:NAME, package.module:factory or
-        path/to/file.py:factory.
     budgets
         Separated by commas: shares of the activation peak, such as 0.3,0.5, or sizes with a unit.
     planners
