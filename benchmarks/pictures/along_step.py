@@ -11,7 +11,7 @@ from tightfit.reporting.pictures.labels import Label
 from tightfit.reporting.pictures.page import PanelTitle, add_points
 from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
-from tightfit.reporting.pictures.style import EAGER, Look, looks_of, shown_name
+from tightfit.reporting.pictures.style import BLACK, Look, looks_of, shown_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def step_picture(
     ``".svg"``, ``".png"`` or ``".pdf"``. Raises `MissingExtra` if matplotlib is not installed.
     """
     looks = looks_of([step.planner for step in planners])
-    held = [_Curve("plain PyTorch", EAGER, _gibibytes(eager.memory_bytes))]
+    held = [_Curve("plain PyTorch", Look(BLACK, "o"), _gibibytes(eager.memory_bytes))]
     saved: list[_Curve] = []
     spent: list[_Curve] = []
     for step in planners:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,11 +12,15 @@ from tightfit.reporting.pictures.page import PanelTitle, add_points
 from tightfit.reporting.pictures.panels import Heading, Panel, panelled
 from tightfit.reporting.pictures.scales import round_numbers
 from tightfit.reporting.pictures.style import (
+    BLACK,
+    ORANGE,
     OUR_LOOK,
     OUR_MARKER_SIZE,
+    PURPLE,
     QUIET,
+    SKY_BLUE,
     Look,
-    looks_of_ways,
+    Marker,
     sizes_of,
 )
 
@@ -57,7 +61,7 @@ def training_picture(
     installed.
     """
     ways = [way for model in models for way in model.ways]
-    looks = looks_of_ways([way.way for way in ways if not way.is_ours])
+    looks = _looks_of([way.way for way in ways if not way.is_ours])
     return panelled(
         [_panel(model, ways, _labels(model, looks)) for model in models],
         Heading(title, notes),
@@ -113,3 +117,34 @@ def _draw_model(axes: Axes, model: TrainedModel, labels: Sequence[Label]) -> Non
         own = [] if label.at is None else [label.at]
         style = label.look.marks(label.marker_size)
         add_points(axes, ours if label.look.is_ours else own, label.text, **style)
+
+
+class _Way(msgspec.Struct, frozen=True):
+    """A way to train, of which there are several settings."""
+
+    start: str  # of its name; the setting follows
+    shown: str  # what stands for the start where there is little room
+    colour: str  # of all settings
+    markers: tuple[Marker, ...]  # of the settings, in the order of their names
+
+
+_WAYS = (
+    _Way("eager", "plain PyTorch", BLACK, ("o",)),
+    _Way("checkpoint per block", "checkpoint per block", ORANGE, ("s",)),
+    _Way("checkpoint_sequential, ", "sequential, ", ORANGE, ("^", "v", "<", ">")),
+    _Way("activation_memory_budget ", "memory budget ", PURPLE, ("D", "d", "p", "P")),
+)
+"""What we are compared with when a model trains; another way is drawn in a colour of its own."""
+
+
+def _looks_of(names: Iterable[str]) -> dict[str, tuple[str, Look]]:
+    """Return for each way of training what it is called in a picture, and how it is drawn."""
+    left = sorted(set(names))
+    looks: dict[str, tuple[str, Look]] = {}
+    for way in (*_WAYS, _Way("", "", SKY_BLUE, ())):
+        settings = [name for name in left if name.startswith(way.start)]
+        for number, name in enumerate(settings):
+            marker = way.markers[number] if number < len(way.markers) else (number + 4, 1, 0)
+            looks[name] = (way.shown + name.removeprefix(way.start), Look(way.colour, marker))
+        left = [name for name in left if name not in looks]
+    return looks

@@ -15,7 +15,6 @@ __all__ = [
     "BLACK",
     "BLUE",
     "BOUND",
-    "EAGER",
     "FAMILIES",
     "GREEN",
     "INK",
@@ -36,7 +35,6 @@ __all__ = [
     "Look",
     "families_of",
     "looks_of",
-    "looks_of_ways",
     "shown_name",
     "sizes_of",
 ]
@@ -136,8 +134,6 @@ class Family(msgspec.Struct, frozen=True):
 OURS = "anytime"
 """The planner that is drawn bold."""
 OUR_LOOK = Look(BLUE, "o", is_ours=True)
-EAGER = Look(BLACK, "o")
-"""Plain PyTorch, which recomputes nothing."""
 
 FAMILIES = (
     Family("tightfit", BLUE, ((OURS, "o"), ("greedy", "s"))),
@@ -228,34 +224,3 @@ def sizes_of(names: Sequence[str]) -> dict[str, float]:
     first, last = _MARKER_SIZES
     step = (first - last) / max(1, len(names) - 1)
     return {name: first - number * step for number, name in enumerate(names)}
-
-
-class Way(msgspec.Struct, frozen=True):
-    """A way to train, of which there are several settings."""
-
-    start: str  # of its name; the setting follows
-    shown: str  # what stands for the start where there is little room
-    colour: str  # of all settings
-    markers: tuple[Marker, ...]  # of the settings, in the order of their names
-
-
-WAYS = (
-    Way("eager", "plain PyTorch", BLACK, ("o",)),
-    Way("checkpoint per block", "checkpoint per block", ORANGE, ("s",)),
-    Way("checkpoint_sequential, ", "sequential, ", ORANGE, ("^", "v", "<", ">")),
-    Way("activation_memory_budget ", "memory budget ", PURPLE, ("D", "d", "p", "P")),
-)
-"""What we are compared with when a model trains; another way is drawn in a colour of its own."""
-
-
-def looks_of_ways(names: Iterable[str]) -> dict[str, tuple[str, Look]]:
-    """Return for each way of training what it is called in a picture, and how it is drawn."""
-    left = sorted(set(names))
-    looks: dict[str, tuple[str, Look]] = {}
-    for way in (*WAYS, Way("", "", SKY_BLUE, ())):
-        settings = [name for name in left if name.startswith(way.start)]
-        for number, name in enumerate(settings):
-            marker = way.markers[number] if number < len(way.markers) else (number + 4, 1, 0)
-            looks[name] = (way.shown + name.removeprefix(way.start), Look(way.colour, marker))
-        left = [name for name in left if name not in looks]
-    return looks
