@@ -30,14 +30,7 @@ class _Anew(BaseException):
 class FollowedCalls(HandedCalls):
     """Calls of a callable whose Python Dynamo follows, where it is.
 
-    Parameters
-    ----------
-    callee : Callee
-        What is called.
-    account : Account
-        Has the limit within which it runs.
-    keeps : bool
-        Whether what Dynamo finds is kept for other processes.
+    `keeps`: whether what Dynamo finds is kept for other processes.
     """
 
     def __init__(self, callee: Callee, account: Account, *, keeps: bool) -> None:
@@ -78,10 +71,7 @@ class FollowedCalls(HandedCalls):
     def asked(self, given: Arguments, asks: Callable[[Arguments], Any]) -> Any:
         """Ask something of the one graph of a call, without running it.
 
-        Raises
-        ------
-        CaptureError
-            If the call is no single graph.
+        Raises `CaptureError` if the call is no single graph.
         """
 
         def ask(graph: HandedGraph, inputs: Sequence[Any]) -> Any:
@@ -113,10 +103,7 @@ class FollowedCalls(HandedCalls):
     def _follow_again(self, graph: HandedGraph) -> None:
         """Follow the modules of a graph that run as one op though nobody has marked them.
 
-        Raises
-        ------
-        _Anew
-            If there are any, and nothing of the call has run yet.
+        Raises `_Anew` if there are any, and nothing of the call has run yet.
         """
         leaves = graph.leaves() if graph.leaf_calls else ()
         is_left = any(not is_opaque(leaf) for leaf in leaves)  # of what was one op until now

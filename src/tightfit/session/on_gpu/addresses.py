@@ -43,21 +43,8 @@ class DeviceAddresses(Anywhere):
     places of that op, so that PyTorch's own allocator gives out these. What plans leave of the
     budget is what the layout is higher than they say.
 
-    Parameters
-    ----------
-    name : str
-        Of the callable, for messages.
-    account : Account
-        What tensors hold around its steps.
-    options : Options
-        What the user asked for.
-    ground_for : callable, optional
-        Returns the memory of an arena that is so many bytes high.
-
-    Raises
-    ------
-    BadInput
-        If the device or its allocator cannot be led to addresses, or if plans are to be compiled.
+    `ground_for`: returns the memory of an arena that is so many bytes high. Raises `BadInput` if
+    the device or its allocator cannot be led to addresses, or if plans are to be compiled.
     """
 
     def __init__(
@@ -187,21 +174,9 @@ class DeviceAddresses(Anywhere):
 class _LaidOut:
     """The places of a plan, and the steps that lie there.
 
-    Parameters
-    ----------
-    steering : FillerPlacement
-        Leads requests to them.
-    script : Script
-        The places.
-    elsewhere : frozenset of int
-        Instructions that had no room for what they request.
-
-    Attributes
-    ----------
-    is_placed : bool
-        Whether its steps lie there.
-    crowded : frozenset of int
-        Further instructions that had no room.
+    `steering`: leads requests to them. `elsewhere`: instructions that had no room for what they
+    request. `is_placed`: whether its steps lie there. `crowded`: further instructions that had no
+    room.
     """
 
     def __init__(
