@@ -183,6 +183,16 @@ def test_a_frame_of_ever_new_graphs_is_left_to_python_and_is_said(
     assert "the outermost forward runs eagerly" in capsys.readouterr().err
 
 
+def test_where_dynamo_fails_a_frame_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo has errors that it does not wrap: a view whose base had fewer dimensions before."""
+
+    def failing(*_: Any) -> bool:
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr("torch._dynamo.pgo.FrameStateSizeEntry.is_stride_dynamic", failing)
+    assert_trains_alike(Counting(), lambda m, x: m(x))
+
+
 @pytest.mark.parametrize("is_cut", [False, True], ids=["through all calls", "truncated"])
 def test_a_buffer_that_is_replaced_keeps_its_history(is_cut: bool) -> None:
     def step(model: nn.Module, x: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch._guards import CompileContext
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from tightfit.errors import TightfitError
 from tightfit.torch_private.frames.again import KeptFirst, KeptFrames
 from tightfit.torch_private.frames.ends import End, noting_ends
 from tightfit.torch_private.frames.follower import Follower, Given
@@ -196,7 +197,9 @@ class _PerFrame:
                 continue
             except exc.FailOnRecompileLimitHit:
                 raise
-            except (exc.TorchDynamoException, AssertionError) as error:  # one is Dynamo's
+            except TightfitError:
+                raise
+            except Exception as error:  # Dynamo's own: it wraps most of them, not all
                 is_numpy = isinstance(getattr(error, "inner_exception", None), NumpyFollowed)
                 if is_numpy and numpy:
                     numpy = False

@@ -84,6 +84,29 @@ def test_marked_ones_stay_one_op() -> None:
     assert [op.target for op in graph.ops].count("tightfit.opaque_forward") == 1
 
 
+class Weighted(nn.Module):
+    """A recurrent module weighs its own inputs, which are laid out otherwise than its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.layers = nn.LSTM(16, 8, batch_first=True, bidirectional=True)
+        self.weigh = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.words(x)
+        weights = self.weigh(self.layers(words)[0]).softmax(dim=1)
+        return (weights * words).sum(dim=1).square().mean()
+
+
+def test_gradients_added_to_others_lie_as_those_do_and_measuring_ends() -> None:
+    torch.manual_seed(0)
+    model = Weighted()
+    expected = trained(copy.deepcopy(model))
+    fitted = tightfit.fit(model, "1GiB", cache=False)
+    assert all(torch.equal(a, b) for a, b in zip(trained(fitted), expected, strict=True))
+
+
 class Attention(nn.Module):
     """A stack of encoder layers asks whether its mask is the causal one."""
 

@@ -153,6 +153,8 @@ class OpaqueBackward:
     present: tuple[int, ...]  # the outputs that have a gradient
     # The results that are added to what other readers of the same tensor have given
     added: tuple[int, ...] = ()
+    # How each of these earlier gradients lies in memory: their sums lie like them
+    before: tuple[Geometry, ...] = ()
 
     def __call__(
         self,
@@ -188,9 +190,7 @@ class OpaqueBackward:
         return {places[n]: tensor for n, tensor in zip(self.added, before, strict=True)}
 
     def _made_before(self) -> dict[int, torch.Tensor]:
-        made = [g for g in self.call.backwards[self.present].gradients if g is not None]
-        chosen = [made[n] for n in self.added]
-        return self._sums([materialise(g.shape, g.strides, g.dtype, g.device) for g in chosen])
+        return self._sums([materialise(g.shape, g.strides, g.dtype, g.device) for g in self.before])
 
     def measure(self, *, briefly: bool = False) -> Measurement:
         """Return what the backward costs; the record is freed while it runs.

@@ -363,7 +363,9 @@ def opaque_function(node: fx.Node) -> tuple[OpaqueForward | OpaqueBackward, tupl
         return OpaqueForward(call), (node.args[0],)
     record, saved, tangents, present, *sums, _ = node.args
     added, before = sums or ((), [])
-    return OpaqueBackward(call, tuple(present), tuple(added)), (record, saved, tangents, before)  # type: ignore
+    earlier = tuple(Geometry.of(node.meta["val"]) for node in before)
+    run = OpaqueBackward(call, tuple(present), tuple(added), earlier)  # type: ignore[arg-type]
+    return run, (record, saved, tangents, before)
 
 
 def is_opaque_backward(node: fx.Node) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from tightfit.capture.nodes import flat_outputs, is_getitem
+from tightfit.capture.opaque.tracing import is_opaque_operator
 from tightfit.costs.measured.call import call_key
 from tightfit.torch_private import core as private
 from tightfit.torch_private.fake_kernels import corrected_fake_results
@@ -31,9 +32,12 @@ _CALL = "tightfit_call"
 
 
 def note_calls(graph: fx.Graph) -> None:
-    """Note on each operator how it was called in the trace, before anything is rewritten."""
+    """Note on each operator how it was called in the trace, before anything is rewritten.
+
+    Opaque modules are left out: their results are those of a real run.
+    """
     for node in graph.nodes:
-        if isinstance(node.target, private.OpOverload):
+        if isinstance(node.target, private.OpOverload) and not is_opaque_operator(node):
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
             node.meta[_CALL] = _key(node.target, args, kwargs)
 
